@@ -1,0 +1,44 @@
+"""hpstage: hyper-parameter search that never trains the same thing twice.
+
+Importing it is light: the parts that need torch, dask or optuna load when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpstage import errors, schedule, torch
+    from hpstage.executor import Executor
+    from hpstage.inline import InlineExecutor
+    from hpstage.optimize import optimize
+    from hpstage.result import Result
+    from hpstage.schedule import Schedule
+
+__version__ = "0.1.0"
+
+__all__ = ["Executor", "InlineExecutor", "Result", "Schedule", "errors", "optimize", "schedule", "torch"]
+
+_HOMES = {
+    "Executor": "hpstage.executor",
+    "InlineExecutor": "hpstage.inline",
+    "Result": "hpstage.result",
+    "Schedule": "hpstage.schedule",
+    "optimize": "hpstage.optimize",
+}
+_MODULES = {"algos", "checkpoints", "cluster", "errors", "report", "schedule", "store", "testing", "torch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        # Bound here, so that the function ``optimize`` is found and not the module of its name.
+        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"hpstage.{name}")
+    raise AttributeError(f"module 'hpstage' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_MODULES])

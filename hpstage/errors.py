@@ -1,0 +1,47 @@
+"""The four kinds of failure, kept apart: you misused it, your code failed, the cluster failed, we have a bug."""
+
+from __future__ import annotations
+
+
+class HpstageError(Exception):
+    """Base of every error that hpstage raises on purpose."""
+
+
+class UsageError(HpstageError, ValueError):
+    """You misused it: the message names the thing and the remedy. Raised before anything is trained."""
+
+
+class ScheduleError(UsageError):
+    """A schedule that cannot be: a value that is no JSON scalar, NaN, an end before the trial's end."""
+
+
+class TrainingError(HpstageError):
+    """Your training code failed; the text ends with its own traceback."""
+
+
+class ClusterError(HpstageError):
+    """The cluster failed: no workers, missing devices, or workers lost more often than the bound allows."""
+
+
+class StoreError(HpstageError):
+    """A journal cannot be read or written: newer format, another workload, full or read-only disk."""
+
+
+class CheckpointError(HpstageError):
+    """A checkpoint cannot be used. Recomputing the state from an ancestor is always a remedy."""
+
+
+class CheckpointMissing(CheckpointError):
+    """No complete checkpoint is published under the key."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """The checkpoint's bytes or identity do not agree with its manifest."""
+
+
+class StateError(UsageError):
+    """A state holds something that cannot be captured exactly; the message gives the path to it."""
+
+
+class InternalError(HpstageError):
+    """A bug of ours: an illegal event reached the planner. Nothing was changed; please report it."""

@@ -1,0 +1,248 @@
+"""Values that cross a boundary: chains and reports between driver and workers, facts in the journal.
+
+All are frozen ``msgspec`` structs: tagged, validated on decoding, JSON all the way, never pickle.
+Seconds are wall-clock durations; ``at`` is a time on the executor's clock (seconds since the epoch, or virtual).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NewType
+
+import msgspec
+
+from hpstage.schedule import Form, Scalar, Schedule
+
+NodeId = NewType("NodeId", int)
+"""Position of a node in the plan, in order of creation. Equal for everyone who folds the same journal."""
+TrialId = NewType("TrialId", str)
+"""Names a trial within a plan: ``"<study name>/<number>"``."""
+WorkerId = NewType("WorkerId", str)
+ChainId = NewType("ChainId", str)
+StateKey = NewType("StateKey", str)
+"""Names for ever what training has produced: 32 hex digits (see ``keys.py``)."""
+
+
+class StateRef(msgspec.Struct, frozen=True, order=True):
+    """A state: ``node``'s line trained up to ``step`` (exclusive of step ``step`` itself)."""
+
+    node: NodeId
+    step: int
+
+
+# --- what a worker is asked to do -------------------------------------------------------------------------
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Steps ``[start, stop)`` of one node; ``forms`` give every hyper-parameter's value at each step."""
+
+    node: NodeId
+    start: int
+    stop: int
+    forms: dict[str, Form]
+
+
+class Boundary(msgspec.Struct, frozen=True):
+    """What to do when the line has been trained up to ``step``: evaluate it, keep its state under ``key``."""
+
+    node: NodeId
+    step: int
+    key: StateKey
+    evaluate: bool
+    keep: bool
+
+
+class Chain(msgspec.Struct, frozen=True):
+    """Consecutive stages for one worker.
+
+    ``source`` is the kept state to fork (``None``: start fresh). ``initial`` holds the values at step 0, from
+    which the trainable is set up. ``boundaries`` are in the order in which the line passes them; a boundary at
+    the source itself (a kept state that is only to be evaluated) comes first. ``parent`` of each kept state in
+    its manifest is the previous boundary or source on the line.
+    """
+
+    id: ChainId
+    source: StateKey | None
+    source_ref: StateRef | None
+    initial: dict[str, Scalar]
+    stages: tuple[Stage, ...]
+    boundaries: tuple[Boundary, ...]
+
+
+class Amendment(msgspec.Struct, frozen=True):
+    """A change to a running chain: more boundaries ahead, more stages at its end."""
+
+    chain: ChainId
+    stages: tuple[Stage, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
+
+
+# --- what comes back --------------------------------------------------------------------------------------
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A state published in the checkpoint store. ``digest`` is that of its content (tensors and structure)."""
+
+    key: StateKey
+    bytes: int
+    digest: str
+
+
+class UserFailure(msgspec.Struct, frozen=True):
+    """An exception in the user's code: its one-line summary and full traceback."""
+
+    summary: str
+    traceback: str
+
+
+class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
+    """A running chain stands at a boundary and has done what the boundary asked.
+
+    ``start`` is the step from which ``train_seconds`` count: the previous boundary, or the beginning of the
+    stage. A report covers steps of one node only; the end of each stage is always reported.
+    """
+
+    chain: ChainId
+    worker: WorkerId
+    node: NodeId
+    start: int
+    step: int
+    at: float
+    train_seconds: float
+    load_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    save_seconds: float = 0.0
+    source: Literal["fresh", "continued", "live", "disk"] | None = None  # on a chain's first report
+    metrics: dict[str, float] | None = None
+    kept: Kept | None = None
+    failure: UserFailure | None = None  # evaluate() failed here; training goes on
+
+
+class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
+    """An amendment came too late: the chain had already passed ``step`` of ``node`` and stands at ``position``."""
+
+    chain: ChainId
+    worker: WorkerId
+    node: NodeId
+    step: int
+    position: int
+
+
+class ChainEnded(msgspec.Struct, frozen=True, tag=True):
+    """A chain is over; the worker is free, or gone.
+
+    ``done``: trained to its end. ``stopped``: told to. ``failed``: the user's training code raised at ``step`` of
+    ``node``. ``unreadable``: the source could not be loaded (missing or corrupt). ``full``: a checkpoint could
+    not be written. ``lost``: the worker or its task vanished. ``wasted_seconds`` and ``wasted_steps`` count
+    training after the last boundary that is reported nowhere else.
+    """
+
+    chain: ChainId
+    worker: WorkerId
+    outcome: Literal["done", "stopped", "failed", "unreadable", "full", "lost"]
+    at: float
+    node: NodeId | None = None
+    step: int | None = None
+    failure: UserFailure | None = None
+    message: str = ""
+    wasted_seconds: float = 0.0
+    wasted_steps: int = 0
+
+
+class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
+    worker: WorkerId
+    at: float
+
+
+class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
+    """The worker is gone; a chain that ran on it is lost."""
+
+    worker: WorkerId
+    at: float
+
+
+Report = BoundaryReached | BoundaryMissed | ChainEnded | WorkerJoined | WorkerLeft
+
+
+# --- what the scheduler wants done ------------------------------------------------------------------------
+
+
+class StartChain(msgspec.Struct, frozen=True):
+    worker: WorkerId
+    chain: Chain
+
+
+class AmendChain(msgspec.Struct, frozen=True):
+    amendment: Amendment
+
+
+class StopChain(msgspec.Struct, frozen=True):
+    chain: ChainId
+
+
+Instruction = StartChain | AmendChain | StopChain
+
+
+# --- what is remembered: the journal ----------------------------------------------------------------------
+
+
+class PlanCreated(msgspec.Struct, frozen=True, tag=True):
+    """First event of a journal: its format and the workload it belongs to."""
+
+    format: int
+    workload: StateKey
+    described: dict[str, str]
+
+
+class TrialAdded(msgspec.Struct, frozen=True, tag=True):
+    trial: TrialId
+    schedules: dict[str, Schedule]
+    steps: int
+
+
+class StateReached(msgspec.Struct, frozen=True, tag=True):
+    """Steps ``[start, step)`` of ``node`` are trained; what is known and kept of the state at ``step``."""
+
+    node: NodeId
+    start: int
+    step: int
+    worker: WorkerId
+    at: float
+    train_seconds: float
+    load_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    save_seconds: float = 0.0
+    source: Literal["fresh", "continued", "live", "disk"] | None = None
+    metrics: dict[str, float] | None = None
+    kept: Kept | None = None
+
+
+class StateLost(msgspec.Struct, frozen=True, tag=True):
+    """The checkpoint of a kept state is gone or unusable."""
+
+    node: NodeId
+    step: int
+    reason: str
+
+
+class StageFailed(msgspec.Struct, frozen=True, tag=True):
+    """The user's code raised: in training at ``step``, or in evaluating the state at ``step``."""
+
+    node: NodeId
+    step: int
+    evaluating: bool
+    failure: UserFailure
+
+
+class ChainLost(msgspec.Struct, frozen=True, tag=True):
+    """Training after the last boundary that was thrown away: the worker died, or nobody wanted it any more."""
+
+    node: NodeId
+    step: int
+    worker: WorkerId
+    at: float
+    outcome: str
+    seconds: float
+    steps: int
+
+
+Fact = PlanCreated | TrialAdded | StateReached | StateLost | StageFailed | ChainLost

@@ -1,0 +1,73 @@
+"""Executor port: the hands of the driver. It trains chains on workers and reports; it decides nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hpstage.events import Amendment, Chain, ChainId, Report, WorkerId
+
+if TYPE_CHECKING:
+    from hpstage.checkpoints import CheckpointStore
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """What a worker is, as far as it decides bits: ``described`` goes into the workload's key.
+
+    ``described`` maps short names to texts, e.g. ``{"torch": "2.13.0", "device": "cpu", "isa": "AVX512",
+    "threads": "1", "numerics": "eager-v1", "data": "1797 x 0f3a..."}``.
+    """
+
+    described: dict[str, str]
+
+
+class Executor(ABC):
+    """Trains chains on workers.
+
+    Obligations. ``open`` is called once, first; it sends the trainable to the workers, sets it up far enough to
+    describe the environment, and fails with a clear error before anything is trained: :class:`UsageError` for a
+    trainable that cannot be sent, :class:`ClusterError` for a cluster without workers or devices, or whose workers
+    differ in environment. ``start`` hands one chain to one idle worker and returns at once. At most one chain per
+    worker is in flight. Every started chain ends in exactly one ``ChainEnded`` (a chain on a worker that left, in
+    ``WorkerLeft`` alone). Reports of one chain come in order. ``amend`` and ``stop`` are best effort: they may
+    come too late, and the reports tell. Only the driver's thread calls these methods.
+    """
+
+    @abstractmethod
+    def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
+        """Prepare the workers and return the environment that they share.
+
+        ``checkpoints`` may be ``None`` here: the store may depend on the environment's key. It must then be
+        given with :meth:`use` before the first ``start``.
+        """
+
+    @abstractmethod
+    def use(self, checkpoints: CheckpointStore) -> None:
+        """Tell the workers where checkpoints are kept. Called once, before the first ``start``."""
+
+    @abstractmethod
+    def start(self, worker: WorkerId, chain: Chain) -> None: ...
+
+    @abstractmethod
+    def amend(self, amendment: Amendment) -> None: ...
+
+    @abstractmethod
+    def stop(self, chain: ChainId) -> None:
+        """Ask a chain to stop at its next step; it ends as ``stopped`` (or ``done``, when it was faster)."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None) -> list[Report]:
+        """Reports since the last call, in order; blocks until there is one or ``timeout`` seconds have passed.
+
+        The first call reports ``WorkerJoined`` for each worker present.
+        """
+
+    @abstractmethod
+    def clock(self) -> float:
+        """Now, in seconds, on the clock of the reports' ``at``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what this executor started and nothing else. Idempotent."""
