@@ -57,7 +57,8 @@ class Chain(msgspec.Struct, frozen=True):
     ``source`` is the kept state to fork (``None``: start fresh). ``initial`` holds the values at step 0, from
     which the trainable is set up. ``boundaries`` are in the order in which the line passes them; a boundary at
     the source itself (a kept state that is only to be evaluated) comes first. ``parent`` of each kept state in
-    its manifest is the previous boundary or source on the line.
+    its manifest is the previous boundary or source on the line. The chain is over at its last boundary, or sooner at
+    the boundary ``end``: it knows the way on from there, in case ``end`` is moved while it runs.
     """
 
     id: ChainId
@@ -66,14 +67,17 @@ class Chain(msgspec.Struct, frozen=True):
     initial: dict[str, Scalar]
     stages: tuple[Stage, ...]
     boundaries: tuple[Boundary, ...]
+    end: StateRef | None = None
 
 
 class Amendment(msgspec.Struct, frozen=True):
-    """A change to a running chain: more boundaries ahead, more stages at its end."""
+    """A change to a running chain: stages to go on with, boundaries ahead (replacing those at the same state), and
+    where it is to end now (``None``: at its last boundary)."""
 
     chain: ChainId
     stages: tuple[Stage, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
+    end: StateRef | None = None
 
 
 # --- what comes back --------------------------------------------------------------------------------------
@@ -88,10 +92,15 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class UserFailure(msgspec.Struct, frozen=True):
-    """An exception in the user's code: its one-line summary and full traceback."""
+    """An exception in the user's code: its one-line summary, full traceback, and the names of its classes.
+
+    ``kinds`` holds the qualified name of the exception's class and of its bases, so that ``catch`` can be honoured
+    without sending the exception itself.
+    """
 
     summary: str
     traceback: str
+    kinds: tuple[str, ...] = ()
 
 
 class BoundaryReached(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,194 @@
+"""The driver: performs the scheduler's instructions, remembers facts, feeds reports back. It decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from hpstage.errors import CheckpointError, ClusterError, StoreError
+from hpstage.events import (
+    AmendChain,
+    ChainEnded,
+    Fact,
+    PlanCreated,
+    Report,
+    StartChain,
+    StateKey,
+    StopChain,
+    TrialAdded,
+    TrialId,
+    WorkerJoined,
+    WorkerLeft,
+)
+from hpstage.executor import Executor
+from hpstage.plan import FORMAT, SearchPlan
+from hpstage.scheduling import Answer, Scheduler
+from hpstage.store.journal import Journal
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(Fact)
+
+
+def open_plan(
+    journal: Journal, workload: StateKey, described: Mapping[str, str], *, sharing: bool = True
+) -> SearchPlan:
+    """The plan that a journal holds; an empty journal is given its first event.
+
+    Raises:
+        StoreError: the journal belongs to another workload (naming what differs), was written by a newer hpstage, or
+            holds something that is no fact.
+    """
+    if len(journal) == 0:
+        created = PlanCreated(FORMAT, workload, dict(described))
+        journal.append([_encode(created)], expect=0)  # whoever is first: the check below holds for both
+    plan = SearchPlan(workload, sharing=sharing)
+    for position, record in enumerate(journal.read()):
+        if position == 0:
+            _check_header(record, workload, described)
+        try:
+            fact = _decoder.decode(record)
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"record {position} of the journal cannot be read ({error}); it was damaged or written by a newer "
+                f"hpstage: upgrade, or choose another store"
+            ) from error
+        plan.apply(fact)
+    return plan
+
+
+class _Header(msgspec.Struct, tag="PlanCreated"):
+    format: int
+    workload: str = ""
+    described: dict[str, str] = {}
+
+
+def _check_header(record: bytes, workload: StateKey, described: Mapping[str, str]) -> None:
+    try:
+        header = msgspec.json.decode(record, type=_Header)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"this is not the journal of a search plan ({error}); choose another store") from error
+    if header.format > FORMAT:
+        raise StoreError(
+            f"this store was written in format {header.format} by a newer hpstage; this one reads up to {FORMAT}: "
+            f"upgrade hpstage, or choose another store"
+        )
+    if header.workload != workload:
+        names = sorted({*header.described, *described})
+        changes = [
+            f"{name}: {header.described.get(name, 'absent')!r} there, {described.get(name, 'absent')!r} here"
+            for name in names
+            if header.described.get(name) != described.get(name)
+        ]
+        raise StoreError(
+            "this store belongs to another workload (" + "; ".join(changes) + "); choose another store, or state "
+            "`version` on the trainable if the change does not alter training"
+        )
+
+
+class Driver:
+    """One search on one plan and one executor.
+
+    Args:
+        plan: as folded from the journal.
+        scheduler: made for this plan.
+        executor: opened, with its checkpoint store in use.
+        journal: where facts go before anyone acts on them.
+        worker_timeout: seconds without any worker, with work to do, after which the driver gives up.
+    """
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        scheduler: Scheduler,
+        executor: Executor,
+        journal: Journal,
+        *,
+        worker_timeout: float = 60.0,
+    ) -> None:
+        self.plan = plan
+        self.scheduler = scheduler
+        self._executor = executor
+        self._journal = journal
+        self._answers: list[Answer] = []
+        self._worker_timeout = worker_timeout
+        self._alone_since: float | None = None
+
+    def add(self, trials: Sequence[TrialAdded]) -> None:
+        """Add trials to the plan; those that are there already are left as they are."""
+        new = [trial for trial in trials if not self._knows(trial)]
+        self._remember(new)
+        for trial in new:
+            self.plan.apply(trial)
+
+    def _knows(self, trial: TrialAdded) -> bool:
+        known = self.plan.trials.get(trial.trial)
+        return known is not None and known.steps >= trial.steps and dict(known.schedules) == dict(trial.schedules)
+
+    def ask(self, trial: TrialId, step: int) -> None:
+        """Have ``trial`` trained to ``step`` and evaluated; :meth:`wait` brings the answer."""
+        self._answers += self.scheduler.ask(trial, step).answers
+
+    def drop(self, trial: TrialId) -> None:
+        """Nobody waits for the trial any more."""
+        self.scheduler.drop(trial)
+
+    def wait(self, timeout: float | None = None) -> list[Answer]:
+        """Set idle workers to work and return answers; blocks until something happens, or for ``timeout`` seconds.
+
+        Raises:
+            CheckpointError: a checkpoint could not be written. What was reached before is kept.
+            ClusterError: there have been no workers for ``worker_timeout`` seconds, or the executor says so.
+        """
+        self._perform()
+        if self._answers:
+            timeout = 0.0  # reports that are there come along, but nobody waits for more
+        self._take(self._executor.wait(timeout))
+        self._perform()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def finish(self) -> None:
+        """Let running chains end (those that nobody waits for are stopped)."""
+        while self.scheduler.running:
+            self._perform()
+            self._take(self._executor.wait(1.0))
+
+    def _take(self, reports: Iterable[Report]) -> None:
+        facts: list[Fact] = []
+        answers: list[Answer] = []
+        full: str | None = None
+        for report in reports:
+            decision = self.scheduler.handle(report)
+            facts += decision.facts
+            answers += decision.answers
+            if isinstance(report, ChainEnded) and report.outcome == "full":
+                full = report.message
+            if isinstance(report, WorkerJoined | WorkerLeft):
+                self._alone_since = None if self.scheduler.workers else time.monotonic()
+        self._remember(facts)
+        self._answers += answers
+        if full is not None:
+            raise CheckpointError(full)
+        if self._alone_since is not None and time.monotonic() - self._alone_since > self._worker_timeout:
+            raise ClusterError(
+                f"all workers have been gone for {self._worker_timeout:.0f} s; start workers and run the same command "
+                f"again: nothing that was reached is lost"
+            )
+
+    def _perform(self) -> None:
+        for instruction in self.scheduler.schedule():
+            match instruction:
+                case StartChain():
+                    self._executor.start(instruction.worker, instruction.chain)
+                case AmendChain():
+                    self._executor.amend(instruction.amendment)
+                case StopChain():
+                    self._executor.stop(instruction.chain)
+
+    def _remember(self, facts: Sequence[Fact]) -> None:
+        if facts:
+            self._journal.append([_encode(fact) for fact in facts])
+
+

@@ -1,0 +1,460 @@
+"""The search plan: the persistent tree of nodes, folded from the journal. Pure.
+
+Trials are lines of training. Lines that see equal values from step 0 on are one line; where values part, a node
+begins. The tree is a trie over the values at each step, compressed: a node holds one *form* per
+hyper-parameter and is never split; children attach to it at any step. At one step of one node, children are told
+apart by their values at that step, so that finding the way costs a look-up per segment and not per step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpstage.errors import InternalError, UsageError
+from hpstage.events import (
+    ChainLost,
+    Fact,
+    Kept,
+    NodeId,
+    PlanCreated,
+    StageFailed,
+    StateKey,
+    StateLost,
+    StateReached,
+    StateRef,
+    TrialAdded,
+    TrialId,
+)
+from hpstage.keys import History
+from hpstage.schedule import Form, Scalar, Schedule, agreement, varies
+
+FORMAT = 1
+"""Version of the journal's events. A plan of a newer format is refused, never guessed at."""
+
+_TRUE, _FALSE = object(), object()  # stand for the booleans in look-ups: Python holds True == 1
+
+
+def _distinct(value: Scalar) -> object:
+    return value if value.__class__ is not bool else (_TRUE if value else _FALSE)
+
+
+class State:
+    """What is asked, known and kept of a node's line after ``step`` steps."""
+
+    __slots__ = ("failed", "kept", "metrics", "node", "step", "waiting")
+
+    def __init__(self, node: Node, step: int) -> None:
+        self.node = node
+        self.step = step
+        self.metrics: dict[str, float] | None = None
+        self.kept: Kept | None = None
+        self.waiting: dict[TrialId, None] = {}  # trials that ask for the metrics, in order of asking
+
+    @property
+    def ref(self) -> StateRef:
+        return StateRef(self.node.id, self.step)
+
+
+class Node:
+    """Training from step ``start`` on under one set of forms, continuing ``parent``'s line."""
+
+    __slots__ = (
+        "_ahead",
+        "_ahead_step",
+        "_history",
+        "children",
+        "forms",
+        "id",
+        "names",
+        "parent",
+        "reach",
+        "seconds",
+        "start",
+        "states",
+        "trained",
+        "varying",
+    )
+
+    def __init__(self, id: NodeId, parent: Node | None, start: int, names: tuple[str, ...], forms: tuple[Form, ...]):
+        self.id = id
+        self.parent = parent
+        self.start = start
+        self.names = names  # sorted
+        self.forms = forms  # in the order of names
+        self.varying = tuple(i for i, form in enumerate(forms) if varies(form))
+        self.children: dict[int, dict[tuple[object, ...], Node]] = {}
+        self.states: dict[int, State] = {}
+        self.reach = start  # the farthest step that any trial asked for
+        self.trained = 0  # steps trained, repetitions counted
+        self.seconds = 0.0  # that this training took
+        self._history: History | None = None  # up to and including the values at ``start``
+        self._ahead: History | None = None  # the same, up to and including the values at ``_ahead_step - 1``
+        self._ahead_step = start
+
+    def values(self, step: int) -> tuple[Scalar, ...]:
+        return tuple(form.value(step) for form in self.forms)
+
+    def hyperparameters(self, step: int) -> dict[str, Scalar]:
+        return dict(zip(self.names, self.values(step), strict=True))
+
+    def ancestry(self) -> list[Node]:
+        """This node's line from the root on, itself last."""
+        line: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            line.append(node)
+            node = node.parent
+        line.reverse()
+        return line
+
+
+@dataclass(slots=True)
+class PlannedTrial:
+    """A trial's way through the tree: node ``path[i]`` up to step ``stops[i]``."""
+
+    id: TrialId
+    steps: int
+    path: tuple[Node, ...]
+    stops: tuple[int, ...]
+    schedules: Mapping[str, Schedule]
+    asked: int = 0  # the farthest step asked for
+
+    def node_at(self, step: int) -> Node:
+        """The node on whose line the state after ``step`` steps stands (1 <= step <= steps)."""
+        return self.path[bisect_left(self.stops, step)]
+
+    def legs(self, stop: int) -> Iterator[tuple[Node, int, int]]:
+        """``(node, start, stop)`` along the way to step ``stop``."""
+        start = 0
+        for node, end in zip(self.path, self.stops, strict=True):
+            if start >= stop:
+                return
+            yield node, start, min(end, stop)
+            start = end
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all that happened: steps and seconds."""
+
+    steps_trained: int = 0
+    steps_wasted: int = 0
+    train_seconds: float = 0.0
+    load_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    save_seconds: float = 0.0
+    wasted_seconds: float = 0.0
+    evaluations: int = 0
+    saves: int = 0
+    loads: int = 0
+    sources: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def worker_seconds(self) -> float:
+        return (
+            self.train_seconds + self.load_seconds + self.evaluate_seconds + self.save_seconds + self.wasted_seconds
+        )
+
+
+class SearchPlan:
+    """The fold of a journal. ``apply`` takes a fact; an illegal fact raises and changes nothing.
+
+    ``sharing=False`` keeps every trial on a line of its own: what a search without a stage tree would train.
+    """
+
+    def __init__(self, workload: StateKey, *, sharing: bool = True) -> None:
+        self.workload = workload
+        self.sharing = sharing
+        self.nodes: list[Node] = []
+        self.trials: dict[TrialId, PlannedTrial] = {}
+        self.totals = Totals()
+        self.failures: list[StageFailed] = []
+        self.steps_asked = 0
+        self.steps_unique = 0
+        self._roots: dict[tuple[object, ...], Node] = {}
+
+    # --- folding ------------------------------------------------------------------------------------------
+
+    def apply(self, fact: Fact) -> None:
+        match fact:
+            case StateReached():
+                self._reached(fact)
+            case TrialAdded():
+                self._add(fact)
+            case StateLost():
+                self._node(fact.node)
+                state = self.nodes[fact.node].states.get(fact.step)
+                if state is None or state.kept is None:
+                    raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
+                state.kept = None
+            case StageFailed():
+                self._node(fact.node)
+                self.failures.append(fact)
+            case ChainLost():
+                self._node(fact.node)
+                self.totals.steps_wasted += fact.steps
+                self.totals.wasted_seconds += fact.seconds
+            case PlanCreated():
+                if fact.format > FORMAT:
+                    raise UsageError(
+                        f"this plan was written in format {fact.format} by a newer hpstage; this one reads up to "
+                        f"{FORMAT}: upgrade hpstage, or choose another store"
+                    )
+                if fact.workload != self.workload:
+                    raise InternalError("a journal of another workload was folded")
+
+    def _node(self, id: NodeId) -> Node:
+        if not 0 <= id < len(self.nodes):
+            raise InternalError(f"no node {id} in a plan of {len(self.nodes)}")
+        return self.nodes[id]
+
+    def _reached(self, fact: StateReached) -> None:
+        node = self._node(fact.node)
+        if not node.start <= fact.start <= fact.step or fact.step <= node.start:
+            raise InternalError(f"steps {fact.start} to {fact.step} do not lie on node {fact.node}")
+        state = self.touch(node, fact.step)
+        steps = fact.step - fact.start
+        node.trained += steps
+        node.seconds += fact.train_seconds
+        totals = self.totals
+        totals.steps_trained += steps
+        totals.train_seconds += fact.train_seconds
+        totals.load_seconds += fact.load_seconds
+        totals.evaluate_seconds += fact.evaluate_seconds
+        totals.save_seconds += fact.save_seconds
+        if fact.source is not None:
+            totals.sources[fact.source] = totals.sources.get(fact.source, 0) + 1
+            totals.loads += fact.source in ("live", "disk")
+        if fact.metrics is not None:
+            totals.evaluations += 1
+            state.metrics = {**(state.metrics or {}), **fact.metrics}
+        if fact.kept is not None:
+            totals.saves += 1
+            state.kept = fact.kept
+
+    def _add(self, fact: TrialAdded) -> None:
+        known = self.trials.get(fact.trial)
+        if known is not None:
+            if known.steps < fact.steps or dict(known.schedules) != dict(fact.schedules):
+                self._extend(known, fact)
+            return
+        path, stops = self._walk(fact)
+        self.trials[fact.trial] = PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules)
+
+    def _extend(self, known: PlannedTrial, fact: TrialAdded) -> None:
+        """The trial again, for more steps. What it has been asked for stays as it is."""
+        path, stops = self._walk(fact)
+        common = min(known.asked, fact.steps)
+        if [(n.id, b) for n, _, b in known.legs(common)] != [
+            (n.id, b) for n, _, b in PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules).legs(common)
+        ]:
+            raise UsageError(
+                f"trial {fact.trial} was trained to step {known.asked} under other schedules; a trial's past is fixed"
+            )
+        known.steps, known.path, known.stops, known.schedules = fact.steps, path, stops, fact.schedules
+
+    def _walk(self, fact: TrialAdded) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+        """The trial's way, with nodes made where its values part from all that is there. O(segments)."""
+        names = tuple(sorted(fact.schedules))
+        salt = "" if self.sharing else fact.trial
+        node: Node | None = None
+        path: list[Node] = []
+        stops: list[int] = []
+        for start, stop, forms in pieces([fact.schedules[name] for name in names], fact.steps):
+            step = start
+            while step < stop:
+                if node is not None:
+                    agreed = stop
+                    for mine, theirs in zip(forms, node.forms, strict=True):
+                        if mine is not theirs:
+                            agreed = agreement(theirs, mine, step, agreed)
+                            if agreed == step:
+                                break
+                    if agreed > step:
+                        step = agreed
+                        continue
+                values = tuple([_distinct(form.value(step)) for form in forms])
+                if node is None:
+                    siblings, values = self._roots, (salt, names, values)
+                else:
+                    path.append(node)
+                    stops.append(step)
+                    siblings = node.children.setdefault(step, {})
+                child = siblings.get(values)
+                if child is None:
+                    child = Node(NodeId(len(self.nodes)), node, step, names, forms)
+                    if node is None:
+                        child._history = History(self.workload, names, salt=salt)
+                        child._history.change(0, zip(names, child.values(0), strict=True))
+                    self.nodes.append(child)
+                    siblings[values] = child
+                node = child
+        assert node is not None
+        path.append(node)
+        stops.append(fact.steps)
+        return tuple(path), tuple(stops)
+
+    # --- asking -------------------------------------------------------------------------------------------
+
+    def touch(self, node: Node, step: int) -> State:
+        """The state at ``step`` of ``node``, made if it was not yet spoken of."""
+        state = node.states.get(step)
+        if state is None:
+            state = node.states[step] = State(node, step)
+        return state
+
+    def ask(self, trial: TrialId, step: int) -> State:
+        """Note that ``trial`` is to be trained to ``step`` and return that state. O(segments)."""
+        planned = self.trials.get(trial)
+        if planned is None:
+            raise InternalError(f"trial {trial} was asked for but never added")
+        if not 1 <= step <= planned.steps:
+            raise InternalError(f"step {step} was asked of trial {trial}, which ends at {planned.steps}")
+        if step > planned.asked:
+            self.steps_asked += step - planned.asked
+            planned.asked = step
+            for node, _, stop in planned.legs(step):
+                if stop > node.reach:
+                    self.steps_unique += stop - node.reach
+                    node.reach = stop
+        return self.touch(planned.node_at(step), step)
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    @property
+    def merge_rate(self) -> float:
+        """Steps of all trials / unique steps, as far as asked (arXiv 2006.11972, section 2)."""
+        return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
+
+    def cost_weighted_merge_rate(self) -> float:
+        """The merge rate with measured seconds in place of steps."""
+        alone = sum(
+            (stop - start) * self.step_seconds(node)
+            for trial in self.trials.values()
+            for node, start, stop in trial.legs(trial.asked)
+        )
+        unique = sum((node.reach - node.start) * self.step_seconds(node) for node in self.nodes)
+        return alone / unique if unique else 1.0
+
+    def step_seconds(self, node: Node) -> float:
+        """Seconds per step: the node's own where it ran, else its nearest measured ancestor's, else the average."""
+        walk: Node | None = node
+        while walk is not None:
+            if walk.trained:
+                return walk.seconds / walk.trained
+            walk = walk.parent
+        return self.average_step_seconds()
+
+    def average_step_seconds(self) -> float:
+        """Seconds per step over the whole workload; 1.0 until something ran."""
+        totals = self.totals
+        return totals.train_seconds / totals.steps_trained if totals.steps_trained else 1.0
+
+    def key(self, node: Node, step: int) -> StateKey:
+        """The key of a state. O(1) for constant forms, else amortised O(steps) per node."""
+        return self._seen(node, step).key(step)
+
+    def _seen(self, node: Node, step: int) -> History:
+        """The values seen before ``step`` on ``node``'s line."""
+        history = node._history
+        if history is None:
+            assert node.parent is not None
+            history = self._seen(node.parent, node.start).copy()
+            before = node.parent.values(node.start - 1)
+            changed = [
+                (name, now)
+                for name, now, then in zip(node.names, node.values(node.start), before, strict=True)
+                if _distinct(now) != _distinct(then)
+            ]
+            if changed:
+                history.change(node.start, changed)
+            node._history = history
+        if not node.varying or step <= node.start + 1:
+            return history
+        if node._ahead is None or node._ahead_step > step:
+            node._ahead, node._ahead_step = history.copy(), node.start + 1
+        ahead = node._ahead
+        past = node.values(node._ahead_step - 1)
+        last = {i: _distinct(past[i]) for i in node.varying}
+        for at in range(node._ahead_step, step):
+            changed = []
+            for i in node.varying:
+                now = node.forms[i].value(at)
+                if _distinct(now) != last[i]:
+                    changed.append((node.names[i], now))
+                    last[i] = _distinct(now)
+            if changed:
+                ahead.change(at, changed)
+        node._ahead_step = step
+        return ahead
+
+    def validate(self) -> None:
+        """Assert every invariant of the tree. For tests and for hunting bugs: O(plan)."""
+        for index, node in enumerate(self.nodes):
+            assert node.id == index
+            assert len(node.names) == len(node.forms) and list(node.names) == sorted(node.names)
+            if node.parent is not None:
+                assert node.parent.id < node.id and node.parent.start < node.start, "children come after, and later"
+                assert node.parent.names == node.names
+            for step, siblings in node.children.items():
+                assert step > node.start
+                own = tuple(_distinct(value) for value in node.values(step))
+                for values, child in siblings.items():
+                    assert child.parent is node and child.start == step
+                    assert tuple(_distinct(v) for v in child.values(step)) == values != own, "a child parts at once"
+            for step, state in node.states.items():
+                assert state.step == step > node.start and state.node is node
+                if state.kept is not None:
+                    assert state.kept.key == self.key(node, step)
+        unique: dict[int, int] = {}
+        for trial in self.trials.values():
+            assert trial.stops[-1] == trial.steps and list(trial.stops) == sorted(set(trial.stops))
+            for node, start, stop in trial.legs(trial.asked):
+                assert node.start == start < stop
+                unique[node.id] = max(unique.get(node.id, 0), stop - start)
+        assert self.steps_asked == sum(trial.asked for trial in self.trials.values())
+        assert self.steps_unique == sum(unique.values()) == sum(node.reach - node.start for node in self.nodes)
+
+
+def pieces(schedules: Sequence[Schedule], steps: int) -> Iterator[tuple[int, int, tuple[Form, ...]]]:
+    """``(start, stop, forms)`` for each stretch of ``[0, steps)`` on which no schedule changes its form."""
+    columns = [list(schedule.pieces()) for schedule in schedules]
+    at = [0] * len(columns)
+    start = 0
+    while start < steps:
+        stop = steps
+        for column, i in zip(columns, at, strict=True):
+            end = column[i][1]
+            if end is not None and end < stop:
+                stop = end
+        yield start, stop, tuple([column[i][2] for column, i in zip(columns, at, strict=True)])
+        for j, (column, i) in enumerate(zip(columns, at, strict=True)):
+            if column[i][1] == stop:
+                at[j] = i + 1
+        start = stop
+
+
+def check_trial(schedules: Mapping[str, Schedule], steps: int, trial: str) -> None:
+    """Refuse schedules that do not reach the trial's end, or that end apart.
+
+    Raises:
+        ScheduleError: naming the hyper-parameter and the remedy.
+    """
+    from hpstage.errors import ScheduleError
+
+    if not schedules:
+        raise ScheduleError(f"{trial}: there are no hyper-parameters; the space must return at least one")
+    lengths = {name: schedule.length for name, schedule in schedules.items() if schedule.length is not None}
+    for name, length in sorted(lengths.items()):
+        if length < steps:
+            raise ScheduleError(
+                f"{trial}: the schedule of {name!r} ends at step {length}, but the trial has {steps} steps; add "
+                f".then(...) or train fewer steps"
+            )
+    if len(set(lengths.values())) > 1:
+        ends = ", ".join(f"{name!r} at {length}" for name, length in sorted(lengths.items()))
+        raise ScheduleError(
+            f"{trial}: schedules end at different steps ({ends}); bound them with .until({steps})"
+        )

@@ -1,0 +1,637 @@
+"""The scheduler: which chain next, on which worker, and where to keep states. Pure.
+
+``ask`` and ``handle`` take what happened and return what follows (:class:`Decision`); ``schedule`` then hands ready
+chains to idle workers. The rule is the critical path's: a free worker gets the head with the longest remaining
+way and runs on through boundaries along it (Hippo, arXiv 2006.11972, section 4.2). A chain yields at a boundary
+when a longer way waits elsewhere and no worker is idle, as a list scheduler would (Kunde 1981 bounds that rule by
+2 - 2/(m+1) times the optimum on trees).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from hpstage.errors import InternalError
+from hpstage.events import (
+    AmendChain,
+    Amendment,
+    Boundary,
+    BoundaryMissed,
+    BoundaryReached,
+    Chain,
+    ChainEnded,
+    ChainId,
+    ChainLost,
+    Fact,
+    Instruction,
+    NodeId,
+    Report,
+    Stage,
+    StageFailed,
+    StartChain,
+    StateLost,
+    StateReached,
+    StateRef,
+    StopChain,
+    TrialId,
+    UserFailure,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+)
+from hpstage.plan import Node, SearchPlan, State
+from hpstage.stage_tree import Line, StageTree
+
+# States that a worker may still hold live; only a preference hangs on it.
+_REMEMBERED = 64
+# Heads looked at for one that the idle worker holds live.
+_CONSIDERED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a target: its metrics, or the failure that keeps it from being reached."""
+
+    trial: TrialId
+    step: int
+    metrics: dict[str, float] | None
+    failure: UserFailure | None = None
+
+
+@dataclass(slots=True)
+class Decision:
+    """What follows from an event: facts to remember first, then answers to give."""
+
+    facts: list[Fact] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Worker:
+    id: WorkerId
+    chain: _Running | None = None
+    live: dict[StateRef, None] = field(default_factory=dict)
+
+    def remember(self, ref: StateRef) -> None:
+        self.live.pop(ref, None)
+        self.live[ref] = None
+        if len(self.live) > _REMEMBERED:
+            del self.live[next(iter(self.live))]
+
+
+@dataclass(slots=True)
+class _Leg:
+    line: Line
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class _Running:
+    """A chain in flight, as the scheduler knows it."""
+
+    id: ChainId
+    worker: _Worker
+    legs: list[_Leg]
+    source: StateRef | None
+    marks: list[tuple[int, int]]  # (leg, step) of each boundary ahead, in order
+    evaluated: set[tuple[int, int]]  # marks that are to be evaluated
+    fleeting: set[tuple[int, int]]  # marks that are only timed: no state is kept there
+    at: tuple[int, int]  # leg and step last reported
+    since: float | None = None  # when that was, on the executor's clock
+    end: tuple[int, int] | None = None
+    stopping: bool = False
+
+    def seconds_between(self, a: tuple[int, int], b: tuple[int, int]) -> float:
+        """Estimated training seconds along the chain from one mark to a later one."""
+        total = 0.0
+        for i in range(a[0], b[0] + 1):
+            leg = self.legs[i]
+            start = a[1] if i == a[0] else leg.start
+            stop = b[1] if i == b[0] else leg.stop
+            total += (stop - start) * leg.line.cost
+        return total
+
+
+class Scheduler:
+    """Decides what runs where, for one plan and the workers of one executor.
+
+    Args:
+        plan: the plan, as folded so far.
+        prefix: makes chain ids unique among drivers.
+        checkpoint_seconds: bounds the work that the loss of a worker can cost, in seconds of training.
+        checkpoint_every: the same in steps, in place of seconds.
+        max_losses: workers that may die at the same place before its trials fail.
+    """
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        *,
+        prefix: str = "chain",
+        checkpoint_seconds: float = 60.0,
+        checkpoint_every: int | None = None,
+        max_losses: int = 3,
+    ) -> None:
+        self._plan = plan
+        self._tree = StageTree(plan)
+        self._prefix = prefix
+        self._checkpoint_seconds = checkpoint_seconds
+        self._checkpoint_every = checkpoint_every
+        self._max_losses = max_losses
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._running: dict[ChainId, _Running] = {}
+        self._started = 0
+        self._losses: dict[tuple[NodeId, int], int] = {}
+        self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
+        self._instructions: list[Instruction] = []
+
+    # --- what users of the plan want ----------------------------------------------------------------------
+
+    def ask(self, trial: TrialId, step: int) -> Decision:
+        """``trial`` is to be trained to ``step`` and evaluated. Answers at once what is known already."""
+        state = self._plan.ask(trial, step)
+        decision = Decision()
+        failure = self._failure_on(trial, step)
+        if state.metrics is not None:
+            decision.answers.append(Answer(trial, step, state.metrics))
+        elif failure is not None:
+            decision.answers.append(Answer(trial, step, None, failure))
+        else:
+            state.waiting[trial] = None
+            self._tree.want(state.node, step)
+        return decision
+
+    def drop(self, trial: TrialId) -> None:
+        """Nobody waits for this trial any more; what only it wanted is not trained."""
+        planned = self._plan.trials[trial]
+        for node in planned.path:
+            for state in node.states.values():
+                if trial in state.waiting:
+                    del state.waiting[trial]
+                    if not state.waiting:
+                        self._tree.unwant(node, state.step)
+
+    def _failure_on(self, trial: TrialId, step: int) -> UserFailure | None:
+        for node, _, stop in self._plan.trials[trial].legs(step):
+            failed = self._failed.get(node.id)
+            if failed is not None and stop > failed[0]:
+                return failed[1]
+        return None
+
+    # --- what happened ------------------------------------------------------------------------------------
+
+    def handle(self, report: Report) -> Decision:
+        """Take a report in. Reports of chains that are not running any more (zombies) change nothing."""
+        decision = Decision()
+        match report:
+            case BoundaryReached():
+                self._boundary(report, decision)
+            case BoundaryMissed():
+                self._missed(report)
+            case ChainEnded():
+                self._ended(report, decision)
+            case WorkerJoined():
+                if report.worker in self._workers:
+                    raise InternalError(f"worker {report.worker} joined twice")
+                self._workers[report.worker] = _Worker(report.worker)
+            case WorkerLeft():
+                worker = self._workers.pop(report.worker, None)
+                if worker is not None and worker.chain is not None:
+                    self._lose(worker.chain, report.at, decision)
+        return decision
+
+    def _boundary(self, report: BoundaryReached, decision: Decision) -> None:
+        chain = self._running.get(report.chain)
+        if chain is None:
+            return
+        leg = next((i for i, leg in enumerate(chain.legs) if leg.line.node.id == report.node), None)
+        if leg is None:
+            raise InternalError(f"{report.chain} reported node {report.node}, which is not on it")
+        line = chain.legs[leg].line
+        node = line.node
+        self._learn(
+            StateReached(
+                node=node.id,
+                start=report.start,
+                step=report.step,
+                worker=report.worker,
+                at=report.at,
+                train_seconds=report.train_seconds,
+                load_seconds=report.load_seconds,
+                evaluate_seconds=report.evaluate_seconds,
+                save_seconds=report.save_seconds,
+                source=report.source,
+                metrics=report.metrics,
+                kept=report.kept,
+            ),
+            decision,
+        )
+        self._losses.pop((node.id, report.start), None)
+        state = self._plan.touch(node, report.step)
+        mark = (leg, report.step)
+        chain.at, chain.since = mark, report.at
+        while chain.marks and chain.marks[0] <= mark:
+            chain.marks.pop(0)
+        for passed in range(leg):
+            self._tree.uncover(chain.legs[passed].line.node, chain.id)
+        if report.kept is not None:
+            chain.worker.remember(StateRef(node.id, report.step))
+            self._tree.kept(node, report.step)
+        if report.step < chain.legs[leg].stop:
+            self._tree.cover(node, chain.id, report.step, chain.legs[leg].stop)
+        else:
+            self._tree.uncover(node, chain.id)
+        if report.metrics is not None:
+            self._answer(state, decision, report.metrics, None)
+        elif report.failure is not None:
+            fact = StageFailed(node=node.id, step=report.step, evaluating=True, failure=report.failure)
+            self._learn(fact, decision)
+            self._answer(state, decision, None, report.failure)
+        totals = self._plan.totals
+        if totals.evaluations:
+            self._tree.evaluate_seconds = totals.evaluate_seconds / totals.evaluations
+        self._tree.measured(node)
+
+    def _learn(self, fact: Fact, decision: Decision) -> None:
+        self._plan.apply(fact)
+        decision.facts.append(fact)
+
+    def _answer(
+        self, state: State, decision: Decision, metrics: dict[str, float] | None, failure: UserFailure | None
+    ) -> None:
+        for trial in state.waiting:
+            decision.answers.append(Answer(trial, state.step, metrics, failure))
+        state.waiting.clear()
+        self._tree.unwant(state.node, state.step)
+
+    def _missed(self, report: BoundaryMissed) -> None:
+        chain = self._running.get(report.chain)
+        if chain is None:
+            return
+        for i, leg in enumerate(chain.legs):
+            if leg.line.node.id == report.node:
+                chain.marks = [mark for mark in chain.marks if mark != (i, report.step)]
+                cover = self._tree.cover_of(leg.line, report.step)
+                if cover is not None and cover.chain == chain.id and report.position < cover.stop:
+                    self._tree.cover(leg.line.node, chain.id, report.position, cover.stop)
+                if chain.end == (i, report.step):
+                    chain.end = None
+
+    def _ended(self, report: ChainEnded, decision: Decision) -> None:
+        chain = self._running.get(report.chain)
+        if chain is None:
+            return
+        if report.outcome == "lost":
+            self._lose(chain, report.at, decision)
+            return
+        node = self._plan.nodes[report.node] if report.node is not None else chain.legs[chain.at[0]].line.node
+        if report.wasted_steps or report.wasted_seconds:
+            self._learn(
+                ChainLost(
+                    node=node.id,
+                    step=report.step or chain.at[1],
+                    worker=report.worker,
+                    at=report.at,
+                    outcome=report.outcome,
+                    seconds=report.wasted_seconds,
+                    steps=report.wasted_steps,
+                ),
+                decision,
+            )
+        if report.outcome == "unreadable" and chain.source is not None:
+            source = self._plan.nodes[chain.source.node]
+            state = source.states.get(chain.source.step)
+            if state is not None and state.kept is not None:
+                lost = StateLost(node=chain.source.node, step=chain.source.step, reason=report.message)
+                self._learn(lost, decision)
+                self._retire(chain)
+                self._tree.lost(source, chain.source.step)
+                return
+        self._retire(chain)
+        if report.outcome == "failed":
+            assert report.failure is not None and report.step is not None
+            self._fail(node, report.step, report.failure, decision)
+
+    def _lose(self, chain: _Running, at: float, decision: Decision) -> None:
+        """The worker vanished under the chain. What lies behind the last boundary is trained again."""
+        leg, step = chain.at
+        node = chain.legs[leg].line.node
+        if step == chain.legs[leg].stop and leg + 1 < len(chain.legs):
+            node = chain.legs[leg + 1].line.node
+        self._retire(chain)
+        seconds = max(0.0, at - chain.since) if chain.since is not None else 0.0
+        lost = ChainLost(
+            node=node.id, step=step, worker=chain.worker.id, at=at, outcome="lost", seconds=seconds, steps=0
+        )
+        self._learn(lost, decision)
+        place = (node.id, step)
+        self._losses[place] = self._losses.get(place, 0) + 1
+        if self._losses[place] >= self._max_losses:
+            story = (
+                f"{self._losses[place]} workers died in a row while training from step {step} of node {node.id} "
+                f"({', '.join(f'{k}={v!r}' for k, v in node.hyperparameters(step).items())})"
+            )
+            self._fail(node, step, UserFailure(summary=story, traceback=""), decision)
+
+    def _retire(self, chain: _Running) -> None:
+        """The chain is over: its worker is free and what it covered is open again."""
+        del self._running[chain.id]
+        chain.worker.chain = None
+        for leg in reversed(chain.legs):
+            self._tree.uncover(leg.line.node, chain.id)
+
+    def _fail(self, node: Node, step: int, failure: UserFailure, decision: Decision) -> None:
+        """Training ``step`` of ``node`` raised: every state beyond it is out of reach."""
+        self._learn(StageFailed(node=node.id, step=step, evaluating=False, failure=failure), decision)
+        known = self._failed.get(node.id)
+        self._failed[node.id] = (min(step, known[0]) if known else step, failure)
+        below = [(node, step)]
+        while below:
+            line, beyond = below.pop()
+            for at in sorted(line.states):
+                state = line.states[at]
+                if at > beyond and state.waiting:
+                    self._answer(state, decision, None, failure)
+            below += [
+                (child, child.start)
+                for at, children in line.children.items()
+                if at > beyond
+                for child in children.values()
+            ]
+
+    # --- what to do ---------------------------------------------------------------------------------------
+
+    def schedule(self) -> list[Instruction]:
+        """Amend running chains by what is new, hand ready heads to idle workers, and set where chains yield."""
+        self._amend_running()
+        self._assign()
+        self._set_ends()
+        instructions, self._instructions = self._instructions, []
+        return instructions
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def idle(self) -> bool:
+        """Is nothing running and nothing wanted?"""
+        return not self._running and self._tree.is_done()
+
+    def _amend_running(self) -> None:
+        fresh, self._tree.fresh = self._tree.fresh, []
+        touched: dict[ChainId, tuple[list[Stage], list[Boundary]]] = {}
+        for line, step in fresh:
+            wanted = line.wanted.get(step)
+            cover = self._tree.cover_of(line, step)
+            if wanted is None or cover is None:
+                continue
+            chain = self._running[cover.chain]
+            if chain.stopping:
+                continue  # once it is over, the step is open again
+            mark = (next(i for i, leg in enumerate(chain.legs) if leg.line is line), step)
+            if mark not in chain.marks:
+                insort(chain.marks, mark)
+            elif mark not in chain.fleeting and (not wanted.evaluate or mark in chain.evaluated):
+                continue  # the state is kept there anyway
+            chain.fleeting.discard(mark)
+            boundary = self._boundary_at(line, step)
+            if boundary.evaluate:
+                chain.evaluated.add(mark)
+            touched.setdefault(chain.id, ([], []))[1].append(boundary)
+        for chain in self._running.values():
+            if chain.stopping:
+                continue
+            stages, boundaries = self._prolong(chain)
+            boundaries += self._interval(chain)
+            if stages or boundaries:
+                entry = touched.setdefault(chain.id, ([], []))
+                entry[0].extend(stages)
+                entry[1].extend(boundaries)
+        for id, (stages, boundaries) in touched.items():
+            chain = self._running[id]
+            self._instructions.append(
+                AmendChain(Amendment(id, tuple(stages), tuple(boundaries), self._ref(chain, chain.end)))
+            )
+
+    def _prolong(self, chain: _Running) -> tuple[list[Stage], list[Boundary]]:
+        """Go on past the chain's last state, if something hangs there that nothing else leads to."""
+        last = chain.legs[-1]
+        if chain.at == (len(chain.legs) - 1, last.stop):
+            return [], []  # it stands at its end: it is over before word can reach it
+        line, step = last.line, last.stop
+        wanted = line.wanted.get(step)
+        children = wanted.children if wanted is not None else {}
+        ahead = next(line.wanted.irange(step, None, inclusive=(False, True)), None)
+        limit = self._tree.limit(line, step)
+        if not children and (ahead is None or (limit is not None and ahead >= limit)):
+            return [], []
+        legs = self._route(line, step)
+        if legs and legs[0].line is line and legs[0].stop == step:
+            legs = legs[1:]
+        return self._lay(chain, legs)
+
+    def _route(self, line: Line, step: int) -> list[_Leg]:
+        """The longest remaining way from a state, as legs."""
+        legs: list[_Leg] = []
+        while True:
+            far = self._tree.farthest(line, step)
+            if far is None:
+                return legs
+            _, at, child = far
+            legs.append(_Leg(line, step, at))
+            if child < 0:
+                return legs
+            line = self._tree.line(self._plan.nodes[child])
+            step = line.node.start
+
+    def _lay(self, chain: _Running, legs: Iterable[_Leg]) -> tuple[list[Stage], list[Boundary]]:
+        """Append legs to a chain: stages, the boundaries on them, and the cover."""
+        begun = bool(chain.legs)
+        stages: list[Stage] = []
+        boundaries: list[Boundary] = []
+        for leg in legs:
+            line, node = leg.line, leg.line.node
+            if chain.legs and chain.legs[-1].line is line:
+                chain.legs[-1].stop = leg.stop
+            else:
+                chain.legs.append(_Leg(line, leg.start, leg.stop))
+            index = len(chain.legs) - 1
+            stages.append(Stage(node.id, leg.start, leg.stop, dict(zip(node.names, node.forms, strict=True))))
+            # A kept state that is only to be evaluated has its boundary at the source itself.
+            steps = set(line.wanted.irange(leg.start, leg.stop, inclusive=(leg.start > node.start, True)))
+            steps.add(leg.stop)
+            covered_from = chain.at[1] if index == chain.at[0] else chain.legs[index].start
+            for step in sorted(steps):
+                mark = (index, step)
+                if mark in chain.marks or (begun and mark <= chain.at):
+                    continue
+                insort(chain.marks, mark)
+                boundary = self._boundary_at(line, step)
+                if boundary.evaluate:
+                    chain.evaluated.add(mark)
+                boundaries.append(boundary)
+                covered_from = min(covered_from, step - 1)
+            self._tree.cover(node, chain.id, covered_from, leg.stop)
+        return stages, boundaries
+
+    def _boundary_at(self, line: Line, step: int, *, keep: bool = True) -> Boundary:
+        wanted = line.wanted.get(step)
+        return Boundary(
+            node=line.node.id,
+            step=step,
+            key=self._plan.key(line.node, step),
+            evaluate=wanted is not None and wanted.evaluate,
+            keep=keep,
+        )
+
+    def _interval(self, chain: _Running) -> list[Boundary]:
+        """The next boundary ahead that bounds what a crash can lose.
+
+        On a workload without measurements the first step alone is timed, so that the bound soon holds in seconds.
+        """
+        leg, step = chain.at
+        line, stop = chain.legs[leg].line, chain.legs[leg].stop
+        measured = self._plan.totals.steps_trained > 0
+        if self._checkpoint_every is not None:
+            spacing = self._checkpoint_every
+        elif measured:
+            spacing = max(1, int(self._checkpoint_seconds / line.cost))
+        else:
+            spacing = 1
+        ahead = next((mark for mark in chain.marks if mark > chain.at), None)
+        if step + spacing >= stop or (ahead is not None and ahead <= (leg, step + spacing)):
+            return []
+        mark = (leg, step + spacing)
+        insort(chain.marks, mark)
+        keep = measured or self._checkpoint_every is not None
+        if not keep:
+            chain.fleeting.add(mark)
+        return [self._boundary_at(line, step + spacing, keep=keep)]
+
+    def _assign(self) -> None:
+        while True:
+            idle = [worker for worker in self._workers.values() if worker.chain is None]
+            if not idle:
+                return
+            heads = list(islice(self._tree.heads(), max(_CONSIDERED, len(idle))))
+            if not heads:
+                return
+            seconds, line, step = heads[0]
+            worker = next((w for w in idle if self._source(line, step) in w.live), idle[0])
+            if len(idle) == 1:
+                for other, its_line, its_step in heads:
+                    if other < seconds - self._switch_seconds():
+                        break
+                    if self._source(its_line, its_step) in worker.live:
+                        line, step = its_line, its_step
+                        break
+            self._start(worker, line, step)
+
+    def _source(self, line: Line, step: int) -> StateRef | None:
+        """The state that a head starts from; ``None`` is the beginning of training."""
+        if step > line.node.start:
+            return StateRef(line.node.id, step)
+        return None if line.node.parent is None else StateRef(line.node.parent.id, step)
+
+    def _start(self, worker: _Worker, line: Line, step: int) -> None:
+        legs = self._route(line, step)
+        if not legs:
+            raise InternalError(f"a head without a way: step {step} of node {line.node.id}")
+        self._started += 1
+        source = self._source(line, step)
+        chain = _Running(
+            id=ChainId(f"{self._prefix}-{self._started}"),
+            worker=worker,
+            legs=[],
+            source=source,
+            marks=[],
+            evaluated=set(),
+            fleeting=set(),
+            at=(0, step),
+        )
+        stages, boundaries = self._lay(chain, legs)
+        boundaries += self._interval(chain)
+        order = {leg.line.node.id: i for i, leg in enumerate(chain.legs)}
+        boundaries.sort(key=lambda boundary: (order[boundary.node], boundary.step))
+        worker.chain = chain
+        self._running[chain.id] = chain
+        self._instructions.append(
+            StartChain(
+                worker.id,
+                Chain(
+                    id=chain.id,
+                    source=None if source is None else self._plan.key(self._plan.nodes[source.node], source.step),
+                    source_ref=source,
+                    initial=line.node.ancestry()[0].hyperparameters(0),
+                    stages=tuple(stages),
+                    boundaries=tuple(boundaries),
+                ),
+            )
+        )
+
+    def _switch_seconds(self) -> float:
+        """What it costs to leave a line and come back: a message, a load."""
+        totals = self._plan.totals
+        return 0.01 + (totals.load_seconds / totals.loads if totals.loads else 0.0)
+
+    def _set_ends(self) -> None:
+        """Where each running chain yields, or stops because nobody wants what lies ahead."""
+        top = next(self._tree.heads(), None)
+        waiting = top[0] if top is not None else 0.0
+        for chain in self._running.values():
+            if chain.stopping or not chain.marks:
+                continue
+            last = next((mark for mark in reversed(chain.marks) if self._is_wanted(chain, mark)), None)
+            if last is None:
+                chain.stopping = True
+                self._instructions.append(StopChain(chain.id))
+                continue
+            end = last
+            left = 0.0
+            rivals = waiting - self._switch_seconds()
+            if rivals > 0:
+                ahead = [mark for mark in chain.marks if mark <= last]
+                for earlier, later in zip(reversed(ahead[:-1]), reversed(ahead[1:]), strict=True):
+                    left += chain.seconds_between(earlier, later)
+                    if left >= rivals:
+                        break
+                    if earlier not in chain.fleeting:
+                        end = earlier
+            wish = end if end != chain.marks[-1] else None
+            if wish != chain.end:
+                chain.end = wish
+                self._instructions.append(AmendChain(Amendment(chain.id, end=self._ref(chain, wish))))
+
+    def _is_wanted(self, chain: _Running, mark: tuple[int, int]) -> bool:
+        return mark[1] in chain.legs[mark[0]].line.wanted
+
+    @staticmethod
+    def _ref(chain: _Running, mark: tuple[int, int] | None) -> StateRef | None:
+        return None if mark is None else StateRef(chain.legs[mark[0]].line.node.id, mark[1])
+
+    def validate(self) -> None:
+        """Assert every cross-collection invariant. For tests: O(plan)."""
+        self._plan.validate()
+        self._tree.validate()
+        for worker in self._workers.values():
+            assert worker.chain is None or self._running[worker.chain.id] is worker.chain
+        for chain in self._running.values():
+            assert chain.marks == sorted(set(chain.marks))
+            assert all(mark >= chain.at for mark in chain.marks)
+            for a, b in zip(chain.legs, chain.legs[1:], strict=False):
+                assert b.line.node.parent is a.line.node and b.start == a.stop
+        covers = {}
+        for node in self._plan.nodes:
+            for cover in self._tree.line(node).covers:
+                assert cover.chain in self._running, f"node {node.id} is covered by {cover.chain}, which is over"
+                covers.setdefault((node.id, cover.chain), 0)
+                covers[node.id, cover.chain] += 1
+        assert all(count == 1 for count in covers.values())
