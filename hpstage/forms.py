@@ -1,8 +1,9 @@
 """Forms: how a hyper-parameter's value follows from the step, in closed form and knowing of no segment.
 
-A form is asked for its value at a step counted from the trial's start. It does not know where its segment starts
-or stops, so cutting a segment changes no form; a form that needs a starting point carries it as an integer
-``origin``, so that shifting it there and back restores it bit for bit.
+A form is asked for its value at a step counted from the trial's start. It does not know where its segment
+starts or stops, so cutting a segment changes no form; a form that needs a starting point carries it as an
+integer ``origin``, so that shifting it there and back restores it bit for bit. Beyond its segment a form goes
+on: the planner asks whether it would have agreed with what came instead.
 """
 
 from __future__ import annotations
@@ -14,96 +15,11 @@ from typing import TypeAlias, cast
 import msgspec
 
 from hpstage.errors import ScheduleError
+from hpstage.scalars import MAX_STEPS, Scalar, canonical, finite, same
 
-Scalar: TypeAlias = str | int | float | bool | None
-"""A value of a hyper-parameter. What one may be, and in which spelling, is decided by ``canonical``."""
-
-MAX_STEPS = 2**53
-"""Steps below this are exact as floats; lengths and origins stay below it."""
-
-# What JSON carries as an integer. Whole floats of this range become integers and larger integers are refused, so
-# that two canonical numbers that compare equal are one number, of one type.
-_LEAST_INT, _PAST_INT = -(2**63), 2**64
-
-# A bounded staircase of up to this many stairs is written out as constants: it then meets a schedule with the same
-# milestones in O(pieces). Longer ones stay closed-form, for their size.
+# A bounded staircase of up to this many stairs is written out as constants: it then meets a schedule with the
+# same milestones in O(pieces). Longer ones stay closed-form, for their size.
 _MOST_STAIRS = 256
-
-
-# --- values -----------------------------------------------------------------------------------------------
-
-
-def canonical(value: object) -> Scalar:
-    """The one spelling of a value: ``1.0`` is ``1``, ``-0.0`` is ``0``, ``True`` is not ``1``; numpy scalars as Python's.
-
-    Raises:
-        ScheduleError: not a JSON scalar; NaN or infinite; an integer or a text that JSON cannot carry.
-    """
-    kind = value.__class__
-    if kind is float:
-        return _number(cast(float, value))
-    if kind is int:
-        if _LEAST_INT <= cast(int, value) < _PAST_INT:
-            return cast(int, value)
-        raise ScheduleError(f"{value!r} does not fit 64 bits; write it as a float or as a string")
-    if kind is str:
-        text = cast(str, value)
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise ScheduleError(f"{text!r} is not valid Unicode and cannot be written as JSON") from None
-        return text
-    if value is None or kind is bool:
-        return cast(Scalar, value)
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        item = value.item()  # numpy's scalars, and 0-dimensional arrays and tensors
-        if item.__class__ is not kind:
-            return canonical(item)
-    # Enums with a plain value, and other subclasses: the plain value.
-    if isinstance(value, str):
-        return canonical(str.__str__(value))
-    if isinstance(value, int):
-        return canonical(int.__int__(value))
-    if isinstance(value, float):
-        return canonical(float.__float__(value))
-    raise ScheduleError(
-        f"{value!r} ({kind.__name__}) cannot be a hyper-parameter's value; use a string, a number, a bool or None"
-    )
-
-
-def same(a: Scalar, b: Scalar) -> bool:
-    """Whether training sees the same thing. ``True`` and ``1`` differ, ``1`` and ``1.0`` do not."""
-    return a == b and (a.__class__ is bool) is (b.__class__ is bool)
-
-
-def _number(value: float) -> int | float:
-    """A float in canonical spelling; ScheduleError for NaN and infinities."""
-    if value.is_integer():
-        return int(value) if _LEAST_INT <= value < _PAST_INT else value
-    if value - value != 0.0:
-        raise ScheduleError(f"{value!r} cannot be a hyper-parameter's value; it must be finite")
-    return value
-
-
-def _finite(form: str, **fields: float) -> None:
-    for name, value in fields.items():
-        if not math.isfinite(value):
-            raise ScheduleError(f"{name} of {form} is {value!r}; it must be finite")
-
-
-def _positive(form: str, **fields: float) -> None:
-    for name, value in fields.items():
-        if not 0 < value < math.inf:
-            raise ScheduleError(f"{name} of {form} is {value!r}; it must be greater than 0 and finite")
-
-
-def decayed(base: float, gamma: float, times: int) -> float:
-    """``base * gamma**times``: the one way in which stairs, milestones and exponentials are computed."""
-    return base * gamma**times
-
-
-# --- forms ------------------------------------------------------------------------------------------------
 
 
 class Constant(msgspec.Struct, frozen=True, gc=False, tag="constant"):
@@ -136,7 +52,7 @@ class Constant(msgspec.Struct, frozen=True, gc=False, tag="constant"):
 
 
 class _Curve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
-    """What the forms share that vary. ``origin`` is the step, from the trial's start, at which they count 0."""
+    """What varying forms share. ``origin`` is the step, from the trial's start, from which ``t`` counts."""
 
     origin: int = 0
 
@@ -156,10 +72,10 @@ class _Curve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=
     def value(self, step: int) -> Scalar:
         """The value at ``step``, counted from the trial's start; ScheduleError where it is not finite."""
         try:
-            return _number(float(self.at(step - self.origin)))
+            return finite(float(self.at(step - self.origin)))
         except (ArithmeticError, ValueError):  # beyond the floats; ScheduleError is a ValueError
             raise ScheduleError(
-                f"{self!r} has no finite value at step {step}; bound it with .until(step)"
+                f"{self!r} has no finite value at step {step}; bound it before that with .until(...)"
             ) from None
 
     def shifted(self, by: int) -> Form:
@@ -172,14 +88,8 @@ class _Curve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=
 
     def simplified(self, start: int, length: int | None) -> Iterator[tuple[Form, int | None]]:
         """The plainest forms, with lengths, that have the same values over ``[start, start + length)``."""
-        flat = self.flat()
-        if flat is None and length == 1:
-            flat = self.value(start)
-            yield Constant(flat), 1
-        elif flat is None:
-            yield cast(Form, self), length
-        else:
-            yield Constant(flat), length
+        flat = self.value(start) if length == 1 else self.flat()
+        yield (cast(Form, self) if flat is None else Constant(flat)), length
 
     def flat(self) -> Scalar:
         """The one value of a curve whose parameters make it flat; None if it is not."""
@@ -193,7 +103,7 @@ class Linear(_Curve, frozen=True, gc=False, tag="linear"):
     slope: float
 
     def check(self) -> None:
-        _finite("Linear", base=self.base, slope=self.slope)
+        _all_finite("Linear", base=self.base, slope=self.slope)
 
     def at(self, t: int) -> float:
         return self.base + self.slope * t
@@ -209,7 +119,7 @@ class Exponential(_Curve, frozen=True, gc=False, tag="exponential"):
     gamma: float
 
     def check(self) -> None:
-        _finite("Exponential", base=self.base, gamma=self.gamma)
+        _all_finite("Exponential", base=self.base, gamma=self.gamma)
 
     def at(self, t: int) -> float:
         return decayed(self.base, self.gamma, t)
@@ -226,7 +136,7 @@ class Staircase(_Curve, frozen=True, gc=False, tag="staircase"):
     width: int
 
     def check(self) -> None:
-        _finite("Staircase", base=self.base, gamma=self.gamma)
+        _all_finite("Staircase", base=self.base, gamma=self.gamma)
         _positive("Staircase", width=self.width)
 
     def at(self, t: int) -> float:
@@ -254,7 +164,7 @@ class Staircase(_Curve, frozen=True, gc=False, tag="staircase"):
 class Cosine(_Curve, frozen=True, gc=False, tag="cosine"):
     """Falls from ``base`` to ``floor`` in ``half`` steps along half a cosine, and back, for ever.
 
-    Its top is ``delay`` steps after the origin (a fraction of a step: torch's OneCycleLR has its joints between steps).
+    Its top is ``delay`` steps after the origin: torch's OneCycleLR has its summit between two steps.
     """
 
     base: float
@@ -263,7 +173,7 @@ class Cosine(_Curve, frozen=True, gc=False, tag="cosine"):
     delay: float = 0.0
 
     def check(self) -> None:
-        _finite("Cosine", base=self.base, floor=self.floor, delay=self.delay)
+        _all_finite("Cosine", base=self.base, floor=self.floor, delay=self.delay)
         _positive("Cosine", half=self.half)
 
     def at(self, t: int) -> float:
@@ -276,7 +186,7 @@ class Cosine(_Curve, frozen=True, gc=False, tag="cosine"):
 
 
 class CosineRestarts(_Curve, frozen=True, gc=False, tag="cosine-restarts"):
-    """Falls from ``base`` to ``floor`` along half a cosine and jumps back; each cycle is ``growth`` times the last."""
+    """Half a cosine from ``base`` to ``floor`` and a jump back, each time in ``growth`` times the steps."""
 
     base: float
     floor: float
@@ -284,7 +194,7 @@ class CosineRestarts(_Curve, frozen=True, gc=False, tag="cosine-restarts"):
     growth: int = 1
 
     def check(self) -> None:
-        _finite("CosineRestarts", base=self.base, floor=self.floor)
+        _all_finite("CosineRestarts", base=self.base, floor=self.floor)
         _positive("CosineRestarts", first=self.first, growth=self.growth)
 
     def at(self, t: int) -> float:
@@ -304,8 +214,8 @@ class CosineRestarts(_Curve, frozen=True, gc=False, tag="cosine-restarts"):
 class Polynomial(_Curve, frozen=True, gc=False, tag="polynomial"):
     """``base + change * (|t| / span)**power``.
 
-    A decay that flattens towards its end (torch's PolynomialLR) has its origin at that end; one that is steepest at its
-    beginning (1-sqrt) has its origin there.
+    A decay that flattens towards its end (torch's PolynomialLR) has its origin at that end; one that is
+    steepest at its beginning (1-sqrt) has it there.
     """
 
     base: float
@@ -314,7 +224,7 @@ class Polynomial(_Curve, frozen=True, gc=False, tag="polynomial"):
     power: float
 
     def check(self) -> None:
-        _finite("Polynomial", base=self.base, change=self.change)
+        _all_finite("Polynomial", base=self.base, change=self.change)
         _positive("Polynomial", span=self.span, power=self.power)
 
     def at(self, t: int) -> float:
@@ -325,52 +235,61 @@ class Polynomial(_Curve, frozen=True, gc=False, tag="polynomial"):
 
 
 class Sampled(_Curve, frozen=True, gc=False, tag="sampled"):
-    """``values[t]``: any values at all, one for each step from the origin on."""
+    """``values[t]``: any values at all. Before and after the table, its first and its last value."""
 
     values: tuple[Scalar, ...]
 
     def check(self) -> None:
+        if not self.values:
+            raise ScheduleError("a sampled form needs at least one value")
         msgspec.structs.force_setattr(self, "values", tuple([canonical(value) for value in self.values]))
 
     def value(self, step: int) -> Scalar:
-        t = step - self.origin
-        if not 0 <= t < len(self.values):
-            raise ScheduleError(
-                f"a sampled form has values for steps {self.origin} to {self.origin + len(self.values) - 1}, not for {step}"
-            )
-        return self.values[t]
+        return self.values[min(max(step - self.origin, 0), len(self.values) - 1)]
 
     def shifted(self, by: int) -> Sampled:
-        # Not through the constructor: it would look at every value again.
-        twin = Sampled((), origin=self.origin + by)
-        msgspec.structs.force_setattr(twin, "values", self.values)
-        return twin
+        return _table(self.values, self.origin + by)
+
+    def holds(self, step: int) -> int:
+        return step + 1 if step - self.origin < len(self.values) - 1 else MAX_STEPS
 
     def simplified(self, start: int, length: int | None) -> Iterator[tuple[Form, int | None]]:
-        """Runs of equal values become constants; what lies between them keeps this form."""
-        if length is None:
-            raise ScheduleError("a sampled form cannot be open; give its segment a length")
-        self.value(start)
-        self.value(start + length - 1)
-        window = self.values[start - self.origin : start - self.origin + length]
-        loose = 0  # of the window, where the steps begin that are in no run yet
-        first = 0
-        while first < length:
-            last = first
-            while last + 1 < length and same(window[last + 1], window[first]):
-                last += 1
-            if last > first:
-                yield from self._plain(window, loose, first)
-                yield Constant(window[first]), last + 1 - first
-                loose = last + 1
-            first = last + 1
-        yield from self._plain(window, loose, length)
+        """Runs of equal values become constants; what lies between them keeps its part of the table."""
+        size = len(self.values)
+        begin = start - self.origin
+        end = size if length is None else begin + length
+        if end <= 1 or begin >= size - 1:
+            yield Constant(self.value(start)), length
+            return
+        first, last = max(begin, 0), min(end, size)
+        # Each run is [its first t, its length]; what lies outside the table belongs to the outermost runs.
+        runs: list[list[int]] = []
+        for t in range(first, last):
+            if runs and same(self.values[t], self.values[t - 1]):
+                runs[-1][1] += 1
+            else:
+                runs.append([t, 1])
+        runs[0][1] += first - begin
+        runs[-1][1] += end - last
+        if length is not None and len(runs) == length > 1:
+            yield self, length
+            return
+        loose: list[int] = []
+        for i, (t, steps) in enumerate(runs):
+            forever = length is None and i == len(runs) - 1
+            if steps == 1 and not forever:
+                loose.append(t)
+                continue
+            yield from self._part(loose)
+            loose = []
+            yield Constant(self.values[t]), None if forever else steps
+        yield from self._part(loose)
 
-    def _plain(self, window: tuple[Scalar, ...], start: int, stop: int) -> Iterator[tuple[Form, int]]:
-        if stop - start == 1:
-            yield Constant(window[start]), 1
-        elif stop > start:
-            yield self, stop - start
+    def _part(self, loose: list[int]) -> Iterator[tuple[Form, int]]:
+        if len(loose) == 1:
+            yield Constant(self.values[loose[0]]), 1
+        elif loose:
+            yield _table(self.values[loose[0] : loose[-1] + 1], self.origin + loose[0]), len(loose)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sampled) or self.origin != other.origin:
@@ -387,6 +306,13 @@ class Sampled(_Curve, frozen=True, gc=False, tag="sampled"):
 Form: TypeAlias = Constant | Linear | Exponential | Staircase | Cosine | CosineRestarts | Polynomial | Sampled
 
 
+def _table(values: tuple[Scalar, ...], origin: int) -> Sampled:
+    """A sampled form of canonical values, made past the constructor, which would look at each again."""
+    table = Sampled(values[:1], origin=origin)
+    msgspec.structs.force_setattr(table, "values", values)
+    return table
+
+
 def _half_cosine(top: float, floor: float, x: float) -> float:
     """From ``top`` at ``x = 0`` to ``floor`` at ``x = 1``."""
     return floor + (top - floor) * (1 + math.cos(math.pi * x)) / 2
@@ -400,7 +326,8 @@ def varies(form: Form) -> bool:
 def agreement(a: Form, b: Form, start: int, stop: int) -> int:
     """The first step in ``[start, stop)`` at which the forms' values differ; ``stop`` if there is none.
 
-    O(1) for equal forms and for constants, one comparison a stair for staircases, else one a step.
+    Forms may be asked beyond their segments; one that has no finite value there differs from any other. O(1)
+    for equal forms and for constants, a comparison a stair for staircases, else a comparison a step.
     """
     if a is b:
         return stop
@@ -410,7 +337,27 @@ def agreement(a: Form, b: Form, start: int, stop: int) -> int:
         return stop
     step = start
     while step < stop:
-        if not same(a.value(step), b.value(step)):
+        try:
+            if not same(a.value(step), b.value(step)):
+                return step
+        except ScheduleError:
             return step
         step = min(a.holds(step), b.holds(step))
     return stop
+
+
+def _all_finite(form: str, **fields: float) -> None:
+    for name, value in fields.items():
+        if not math.isfinite(value):
+            raise ScheduleError(f"{name} of {form} is {value!r}; it must be finite")
+
+
+def _positive(form: str, **fields: float) -> None:
+    for name, value in fields.items():
+        if not 0 < value < math.inf:
+            raise ScheduleError(f"{name} of {form} is {value!r}; it must be greater than 0 and finite")
+
+
+def decayed(base: float, gamma: float, times: int) -> float:
+    """``base * gamma**times``: the one way in which stairs, milestones and exponentials are computed."""
+    return base * gamma**times

@@ -1,0 +1,98 @@
+"""Scalars: what a hyper-parameter's value may be, and the one spelling of it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, cast
+
+from hpstage.errors import ScheduleError
+
+Scalar: TypeAlias = str | int | float | bool | None
+"""A value of a hyper-parameter, in the spelling of ``canonical``."""
+
+MAX_STEPS = 2**53
+"""Steps below this are exact as floats; lengths and origins stay below it."""
+
+# What JSON carries as an integer. Whole floats of this range become integers and larger integers are refused,
+# so that two canonical numbers that compare equal are one number, of one type.
+_LEAST_INT, _PAST_INT = -(2**63), 2**64
+
+
+def canonical(value: object) -> Scalar:
+    """The one spelling of a value: ``1.0`` is ``1``, ``-0.0`` is ``0``, ``True`` is not ``1``.
+
+    Numpy's scalars and enums with a plain value become that plain value.
+
+    Raises:
+        ScheduleError: not a JSON scalar; NaN or infinite; an integer or a text that JSON cannot carry.
+    """
+    kind = value.__class__
+    if kind is float:
+        return finite(cast(float, value))
+    if kind is int:
+        if _LEAST_INT <= cast(int, value) < _PAST_INT:
+            return cast(int, value)
+        raise ScheduleError(f"{value!r} does not fit 64 bits; write it as a float or as a string")
+    if kind is str:
+        text = cast(str, value)
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ScheduleError(f"{text!r} is not valid Unicode and cannot be written as JSON") from None
+        return text
+    if value is None or kind is bool:
+        return cast(Scalar, value)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        item = value.item()  # numpy's scalars, and 0-dimensional arrays and tensors
+        if item.__class__ is not kind:
+            return canonical(item)
+    # Enums with a plain value, and other subclasses: the plain value.
+    if isinstance(value, str):
+        return canonical(str.__str__(value))
+    if isinstance(value, int):
+        return canonical(int.__int__(value))
+    if isinstance(value, float):
+        return canonical(float.__float__(value))
+    raise ScheduleError(
+        f"{value!r} ({kind.__name__}) cannot be a hyper-parameter's value; "
+        "use a string, a number, a bool or None"
+    )
+
+
+def same(a: Scalar, b: Scalar) -> bool:
+    """Whether training sees the same thing. ``True`` and ``1`` differ, ``1`` and ``1.0`` do not."""
+    return a == b and (a.__class__ is bool) is (b.__class__ is bool)
+
+
+def finite(value: float) -> int | float:
+    """A float in canonical spelling; ScheduleError for NaN and infinities."""
+    if value.is_integer():
+        return int(value) if _LEAST_INT <= value < _PAST_INT else value
+    if value - value != 0.0:
+        raise ScheduleError(f"{value!r} cannot be a hyper-parameter's value; it must be finite")
+    return value
+
+
+def real(name: str, value: object) -> float:
+    """The argument ``name`` as a float; ScheduleError if it is not a finite number."""
+    plain = _argument(name, value)
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)):
+        raise ScheduleError(
+            f"{name} is {value!r}; it must be a number (for other values use piecewise or sampled)"
+        )
+    return float(plain)
+
+
+def count(name: str, value: object, *, least: int = 0) -> int:
+    """The argument ``name`` as a number of steps; ScheduleError if it is not whole and at least ``least``."""
+    plain = _argument(name, value)
+    if isinstance(plain, bool) or not isinstance(plain, int) or not least <= plain < MAX_STEPS:
+        raise ScheduleError(f"{name} is {value!r}; it must be a whole number of steps, at least {least}")
+    return plain
+
+
+def _argument(name: str, value: object) -> Scalar:
+    try:
+        return canonical(value)
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from None
