@@ -28,16 +28,16 @@ class Manifest(msgspec.Struct, frozen=True):
 class CheckpointStore(ABC):
     """Keeps states under their keys, on storage that all workers reach.
 
-    Obligations. *Atomic*: a reader sees a complete checkpoint or :class:`CheckpointMissing`. *Verified*: ``load``
-    checks key, workload and checksums and raises :class:`CheckpointCorrupt`; nothing that was stored is ever
-    executed. *Content-addressed*: saving a key that is already kept changes nothing (equal keys mean equal
-    training). *Failing clean*: a full or read-only disk raises :class:`CheckpointError`, leaves no partial
-    checkpoint and no temporary file behind. *Portable*: instances can be pickled and sent to workers; safe to use
-    from several processes.
+    Obligations. *Atomic*: a reader sees a complete checkpoint or :class:`CheckpointMissing`. *Verified*:
+    ``load`` checks key, workload and checksums and raises :class:`CheckpointCorrupt`; nothing that was stored
+    is ever executed. *Content-addressed*: saving a key that is already kept changes nothing (equal keys mean
+    equal training). *Failing clean*: a full or read-only disk raises :class:`CheckpointError`, leaves no
+    partial checkpoint and no temporary file behind. *Portable*: instances can be pickled and sent to workers;
+    safe to use from several processes.
 
-    A state is a tree of dicts, lists, tuples, scalars, strings, bytes, ``torch.Tensor`` and ``numpy.ndarray``; it
-    comes back with the same types, shapes, dtypes and values. Anything else raises :class:`StateError` with
-    the path to it.
+    A state is a tree of dicts, lists, tuples, scalars, strings, bytes, ``torch.Tensor`` and
+    ``numpy.ndarray``; it comes back with the same types, shapes, dtypes and values. Anything else raises
+    :class:`StateError` with the path to it.
     """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     def manifest(self, key: StateKey) -> Manifest:
-        """Read and check the manifest alone. Raises :class:`CheckpointMissing` or :class:`CheckpointCorrupt`."""
+        """Read and check the manifest alone. Raises as ``load`` does."""
 
     @abstractmethod
     def delete(self, key: StateKey) -> None:

@@ -10,17 +10,20 @@ class Journal(ABC):
     """An ordered log of opaque byte records (UTF-8 JSON, one fact each).
 
     Obligations. *Atomic*: the records of one ``append`` become visible together, in order, or not at all.
-    *Total order*: all readers in all threads and processes see the same records at the same positions; positions
-    are 0, 1, 2, ... without gaps. *Durable*: when ``append`` returns, the records survive ``kill -9`` of any
-    process (not necessarily a power cut). *Idempotent*: an ``append`` with a ``request`` that was applied before
-    changes nothing and returns the same position. *Conditional*: with ``expect``, the append is applied only if the
-    log's length is ``expect``, else it returns ``None`` and changes nothing; by this, writers that fold the log
-    can decide on what they have read. *Safe*: instances may be used from several threads and opened by several
-    processes. Failures are :class:`StoreError` and name the path and the remedy (full disk, read-only).
+    *Total order*: all readers in all threads and processes see the same records at the same positions;
+    positions are 0, 1, 2, ... without gaps. *Durable*: when ``append`` returns, the records survive ``kill
+    -9`` of any process (not necessarily a power cut). *Idempotent*: an ``append`` with a ``request`` that was
+    applied before changes nothing and returns the same position. *Conditional*: with ``expect``, the append
+    is applied only if the log's length is ``expect``, else it returns ``None`` and changes nothing; by this,
+    writers that fold the log can decide on what they have read. *Safe*: instances may be used from several
+    threads and opened by several processes. Failures are :class:`StoreError` and name the path and the remedy
+    (full disk, read-only).
     """
 
     @abstractmethod
-    def append(self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None) -> int | None:
+    def append(
+        self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None
+    ) -> int | None:
         """Append and return the position of the first record (``None``: ``expect`` did not hold)."""
 
     @abstractmethod

@@ -1,0 +1,164 @@
+"""Leaves of a state: tensors, arrays and byte strings, as raw bytes and back.
+
+torch and numpy are imported only where a leaf of theirs is at hand: an object can be a tensor only in a
+process that has imported torch.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, Literal
+
+import msgspec
+
+# Exact dtype of torch -> (dtype in the safetensors file, its bytes, how many of them make one value). Complex
+# values are stored as pairs of reals and the 8-bit floats as bytes: readers of safetensors differ in whether
+# they know them.
+_TORCH: dict[str, tuple[str, int, int]] = {
+    "bool": ("BOOL", 1, 1),
+    "uint8": ("U8", 1, 1),
+    "uint16": ("U16", 2, 1),
+    "uint32": ("U32", 4, 1),
+    "uint64": ("U64", 8, 1),
+    "int8": ("I8", 1, 1),
+    "int16": ("I16", 2, 1),
+    "int32": ("I32", 4, 1),
+    "int64": ("I64", 8, 1),
+    "float16": ("F16", 2, 1),
+    "bfloat16": ("BF16", 2, 1),
+    "float32": ("F32", 4, 1),
+    "float64": ("F64", 8, 1),
+    "complex32": ("F16", 2, 2),
+    "complex64": ("F32", 4, 2),
+    "complex128": ("F64", 8, 2),
+    "float8_e4m3fn": ("U8", 1, 1),
+    "float8_e4m3fnuz": ("U8", 1, 1),
+    "float8_e5m2": ("U8", 1, 1),
+    "float8_e5m2fnuz": ("U8", 1, 1),
+    "float8_e8m0fnu": ("U8", 1, 1),
+}
+
+# The same for ``numpy.dtype.str``. Other byte orders are stored as bytes, since safetensors is little-endian.
+# longdouble is left out: its meaning differs between machines, and its padding would spoil digests.
+_NUMPY: dict[str, tuple[str, int, int]] = {
+    "|b1": ("BOOL", 1, 1),
+    "|u1": ("U8", 1, 1),
+    "<u2": ("U16", 2, 1),
+    "<u4": ("U32", 4, 1),
+    "<u8": ("U64", 8, 1),
+    "|i1": ("I8", 1, 1),
+    "<i2": ("I16", 2, 1),
+    "<i4": ("I32", 4, 1),
+    "<i8": ("I64", 8, 1),
+    "<f2": ("F16", 2, 1),
+    "<f4": ("F32", 4, 1),
+    "<f8": ("F64", 8, 1),
+    "<c8": ("F32", 4, 2),
+    "<c16": ("F64", 8, 2),
+}
+_NUMPY |= {
+    dtype.replace("<", ">"): ("U8", 1, size * count)
+    for dtype, (_, size, count) in _NUMPY.items()
+    if dtype.startswith("<")
+}
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """What a leaf is, apart from its values; ``name`` is its name in the safetensors file."""
+
+    name: str
+    kind: Literal["torch", "numpy", "bytes"]
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def stored(self) -> tuple[str, int, tuple[int, ...]]:
+        """dtype, bytes per element and shape in the safetensors file; ``KeyError`` for an unknown dtype."""
+        if self.kind == "bytes":
+            return "U8", 1, self.shape
+        dtype, size, count = (_TORCH if self.kind == "torch" else _NUMPY)[self.dtype]
+        return dtype, size, self.shape if count == 1 else (*self.shape, count)
+
+    @property
+    def nbytes(self) -> int:
+        _, size, shape = self.stored
+        return size * math.prod(shape)
+
+
+def describe(name: str, value: object) -> Leaf | str | None:
+    """The leaf that ``value`` is, ``None`` if it is none, or why it cannot be captured."""
+    if type(value) is bytes:
+        return Leaf(name=name, kind="bytes", dtype="bytes", shape=(len(value),))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return f"is a {type(value).__name__}, a tensor subclass"
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.layout is not torch.strided or value.is_meta or dtype not in _TORCH:
+            return f"is a tensor of dtype {dtype}, layout {value.layout} on device {value.device}"
+        return Leaf(name=name, kind="torch", dtype=dtype, shape=tuple(value.shape))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if type(value) is not numpy.ndarray:
+            return f"is a {type(value).__name__}, an array subclass"
+        if value.dtype.str not in _NUMPY:
+            return f"is an array of dtype {value.dtype}"
+        return Leaf(name=name, kind="numpy", dtype=value.dtype.str, shape=value.shape)
+    return None
+
+
+def numpy_scalar(value: object) -> tuple[str, bytes] | None:
+    """dtype and bytes of a numpy scalar of a dtype that can be captured, else ``None``."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.generic) or value.dtype.str not in _NUMPY:
+        return None
+    return value.dtype.str, value.tobytes()
+
+
+def make_numpy_scalar(dtype: str, content: bytes) -> object:
+    """The numpy scalar of :func:`numpy_scalar`. Raises ``ValueError`` for what is none."""
+    import numpy
+
+    if dtype not in _NUMPY:
+        raise ValueError(f"unknown dtype {dtype}")
+    (scalar,) = numpy.frombuffer(content, numpy.dtype(dtype))
+    return scalar
+
+
+def content(leaf: Leaf, value: Any) -> memoryview:
+    """The raw bytes of a leaf in row-major order: without a copy if it is contiguous and on the CPU."""
+    if leaf.kind == "bytes":
+        return memoryview(value)
+    if leaf.kind == "numpy":
+        import numpy
+
+        return numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).data
+    import torch
+
+    tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    flat: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return flat
+
+
+def empty(leaf: Leaf) -> tuple[Any, memoryview]:
+    """A tensor or array with memory of its own, not yet filled, and that memory."""
+    if leaf.kind == "numpy":
+        import numpy
+
+        array = numpy.empty(leaf.shape, numpy.dtype(leaf.dtype))
+        return array, array.reshape(-1).view(numpy.uint8).data
+    import torch
+
+    # The device is named since the user may have set another default.
+    tensor = torch.empty(leaf.shape, dtype=getattr(torch, leaf.dtype), device="cpu")
+    return tensor, tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def copy(leaf: Leaf, value: Any) -> Any:
+    """The same values in memory of their own, on the same device, without gradient."""
+    if leaf.kind == "bytes":
+        return value
+    if leaf.kind == "numpy":
+        return value.copy()
+    return value.detach().resolve_conj().resolve_neg().clone()

@@ -1,0 +1,70 @@
+"""LiveCache: states that a worker keeps in memory, to fork them without reading them back."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from hpstage.checkpoints.state_tree import clone, nbytes
+from hpstage.events import StateKey
+
+
+class LiveCache:
+    """States by key, up to ``budget_bytes`` in all; the least recently used go first. Safe among threads.
+
+    Tensors stay on the device they are on, so the budget is that device's memory as well.
+    """
+
+    def __init__(self, budget_bytes: int = 2 << 30) -> None:
+        self.budget_bytes = budget_bytes
+        self._nbytes = 0
+        self._states: OrderedDict[StateKey, tuple[object, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, key: StateKey, state: object) -> None:
+        """Keep a deep copy of ``state``; one that is larger than the budget is not kept.
+
+        A key that is kept already is only used anew: equal keys mean equal states. Raises
+        :class:`StateError`.
+        """
+        with self._lock:
+            if key in self._states:
+                self._states.move_to_end(key)
+                return
+            size = nbytes(state)
+            if size > self.budget_bytes:
+                return
+            # Make room before the copy is made, so that both are never in memory together.
+            while self._nbytes + size > self.budget_bytes:
+                _, (_, freed) = self._states.popitem(last=False)
+                self._nbytes -= freed
+            self._states[key] = (clone(state), size)
+            self._nbytes += size
+
+    def get(self, key: StateKey) -> object | None:
+        """The kept state itself, ``None`` if there is none. Not to be changed: copy what you load from it."""
+        with self._lock:
+            if key not in self._states:
+                return None
+            self._states.move_to_end(key)
+            return self._states[key][0]
+
+    def drop(self, key: StateKey) -> None:
+        """Forget a state; it is no error if there is none."""
+        with self._lock:
+            _, freed = self._states.pop(key, (None, 0))
+            self._nbytes -= freed
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all kept states."""
+        with self._lock:
+            return self._nbytes
+
+    def __contains__(self, key: StateKey) -> bool:
+        with self._lock:
+            return key in self._states
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._states)

@@ -1,0 +1,215 @@
+"""The state tree: which states can be captured, and their structure as plain JSON.
+
+A state is a tree of ``dict``, ``OrderedDict``, ``list``, ``tuple``, ``None``, ``bool``, ``int``, ``float``,
+``str``, ``bytes``, ``torch.Tensor``, ``numpy.ndarray`` and numpy scalars, exactly of these types. It comes
+back with the same types, dtypes, shapes, values and order; with two liberties: ``nn.Parameter`` comes back as
+a plain tensor, and what shared memory comes back apart. Anything else raises :class:`StateError` with the
+path to it.
+
+In the structure ``None``, ``bool``, ``str`` and 64-bit ``int`` stand for themselves, all else is ``[tag,
+...]``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import xxhash
+
+from hpstage.checkpoints import leaves
+from hpstage.checkpoints.leaves import Leaf
+from hpstage.errors import StateError
+
+# A node of the structure: JSON, as Python values.
+Node = Any
+
+# Far above any real state, far below Python's own limit; a state that contains itself runs into it.
+MAX_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FlatState:
+    """A state taken apart: its structure, and its leaves with their values (not copied)."""
+
+    tree: Node
+    leaves: tuple[Leaf, ...]
+    values: tuple[Any, ...]
+
+
+def flatten(state: object) -> FlatState:
+    """Take a state apart. Raises :class:`StateError` with the path to what cannot be captured."""
+    flattener = _Flattener()
+    tree = flattener.encode(state)
+    return FlatState(tree=tree, leaves=tuple(flattener.leaves), values=tuple(flattener.values))
+
+
+def unflatten(tree: Node, values: Sequence[Any]) -> object:
+    """Put a state together; ``ValueError``, ``TypeError`` or ``LookupError`` for a senseless structure."""
+    if not isinstance(tree, list):
+        if isinstance(tree, (dict, float)):
+            raise ValueError(f"{type(tree).__name__} in the structure")
+        return tree
+    tag, *rest = tree
+    if tag == "leaf":
+        return values[rest[0]]
+    if tag == "float":
+        return struct.unpack(">d", bytes.fromhex(rest[0]))[0]
+    if tag == "list":
+        return [unflatten(node, values) for node in rest[0]]
+    if tag == "tuple":
+        return tuple(unflatten(node, values) for node in rest[0])
+    if tag == "dict":
+        return {unflatten(key, values): unflatten(value, values) for key, value in rest[0]}
+    if tag == "odict":
+        ordered = OrderedDict((unflatten(key, values), unflatten(value, values)) for key, value in rest[0])
+        vars(ordered).update({name: unflatten(value, values) for name, value in rest[1]})
+        return ordered
+    if tag == "int":
+        return int(rest[0], 16)
+    if tag == "str":
+        return bytes.fromhex(rest[0]).decode("utf-8", "surrogatepass")
+    if tag == "scalar":
+        return leaves.make_numpy_scalar(rest[0], bytes.fromhex(rest[1]))
+    raise ValueError(f"unknown tag {tag!r} in the structure")
+
+
+def digest(state: object) -> str:
+    """xxh3_128 of types, structure, dtypes, shapes and bytes: 32 hex digits, equal for equal states.
+
+    It does not depend on strides, devices, gradients, shared memory or the order of dicts.
+    """
+    flat = flatten(state)
+    contents = map(leaves.content, flat.leaves, flat.values)
+    return digest_of(flat, [xxhash.xxh3_128_hexdigest(content) for content in contents])
+
+
+def digest_of(flat: FlatState, contents: Sequence[str]) -> str:
+    """The digest of a state from the xxh3_128 of each leaf's bytes."""
+    marks = [["leaf", f.kind, f.dtype, f.shape, c] for f, c in zip(flat.leaves, contents, strict=True)]
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(_canonical(flat.tree, marks)))
+
+
+def clone(state: object) -> object:
+    """A deep copy: tensors and arrays own their memory, on the device where they were, without gradient."""
+    flat = flatten(state)
+    return unflatten(flat.tree, list(map(leaves.copy, flat.leaves, flat.values)))
+
+
+def nbytes(state: object) -> int:
+    """Bytes that a copy of the state takes: those of its leaves, and of its structure as JSON."""
+    flat = flatten(state)
+    return sum(leaf.nbytes for leaf in flat.leaves) + len(msgspec.json.encode(flat.tree))
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self.leaves: list[Leaf] = []
+        self.values: list[Any] = []
+        self._path: list[object] = []
+        # The name of the header's own entry in a safetensors file.
+        self._names = {"__metadata__"}
+
+    def encode(self, value: Any) -> Node:
+        scalar, node = _encode_scalar(value)
+        if scalar:
+            return node
+        if len(self._path) > MAX_DEPTH:
+            raise StateError(f"{self._where()} is nested more than {MAX_DEPTH} deep, or contains itself")
+        kind = type(value)
+        if kind is dict:
+            return ["dict", self._encode_items(value)]
+        if kind is list or kind is tuple:
+            return [kind.__name__, [self._encode_at(index, item) for index, item in enumerate(value)]]
+        if kind is OrderedDict:
+            # torch keeps the versions of modules in an attribute of their state_dict().
+            return ["odict", self._encode_items(value), self._encode_items(vars(value))]
+        return self._encode_leaf(value)
+
+    def _encode_items(self, mapping: dict[object, object]) -> Node:
+        return [[self._encode_key(key), self._encode_at(key, value)] for key, value in mapping.items()]
+
+    def _encode_at(self, key: object, value: object) -> Node:
+        # Not undone when an error passes through: the path then tells where it happened.
+        self._path.append(key)
+        node = self.encode(value)
+        self._path.pop()
+        return node
+
+    def _encode_key(self, key: object) -> Node:
+        scalar, node = _encode_scalar(key)
+        if scalar:
+            return node
+        if type(key) is tuple:
+            return ["tuple", [self._encode_key(item) for item in key]]
+        raise StateError(
+            f"{self._where()} has a key of type {type(key).__name__}; keys can be str, int, float, bool, "
+            "None and tuples of these; convert it in state_dict()"
+        )
+
+    def _encode_leaf(self, value: object) -> Node:
+        scalar = leaves.numpy_scalar(value)
+        if scalar is not None:
+            return ["scalar", scalar[0], scalar[1].hex()]
+        leaf = leaves.describe(self._name(), value)
+        if isinstance(leaf, Leaf):
+            self.leaves.append(leaf)
+            self.values.append(value)
+            self._names.add(leaf.name)
+            return ["leaf", len(self.leaves) - 1]
+        reason = f"is a {type(value).__name__}" if leaf is None else leaf
+        raise StateError(f"{self._where()} {reason}; convert it in state_dict()")
+
+    def _where(self) -> str:
+        steps = [f"[{key!r}]" for key in self._path]
+        if len(steps) > 12:
+            steps[6:-6] = ["..."]
+        return "state" + "".join(steps)
+
+    def _name(self) -> str:
+        """A readable name of its own: two paths may look alike (``1`` and ``"1"``)."""
+        name = ".".join(map(str, self._path)).encode("utf-8", "replace").decode() or "state"
+        while name in self._names:
+            name += "'"
+        return name
+
+
+def _encode_scalar(value: Any) -> tuple[bool, Node]:
+    """Whether ``value`` is a scalar of Python's own, and its node."""
+    kind = type(value)
+    if kind is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return True, ["str", value.encode("utf-8", "surrogatepass").hex()]
+        return True, value
+    if value is None or kind is bool:
+        return True, value
+    if kind is int:
+        return True, value if -(2**63) <= value < 2**63 else ["int", hex(value)]
+    if kind is float:
+        # The bits: exact for NaN with its payload, infinities and -0.0 alike.
+        return True, ["float", struct.pack(">d", value).hex()]
+    return False, None
+
+
+def _canonical(tree: Node, marks: Sequence[Node]) -> Node:
+    """The structure, its dicts in the order of their encoded keys and ``marks`` in place of the leaves."""
+    if not isinstance(tree, list):
+        return tree
+    tag, *rest = tree
+    if tag == "leaf":
+        return marks[rest[0]]
+    if tag in ("list", "tuple"):
+        return [tag, [_canonical(node, marks) for node in rest[0]]]
+    if tag in ("dict", "odict"):
+        return [tag, *([[key, _canonical(node, marks)] for key, node in _sorted(items)] for items in rest)]
+    return tree
+
+
+def _sorted(items: Iterable[Node]) -> list[Node]:
+    return sorted(items, key=lambda item: msgspec.json.encode(item[0]))

@@ -1,0 +1,211 @@
+"""SQLiteJournal: a journal in one file, shared by the processes of one host."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpstage.errors import StoreError
+from hpstage.store.journal import Journal
+
+# PRAGMA user_version of the file. A change to the tables must raise it.
+SCHEMA = 1
+# PRAGMA application_id of the file: "hpst".
+APPLICATION = int.from_bytes(b"hpst", "big")
+
+# Seconds between two looks of a waiting reader; a look takes some 10 microseconds. An append through the same
+# handle wakes it at once.
+POLL = 0.005
+
+_TABLES = (
+    # The position is SQLite's row number: appending goes to the end of one B-tree.
+    "CREATE TABLE log (position INTEGER PRIMARY KEY, record BLOB NOT NULL)",
+    "CREATE TABLE requests (request TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID",
+)
+
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "the disk is full; free some space and run again, nothing acknowledged is lost",
+    sqlite3.SQLITE_READONLY: "it is read-only; give this user write permission to the file and its folder",
+    sqlite3.SQLITE_PERM: "it is read-only; give this user write permission to the file and its folder",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; see that its folder exists and that you may write there",
+    sqlite3.SQLITE_BUSY: "another process has kept it locked; find and end that process, or wait longer",
+    sqlite3.SQLITE_IOERR: "reading or writing failed; check the disk, its quota and its free space",
+    sqlite3.SQLITE_CORRUPT: "it is damaged; recover it with the sqlite3 tool's .recover, or restore a copy",
+    sqlite3.SQLITE_NOTADB: "it is not a journal of hpstage; choose another path",
+}
+
+
+class SQLiteJournal(Journal):
+    """A journal in the SQLite file ``path``, for all threads and processes of one host.
+
+    The file and its folder are made if they are missing. Writers take turns; one that waits longer than
+    ``patience`` seconds raises :class:`StoreError`. Appended records survive ``kill -9`` at once; a power cut
+    may lose the last ones (``synchronous=NORMAL``), never the order or the middle. Not for network file
+    systems (NFS, SMB, Lustre): their locks and shared memory do not carry SQLite's write-ahead log. Not to be
+    used across a fork: open it anew in the child. A handle serves one call at a time.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, patience: float = 60.0) -> None:
+        self.path = Path(path).absolute()
+        self._owner = os.getpid()
+        self._changed = threading.Condition()
+        self._connection: sqlite3.Connection | None = None
+        deadline = time.monotonic() + patience
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot make the folder of journal {self.path}: {error.strerror}") from error
+        with self._explained():
+            connection = sqlite3.connect(
+                self.path,
+                timeout=patience,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                # First of all, so that the database of something else is left as it is.
+                _persist(lambda: self._prepare(connection), deadline)
+                # Two processes that both turn a new file to write-ahead logging collide in a lock for which
+                # SQLite does not wait by itself, since waiting could be a deadlock.
+                _persist(lambda: connection.execute("PRAGMA journal_mode=WAL"), deadline)
+                connection.execute("PRAGMA synchronous=NORMAL")
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+
+    def append(
+        self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None
+    ) -> int | None:
+        with self._changed, self._explained():
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                position = self._append(connection, records, request, expect)
+                connection.execute("COMMIT")
+            except BaseException:
+                # SQLite itself rolls back after some errors (a full disk among them), not after all.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            self._changed.notify_all()
+            return position
+
+    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
+        with self._changed, self._explained():
+            rows = self._open().execute(
+                "SELECT record FROM log WHERE position >= ? ORDER BY position LIMIT ?",
+                (start, -1 if limit is None else limit),
+            )
+            return [record for (record,) in rows]
+
+    def __len__(self) -> int:
+        with self._changed, self._explained():
+            return _length(self._open())
+
+    def wait(self, length: int, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        with self._changed, self._explained():
+            while _length(self._open()) <= length:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(POLL, left))
+            return True
+
+    def close(self) -> None:
+        with self._changed:
+            # After a fork, closing would drop the parent's locks: the child only forgets the connection.
+            if self._connection is not None and self._owner == os.getpid():
+                self._connection.close()
+            self._connection = None
+            self._changed.notify_all()
+
+    @staticmethod
+    def _append(
+        connection: sqlite3.Connection, records: Sequence[bytes], request: str | None, expect: int | None
+    ) -> int | None:
+        if request is not None:
+            known = connection.execute(
+                "SELECT position FROM requests WHERE request = ?", (request,)
+            ).fetchone()
+            if known is not None:
+                return int(known[0])
+        position = _length(connection)
+        if expect is not None and expect != position:
+            return None
+        connection.executemany("INSERT INTO log VALUES (?, ?)", enumerate(records, position))
+        if request is not None:
+            connection.execute("INSERT INTO requests VALUES (?, ?)", (request, position))
+        return position
+
+    def _open(self) -> sqlite3.Connection:
+        if self._owner != os.getpid():
+            raise StoreError(f"journal {self.path} was opened before a fork; open it anew in this process")
+        if self._connection is None:
+            raise StoreError(f"journal {self.path} is closed")
+        return self._connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Make the tables, or check that they are ours; in one transaction, so that nobody sees half."""
+        if _identity(connection) == (APPLICATION, SCHEMA):
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            application, schema = _identity(connection)
+            (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if application == APPLICATION and schema > SCHEMA:
+                raise StoreError(
+                    f"journal {self.path} was written by a newer hpstage (schema {schema}, this one reads "
+                    f"{SCHEMA}); upgrade hpstage"
+                )
+            if application != APPLICATION:
+                if objects or application or schema:
+                    raise StoreError(f"{self.path} is a database of something else; choose another path")
+                for table in _TABLES:
+                    connection.execute(table)
+                connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn SQLite's errors into ours, with path and remedy."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            # The low byte is the kind of failure, the rest its variety.
+            kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            remedy = _REMEDIES.get(kind, "this should not happen, please report it")
+            raise StoreError(f"journal {self.path}: {error}: {remedy}") from error
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (schema,) = connection.execute("PRAGMA user_version").fetchone()
+    return application, schema
+
+
+def _length(connection: sqlite3.Connection) -> int:
+    (last,) = connection.execute("SELECT max(position) FROM log").fetchone()
+    return 0 if last is None else int(last) + 1
+
+
+def _persist(action: Callable[[], object], deadline: float) -> None:
+    """Do ``action`` again while the file is locked, until ``deadline``."""
+    while True:
+        try:
+            action()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(POLL)
