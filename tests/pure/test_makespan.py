@@ -1,0 +1,107 @@
+"""The critical-path scheduler against the best schedule that an exhaustive search finds, on small random trees."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from functools import cache
+
+from hpstage import schedule as s
+from hpstage.simulate import SimulatedExecutor
+from tests.pure.searches import Search, trial
+
+Tree = list[tuple[int, int]]  # (parent or -1, steps) of each stage; parents come first
+
+
+def random_tree(rng: random.Random, stages: int) -> Tree:
+    tree: Tree = [(-1, rng.randint(1, 9))]
+    for index in range(1, stages):
+        tree.append((rng.randrange(-1, index), rng.randint(1, 9)))
+    return tree
+
+
+def optimum(tree: Tree, workers: int) -> int:
+    """Shortest makespan of a schedule without preemption; leaving a worker idle on purpose is tried too."""
+    children: dict[int, list[int]] = {}
+    for index, (parent, _) in enumerate(tree):
+        children.setdefault(parent, []).append(index)
+
+    @cache
+    def rest(ready: tuple[int, ...], running: tuple[tuple[int, int], ...]) -> int:
+        """Makespan from now, with ``running`` as (seconds left, stage)."""
+        best = 10**9
+        if len(running) < workers:
+            for stage in ready:
+                left = tuple(other for other in ready if other != stage)
+                best = min(best, rest(left, tuple(sorted((*running, (tree[stage][1], stage))))))
+        if running:
+            step = running[0][0]
+            done = [stage for left, stage in running if left == step]
+            onward = tuple((left - step, stage) for left, stage in running if left > step)
+            opened = [child for stage in done for child in children.get(stage, [])]
+            best = min(best, step + rest(tuple(sorted((*ready, *opened))), onward))
+        return 0 if not running and not ready else best
+
+    return rest(tuple(children[-1]), ())
+
+
+def as_trials(tree: Tree):
+    """One trial per leaf; on its way through the tree it takes each stage's number as its value."""
+    parents = {parent for parent, _ in tree}
+    trials, stops = [], []
+    for leaf in range(len(tree)):
+        if leaf in parents:
+            continue
+        line = []
+        at = leaf
+        while at >= 0:
+            line.append(at)
+            at = tree[at][0]
+        pieces, step = {}, 0
+        for stage in reversed(line):
+            pieces[step] = stage
+            step += tree[stage][1]
+        trials.append(trial(leaf, {"stage": s.piecewise(pieces)}, step))
+        stops.append(step)
+    return trials, stops
+
+
+def makespan(tree: Tree, workers: int, **costs: float) -> float:
+    executor = SimulatedExecutor(workers, **costs)
+    search = Search(executor)
+    trials, stops = as_trials(tree)
+    search.run(trials, stops, validate=False)
+    assert search.plan.totals.steps_trained == sum(steps for _, steps in tree)
+    return executor.clock()
+
+
+def ratios(workers: int, count: int, seed: int) -> list[float]:
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        tree = random_tree(rng, rng.randint(2, 7))
+        found.append(makespan(tree, workers) / optimum(tree, workers))
+    return found
+
+
+def test_makespan_is_within_a_third_of_the_optimum_always_and_five_percent_in_the_median():
+    for workers in (2, 3):
+        found = ratios(workers, 400, seed=workers)
+        assert min(found) >= 1.0 - 1e-9, "faster than the optimum: the oracle is wrong"
+        assert max(found) <= 4 / 3 + 1e-9
+        assert statistics.median(found) <= 1.05
+
+
+def test_one_worker_is_never_idle():
+    rng = random.Random(5)
+    for _ in range(50):
+        tree = random_tree(rng, 6)
+        assert makespan(tree, 1) == sum(steps for _, steps in tree)
+
+
+def test_enough_workers_reach_the_critical_path():
+    rng = random.Random(6)
+    for _ in range(50):
+        tree = random_tree(rng, 7)
+        longest = max(stop for _, stop in zip(*as_trials(tree), strict=True))
+        assert makespan(tree, 7) == longest
