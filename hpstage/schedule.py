@@ -118,7 +118,7 @@ def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | Non
             plain.append(canonical(value))
         except ScheduleError as error:
             raise ScheduleError(f"at step {at}: {error}") from None
-    return Schedule((Segment(Sampled(tuple(plain)), len(plain)),))
+    return Schedule((Segment(Sampled(tuple(plain)), len(plain)),) if plain else ())
 
 
 # --- after torch.optim.lr_scheduler -----------------------------------------------------------------------
@@ -186,7 +186,7 @@ def cosine(value: float, T_max: int, eta_min: float = 0.0) -> Schedule:
 
 
 def cosine_restarts(value: float, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> Schedule:
-    """CosineAnnealingWarmRestarts: half a cosine down and a jump back, each time in ``T_mult`` times the steps."""
+    """CosineAnnealingWarmRestarts: half a cosine down and a jump back, each ``T_mult`` times longer."""
     first, growth = count("T_0", T_0, least=1), count("T_mult", T_mult, least=1)
     return _open(CosineRestarts(real("value", value), real("eta_min", eta_min), first, growth))
 

@@ -1,0 +1,313 @@
+"""The laws of schedules, held against their values written out step by step."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpstage import schedule as s
+from hpstage.errors import ScheduleError
+from hpstage.schedule import Form, Scalar, Schedule
+
+HORIZON = 40
+
+rates = st.sampled_from([0, 1, 0.1, 0.05, 1e-3, 2.5, -0.5])
+counts = st.integers(1, 12)
+scalars = st.sampled_from([0, 1, 2, True, False, None, "a", "b", 0.1, 1.0])
+
+open_ones = st.one_of(
+    scalars.map(s.constant),
+    st.builds(s.multistep, rates, st.lists(st.integers(0, 30), max_size=4), st.sampled_from([0.1, 0.5, 1])),
+    st.builds(s.step, rates, counts, st.sampled_from([0.1, 0.5, 1])),
+    st.builds(s.exponential, rates, st.sampled_from([0.9, 0.5, 1])),
+    st.builds(s.linear, rates, st.sampled_from([0, 0.1, 1]), st.sampled_from([0, 1]), counts),
+    st.builds(s.polynomial, rates, counts, st.sampled_from([0, 0.5, 1, 2])),
+    st.builds(s.cosine, rates, counts, rates),
+    st.builds(s.cosine_restarts, rates, counts, st.integers(1, 3), rates),
+)
+bounded_ones = st.one_of(
+    st.builds(s.onecycle, rates, counts, st.sampled_from([0, 0.3, 1]), st.sampled_from(["cos", "linear"])),
+    st.builds(
+        lambda rate, rise, hold, fall, form: s.wsd(
+            rate, rise + hold + fall, warmup=rise, decay=fall, decay_form=form
+        ),
+        rates,
+        st.integers(0, 5),
+        st.integers(0, 5),
+        st.integers(0, 5),
+        st.sampled_from(["linear", "cosine", "1-sqrt"]),
+    ),
+    st.lists(scalars, max_size=12).map(s.sampled),
+    st.builds(lambda one, steps: one.until(steps), open_ones, st.integers(0, 12)),
+)
+schedules = st.builds(
+    lambda first, second, rest: first.then(second).then(rest),
+    bounded_ones,
+    bounded_ones,
+    st.one_of(bounded_ones, open_ones),
+)
+
+
+def reach(schedule: Schedule) -> int:
+    return HORIZON if schedule.length is None else schedule.length
+
+
+def spelled(values: list[Scalar]) -> list[tuple[str, Scalar]]:
+    """Values with their types: Python holds True == 1."""
+    return [(type(value).__name__, value) for value in values]
+
+
+def written_out(schedule: Schedule) -> list[tuple[str, Scalar]]:
+    return spelled(list(schedule.values(reach(schedule))))
+
+
+# --- cutting and joining ----------------------------------------------------------------------------------
+
+
+@given(schedules, st.data())
+def test_a_schedule_cut_anywhere_and_rejoined_is_the_same_schedule(
+    schedule: Schedule, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, reach(schedule)))
+    rejoined = schedule.until(at).then(schedule.since(at))
+    assert rejoined == schedule
+    assert hash(rejoined) == hash(schedule)
+    assert written_out(rejoined) == written_out(schedule)
+
+
+@given(schedules, st.data())
+def test_a_cut_keeps_every_value_bit_for_bit(schedule: Schedule, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, reach(schedule)))
+    whole = written_out(schedule)
+    assert written_out(schedule.until(at)) == whole[:at]
+    rest = schedule.since(at)
+    assert written_out(rest)[: len(whole) - at] == whole[at:]
+    assert rest.length == (None if schedule.length is None else schedule.length - at)
+
+
+@given(bounded_ones, schedules)
+def test_what_follows_counts_its_steps_from_the_joint(first: Schedule, second: Schedule) -> None:
+    assert (
+        written_out(first.then(second))[: reach(first) + reach(second)]
+        == (written_out(first) + written_out(second))[: reach(first.then(second))]
+    )
+
+
+@given(bounded_ones, bounded_ones, schedules)
+def test_joining_is_associative(first: Schedule, second: Schedule, third: Schedule) -> None:
+    assert first.then(second).then(third) == first.then(second.then(third))
+
+
+@given(schedules, st.integers(0, 1000))
+def test_a_form_shifted_there_and_back_is_the_same_form(schedule: Schedule, by: int) -> None:
+    for start, stop, form in schedule.pieces():
+        assert form.shifted(by).shifted(-by) == form
+        for step in range(start, min(stop or HORIZON, HORIZON)):
+            assert s.same(form.shifted(by).value(step + by), form.value(step))
+
+
+@given(schedules, st.integers(1, HORIZON))
+def test_cutting_a_segment_changes_no_form_of_more_than_one_step(schedule: Schedule, at: int) -> None:
+    at = min(at, reach(schedule))
+    before = {start: form for start, _, form in schedule.pieces()}
+    for start, stop, form in schedule.until(at).pieces():
+        assert stop is not None
+        if stop - start > 1 and start in before and not isinstance(before[start], s.Staircase):
+            assert form == before[start]
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+@given(schedules)
+def test_pieces_are_laid_end_to_end_and_no_neighbours_are_equal(schedule: Schedule) -> None:
+    pieces = schedule.pieces()
+    assert [start for start, _, _ in pieces[:1]] in ([], [0])
+    for (_, stop, form), (start, _, following) in pairwise(pieces):
+        assert stop == start
+        assert form != following
+    assert schedule.length == (pieces[-1][1] if pieces else 0)
+    for start, stop, form in pieces:
+        assert stop is None or start < stop
+        assert schedule.form_at(start) is form
+        if stop is not None and stop - start == 1:
+            assert not s.varies(form)
+
+
+@given(schedules)
+def test_values_are_canonical_and_those_of_value(schedule: Schedule) -> None:
+    steps = reach(schedule)
+    one_by_one = [schedule.value(step) for step in range(steps)]
+    assert spelled(one_by_one) == written_out(schedule)
+    assert spelled([s.canonical(value) for value in one_by_one]) == written_out(schedule)
+
+
+@given(bounded_ones)
+def test_there_is_no_value_past_the_end(schedule: Schedule) -> None:
+    assert schedule.length is not None
+    for step in (schedule.length, -1):
+        with pytest.raises(ScheduleError, match=f"no step {step}"):
+            schedule.value(step)
+    with pytest.raises(ScheduleError, match="no step"):
+        list(schedule.values(schedule.length + 1))
+    with pytest.raises(ScheduleError, match="cannot be cut"):
+        schedule.until(schedule.length + 1)
+    with pytest.raises(ScheduleError, match="cannot be cut"):
+        schedule.since(schedule.length + 1)
+
+
+# --- equality ---------------------------------------------------------------------------------------------
+
+
+@given(
+    schedules.filter(lambda one: one.length is not None), schedules.filter(lambda one: one.length is not None)
+)
+def test_bounded_schedules_are_equal_exactly_when_their_values_are(a: Schedule, b: Schedule) -> None:
+    assert (a == b) == (written_out(a) == written_out(b))
+    assert a != b or hash(a) == hash(b)
+
+
+@given(schedules.filter(lambda one: one.length is not None))
+def test_a_schedule_equals_itself_sampled(schedule: Schedule) -> None:
+    assert schedule.length is not None
+    table = s.sampled(schedule.value, schedule.length)
+    assert table == schedule
+    assert schedule == table
+    assert hash(table) == hash(schedule)
+
+
+@given(schedules, schedules)
+def test_equal_open_schedules_have_equal_values(a: Schedule, b: Schedule) -> None:
+    if a == b:
+        assert written_out(a) == written_out(b)
+        assert hash(a) == hash(b)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (s.constant(1), s.constant(1.0)),
+        (s.constant(0), s.constant(-0.0)),
+        (s.multistep(0.1, [30, 60]), s.multistep(0.1, [60, 30])),
+        (s.multistep(0.1, [30], gamma=1), s.constant(0.1)),
+        (s.multistep(0.1, []), s.constant(0.1)),
+        (s.multistep(0.1, [60], gamma=0.1).until(50), s.multistep(0.1, [90], gamma=0.5).until(50)),
+        (s.multistep(0.1, [50], gamma=0.1).until(50), s.constant(0.1).until(50)),
+        (s.step(0.1, 30).until(90), s.multistep(0.1, [30, 60]).until(90)),
+        (s.step(0.1, 1, 0.5), s.exponential(0.1, 0.5)),
+        (s.step(0.1, 30, 1), s.constant(0.1)),
+        (s.exponential(0.1, 1), s.constant(0.1)),
+        (s.exponential(0, 0.5), s.constant(0)),
+        (s.cosine(0.1, 10, eta_min=0.1), s.constant(0.1)),
+        (s.cosine(0.1, 10).until(10), s.cosine_restarts(0.1, 10).until(10)),
+        (s.linear(0.1, 1, 1, 10), s.constant(0.1)),
+        (s.linear(0.1, 1, 0, 10), s.polynomial(0.1, 10)),
+        (s.polynomial(0.1, 10, power=0), s.constant(0.1)),
+        (s.piecewise({0: "a", 70: "a"}), s.constant("a")),
+        (s.piecewise({0: 64, 70: 256}), s.constant(64).until(70).then(256)),
+        (s.sampled([1, 1, 1]), s.constant(1).until(3)),
+        (s.wsd(0.1, 50, warmup=0, decay=0), s.constant(0.1).until(50)),
+        (s.wsd(0.1, 50, warmup=1, decay=0), s.constant(0.1).until(50)),
+        (s.sampled([]), s.constant("a").until(0)),
+    ],
+)
+def test_a_schedule_written_in_two_ways_is_one(one: Schedule, other: Schedule) -> None:
+    assert one == other
+    assert other == one
+    assert hash(one) == hash(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (s.constant(True), s.constant(1)),
+        (s.constant(False), s.constant(0)),
+        (s.constant(None), s.constant(False)),
+        (s.constant("1"), s.constant(1)),
+        (s.sampled([True, 2]), s.sampled([1, 2])),
+        (s.sampled([1, True]), s.sampled([1, 1])),
+        (s.constant(1), s.constant(1).until(10)),
+        (s.constant(1).until(9), s.constant(1).until(10)),
+        (s.multistep(0.1, [30]), s.multistep(0.1, [31])),
+        (s.cosine(0.1, 10), s.cosine(0.1, 10).since(1)),
+    ],
+)
+def test_schedules_of_different_values_differ(one: Schedule, other: Schedule) -> None:
+    assert one != other
+    assert other != one
+
+
+def test_a_schedule_is_not_equal_to_what_is_no_schedule() -> None:
+    assert s.constant(1) != 1
+
+
+# --- forms ------------------------------------------------------------------------------------------------
+
+
+@given(schedules, schedules, st.integers(0, HORIZON), st.integers(0, HORIZON))
+def test_agreement_is_the_first_step_at_which_values_differ(
+    a: Schedule, b: Schedule, start: int, stop: int
+) -> None:
+    def first_difference(one: Form, other: Form) -> int:
+        return next((t for t in range(start, stop) if not s.same(one.value(t), other.value(t))), stop)
+
+    for _, _, one in a.pieces():
+        for _, _, other in b.pieces():
+            assert s.agreement(one, other, start, stop) == first_difference(one, other)
+            assert s.agreement(one, one, start, stop) == stop
+
+
+@given(schedules)
+def test_a_form_holds_its_value_for_as_long_as_it_says(schedule: Schedule) -> None:
+    for start, stop, form in schedule.pieces():
+        for step in range(start, min(stop or HORIZON, HORIZON)):
+            assert form.holds(step) > step
+            assert s.agreement(form, s.Constant(form.value(step)), step, min(form.holds(step), 100)) >= min(
+                form.holds(step), 100
+            )
+
+
+def test_agreement_of_staircases_is_found_in_as_many_comparisons_as_there_are_stairs() -> None:
+    stairs = s.step(0.1, 1_000_000_000).segments[0].form
+    assert s.agreement(stairs, s.Constant(0.1), 0, 2**50) == 1_000_000_000
+
+
+def test_a_form_that_has_no_value_beyond_its_segment_parts_there() -> None:
+    explosive = s.exponential(1.0, 1e300).until(2)
+    form = explosive.form_at(1)
+    assert s.agreement(form, s.Constant(1), 2, 9) == 2
+
+
+def test_a_sampled_form_goes_on_with_its_last_value() -> None:
+    form = s.sampled([3, 2, 1]).segments[0].form
+    assert s.agreement(form, s.Constant(1), 2, 2**50) == 2**50
+
+
+def test_only_constants_do_not_vary() -> None:
+    assert not s.varies(s.Constant("a"))
+    assert s.varies(s.Linear(0.1, 0.1))
+
+
+def test_long_schedules_cost_no_work_per_step() -> None:
+    # Any work per step would outlast the test's time limit.
+    for schedule in (
+        s.cosine(0.1, 10**12),
+        s.linear(0.1, total_iters=10**12),
+        s.wsd(1, 10**12, warmup=9, decay=9),
+    ):
+        assert schedule.until(10**12).since(10**11).length == 9 * 10**11
+
+
+# --- JSON -------------------------------------------------------------------------------------------------
+
+
+@given(schedules)
+def test_a_schedule_written_as_json_and_read_back_is_the_same(schedule: Schedule) -> None:
+    back = msgspec.json.decode(msgspec.json.encode(schedule), type=Schedule)
+    assert back == schedule
+    assert back.segments == schedule.segments
+    assert written_out(back) == written_out(schedule)
