@@ -115,12 +115,15 @@ class Driver:
         self._worker_timeout = worker_timeout
         self._alone_since: float | None = None
 
-    def add(self, trials: Sequence[TrialAdded]) -> None:
-        """Add trials to the plan; those that are there already are left as they are."""
-        new = [trial for trial in trials if not self._knows(trial)]
-        self._remember(new)
-        for trial in new:
-            self.plan.apply(trial)
+    def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
+        """Add trials to the plan, and remember further facts with them; trials that are there already stay as they are."""
+        self.remember([*(trial for trial in trials if not self._knows(trial)), *along])
+
+    def remember(self, facts: Sequence[Fact]) -> None:
+        """Write facts to the journal and fold them."""
+        self._record(facts)
+        for fact in facts:
+            self.plan.apply(fact)
 
     def _knows(self, trial: TrialAdded) -> bool:
         known = self.plan.trials.get(trial.trial)
@@ -129,6 +132,11 @@ class Driver:
     def ask(self, trial: TrialId, step: int) -> None:
         """Have ``trial`` trained to ``step`` and evaluated; :meth:`wait` brings the answer."""
         self._answers += self.scheduler.ask(trial, step).answers
+
+    def knows(self, trial: TrialId, step: int) -> bool:
+        """Are the metrics of this target known already?"""
+        state = self.plan.trials[trial].node_at(step).states.get(step)
+        return state is not None and state.metrics is not None
 
     def drop(self, trial: TrialId) -> None:
         """Nobody waits for the trial any more."""
@@ -149,6 +157,10 @@ class Driver:
         answers, self._answers = self._answers, []
         return answers
 
+    def drain(self) -> None:
+        """Start no chain from now on; those that run go on."""
+        self.scheduler.draining = True
+
     def finish(self) -> None:
         """Let running chains end (those that nobody waits for are stopped)."""
         while self.scheduler.running:
@@ -167,7 +179,7 @@ class Driver:
                 full = report.message
             if isinstance(report, WorkerJoined | WorkerLeft):
                 self._alone_since = None if self.scheduler.workers else time.monotonic()
-        self._remember(facts)
+        self._record(facts)
         self._answers += answers
         if full is not None:
             raise CheckpointError(full)
@@ -187,7 +199,7 @@ class Driver:
                 case StopChain():
                     self._executor.stop(instruction.chain)
 
-    def _remember(self, facts: Sequence[Fact]) -> None:
+    def _record(self, facts: Sequence[Fact]) -> None:
         if facts:
             self._journal.append([_encode(fact) for fact in facts])
 

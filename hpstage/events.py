@@ -254,4 +254,51 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
     steps: int
 
 
-Fact = PlanCreated | TrialAdded | StateReached | StateLost | StageFailed | ChainLost
+class SearchStarted(msgspec.Struct, frozen=True, tag=True):
+    """A call of ``optimize`` began to propose trials. It is over at its :class:`SearchEnded`; until then a call that
+    is the same in all of these continues it."""
+
+    study: str
+    algorithm: str
+    metric: str
+    steps: int
+    n_trials: int | None
+    sampler: str
+    at: float
+
+
+class RandomState(msgspec.Struct, frozen=True):
+    """A NumPy ``RandomState``; ``key`` (base64) is left out where it is that of the state recorded before."""
+
+    pos: int
+    has_gauss: int
+    gauss: float
+    key: str | None
+
+
+class TrialProposed(msgspec.Struct, frozen=True, tag=True):
+    """The study's trial ``number`` belongs to the search under way; ``sampler`` holds the sampler's random states
+    after it was proposed (or, with ``number`` None, before the first)."""
+
+    study: str
+    number: int | None
+    trial: TrialId | None
+    sampler: dict[str, RandomState]
+
+
+class SearchEnded(msgspec.Struct, frozen=True, tag=True):
+    study: str
+    at: float
+
+
+Fact = (
+    PlanCreated
+    | TrialAdded
+    | StateReached
+    | StateLost
+    | StageFailed
+    | ChainLost
+    | SearchStarted
+    | TrialProposed
+    | SearchEnded
+)

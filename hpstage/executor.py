@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hpstage.events import Amendment, Chain, ChainId, Report, WorkerId
+from hpstage.schedule import Scalar
 
 if TYPE_CHECKING:
     from hpstage.checkpoints import CheckpointStore
@@ -46,6 +48,14 @@ class Executor(ABC):
     @abstractmethod
     def use(self, checkpoints: CheckpointStore) -> None:
         """Tell the workers where checkpoints are kept. Called once, before the first ``start``."""
+
+    @abstractmethod
+    def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        """Set the trainable up on a worker and evaluate it untrained: its metrics.
+
+        By this, a metric that is never returned is noticed before anything is trained. ``None`` if it cannot be
+        told: not everything can be evaluated before it was trained.
+        """
 
     @abstractmethod
     def start(self, worker: WorkerId, chain: Chain) -> None: ...

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.errors import InternalError
 from hpstage.events import Amendment, Chain, ChainEnded, ChainId, Report, WorkerId, WorkerJoined
 from hpstage.executor import Environment, Executor
 from hpstage.runner import ChainReport, ChainRunner, Control
+from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable, as_trainable
 
 _WORKER = WorkerId("inline")
@@ -37,6 +38,10 @@ class InlineExecutor(Executor):
     def use(self, checkpoints: CheckpointStore) -> None:
         assert self._trainable is not None, "open() comes first"
         self._runner = ChainRunner(self._trainable, checkpoints, LiveCache(), worker=_WORKER, clock=self.clock)
+
+    def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        assert self._runner is not None, "use() comes first"
+        return self._runner.try_out(initial)
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         if self._running is not None or worker != _WORKER:

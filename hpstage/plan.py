@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hpstage.errors import InternalError, UsageError
 from hpstage.events import (
@@ -20,6 +20,8 @@ from hpstage.events import (
     Kept,
     NodeId,
     PlanCreated,
+    SearchEnded,
+    SearchStarted,
     StageFailed,
     StateKey,
     StateLost,
@@ -27,6 +29,7 @@ from hpstage.events import (
     StateRef,
     TrialAdded,
     TrialId,
+    TrialProposed,
 )
 from hpstage.keys import History
 from hpstage.schedule import Form, Sampled, Scalar, Schedule, agreement, varies
@@ -124,6 +127,7 @@ class PlannedTrial:
     stops: tuple[int, ...]
     schedules: Mapping[str, Schedule]
     asked: int = 0  # the farthest step asked for
+    targets: int = 0  # how many were asked for
 
     def node_at(self, step: int) -> Node:
         """The node on whose line the state after ``step`` steps stands (1 <= step <= steps)."""
@@ -137,6 +141,16 @@ class PlannedTrial:
                 return
             yield node, start, min(end, stop)
             start = end
+
+
+@dataclass(slots=True)
+class SearchRecord:
+    """A search as its study left it: what an interrupted call needs to go on."""
+
+    started: SearchStarted
+    before: Totals
+    proposed: list[TrialProposed] = field(default_factory=list)
+    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -177,6 +191,7 @@ class SearchPlan:
         self.failures: list[StageFailed] = []
         self.steps_asked = 0
         self.steps_unique = 0
+        self.searches: dict[str, SearchRecord] = {}  # the latest of each study
         self._roots: dict[tuple[object, ...], Node] = {}
 
     # --- folding ------------------------------------------------------------------------------------------
@@ -200,6 +215,13 @@ class SearchPlan:
                 self._node(fact.node)
                 self.totals.steps_wasted += fact.steps
                 self.totals.wasted_seconds += fact.seconds
+            case SearchStarted():
+                before = replace(self.totals, sources=dict(self.totals.sources))
+                self.searches[fact.study] = SearchRecord(fact, before)
+            case TrialProposed():
+                self._search(fact.study).proposed.append(fact)
+            case SearchEnded():
+                self._search(fact.study).ended = True
             case PlanCreated():
                 if fact.format > FORMAT:
                     raise UsageError(
@@ -208,6 +230,11 @@ class SearchPlan:
                     )
                 if fact.workload != self.workload:
                     raise InternalError("a journal of another workload was folded")
+
+    def _search(self, study: str) -> SearchRecord:
+        if study not in self.searches:
+            raise InternalError(f"no search was started for study {study!r}")
+        return self.searches[study]
 
     def _node(self, id: NodeId) -> Node:
         if not 0 <= id < len(self.nodes):
@@ -314,6 +341,7 @@ class SearchPlan:
             raise InternalError(f"trial {trial} was asked for but never added")
         if not 1 <= step <= planned.steps:
             raise InternalError(f"step {step} was asked of trial {trial}, which ends at {planned.steps}")
+        planned.targets += 1
         if step > planned.asked:
             self.steps_asked += step - planned.asked
             planned.asked = step
@@ -335,6 +363,7 @@ class SearchPlan:
         alone = sum(
             (stop - start) * self.step_seconds(node)
             for trial in self.trials.values()
+            if trial.asked
             for node, start, stop in trial.legs(trial.asked)
         )
         unique = sum((node.reach - node.start) * self.step_seconds(node) for node in self.nodes)

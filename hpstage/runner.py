@@ -198,6 +198,17 @@ class ChainRunner:
                 return
             step += 1
 
+    def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        """Metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
+        self._stands_at = None
+        try:
+            self._trainable.setup(initial)
+            return checked_metrics(self._trainable.evaluate())
+        except Exception:
+            # Many models cannot be evaluated untrained (scikit-learn's raise NotFittedError). What is really wrong
+            # comes up again, with its traceback, in the first chain.
+            return None
+
     def _enter(self, chain: Chain) -> str:
         """Bring the trainable to the chain's source; how: fresh, continued, live or disk."""
         if chain.source is None:

@@ -148,6 +148,8 @@ class Scheduler:
         self._losses: dict[tuple[NodeId, int], int] = {}
         self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
         self._instructions: list[Instruction] = []
+        self.most_workers = 0
+        self.draining = False  # no chain is started any more
 
     # --- what users of the plan want ----------------------------------------------------------------------
 
@@ -198,6 +200,7 @@ class Scheduler:
                 if report.worker in self._workers:
                     raise InternalError(f"worker {report.worker} joined twice")
                 self._workers[report.worker] = _Worker(report.worker)
+                self.most_workers = max(self.most_workers, len(self._workers))
             case WorkerLeft():
                 worker = self._workers.pop(report.worker, None)
                 if worker is not None and worker.chain is not None:
@@ -368,7 +371,8 @@ class Scheduler:
     def schedule(self) -> list[Instruction]:
         """Amend running chains by what is new, hand ready heads to idle workers, and set where chains yield."""
         self._amend_running()
-        self._assign()
+        if not self.draining:
+            self._assign()
         self._set_ends()
         instructions, self._instructions = self._instructions, []
         return instructions

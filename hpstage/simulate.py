@@ -132,6 +132,9 @@ class SimulatedExecutor(Executor):
     def use(self, checkpoints: CheckpointStore) -> None:
         """Checkpoints are imaginary here."""
 
+    def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        return None
+
     def start(self, worker: WorkerId, chain: Chain) -> None:
         if worker not in self._stand or any(f.worker == worker for f in self._flights.values()):
             raise InternalError(f"{chain.id} was started on {worker}, which is not an idle worker")

@@ -1,0 +1,60 @@
+"""Full training: every trial to its end. With Optuna's samplers: grid search, random search, TPE, ..."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
+from hpstage.errors import UsageError
+
+# Open trials at a time under a sampler that learns: enough to keep several workers busy and stages merging.
+_LEARNING_WINDOW = 16
+
+
+@dataclass(frozen=True)
+class FullTraining(Algorithm):
+    """Trains every trial to the last step.
+
+    Synchronous: a trial is proposed when the one ``window`` places before it has been told, whatever the number
+    of workers, so that one seed gives the same trials on any cluster.
+
+    Args:
+        window: how many trials are open at a time. ``None``: all of them when the sampler ignores results (grid,
+            brute force, random, quasi-random), else 16.
+    """
+
+    window: int | None = None
+
+    def check(self, setting: Setting) -> None:
+        if self.window is not None and self.window < 1:
+            raise UsageError(f"window is {self.window}; at least one trial must be open at a time")
+
+    def start(self, setting: Setting) -> Search:
+        window = self.window
+        if window is None:
+            bounded = setting.n_trials is not None and not setting.adaptive
+            window = sys.maxsize if bounded else _LEARNING_WINDOW
+        return _FullTrainingSearch(setting.steps, window)
+
+
+class _FullTrainingSearch(Search):
+    def __init__(self, steps: int, window: int) -> None:
+        self._steps = steps
+        self._window = window
+        self._open = 0
+
+    def room(self) -> int:
+        return self._window - self._open
+
+    def added(self, index: int) -> list[Action]:
+        self._open += 1
+        return [Ask(index, self._steps)]
+
+    def told(self, index: int, step: int, value: float) -> list[Action]:
+        self._open -= 1
+        return [Finish(index, "complete")]
+
+    def failed(self, index: int) -> list[Action]:
+        self._open -= 1
+        return []

@@ -1,0 +1,226 @@
+"""The front door: run an Optuna study on a stage tree."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import optuna
+
+from hpstage.algorithm import Algorithm, Setting
+from hpstage.algos import FullTraining
+from hpstage.checkpoints import CheckpointStore
+from hpstage.driver import Driver, open_plan
+from hpstage.errors import UsageError
+from hpstage.events import SearchStarted
+from hpstage.executor import Executor
+from hpstage.identity import code_identity
+from hpstage.keys import workload_key
+from hpstage.locations import open_places
+from hpstage.progress import Progress
+from hpstage.result import Result, savings
+from hpstage.schedule import Scalar
+from hpstage.scheduling import Scheduler
+from hpstage.session import Callback, Session, Space, missing_metric
+from hpstage.store import Journal
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+# Samplers whose proposals do not depend on results.
+_BLIND = (
+    optuna.samplers.RandomSampler,
+    optuna.samplers.GridSampler,
+    optuna.samplers.BruteForceSampler,
+    optuna.samplers.QMCSampler,
+)
+
+
+def optimize(
+    study: optuna.Study,
+    trainable: object,
+    space: Space,
+    *,
+    metric: str,
+    steps: int,
+    n_trials: int | None = None,
+    timeout: float | None = None,
+    algorithm: Algorithm | None = None,
+    executor: Executor | Client | None = None,
+    store: str | os.PathLike[str] | Journal | None = None,
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    catch: Iterable[type[Exception]] | type[Exception] = (Exception,),
+    show_progress_bar: bool = False,
+    sharing: bool = True,
+    checkpoint_every: int | None = None,
+) -> Result:
+    """Search with ``study``'s sampler, training every stage once.
+
+    The study proposes trials and keeps their results; hpstage trains them as a stage tree on ``executor``'s workers.
+    A call that was interrupted (Ctrl-C, a kill, a power cut) goes on where it was when the same call is made again
+    with a study in persistent storage; whatever was trained before, by any study on the same store, is not trained
+    again.
+
+    Args:
+        study: a single-objective Optuna study.
+        trainable: a ``TorchTrainable``, a function of one argument, or an object with ``setup``, ``train``,
+            ``evaluate``, ``state_dict`` and ``load_state_dict``.
+        space: maps an ``optuna.Trial`` to ``{hyper-parameter: schedule or value}``.
+        metric: the name, among those that ``evaluate`` returns, of the study's objective.
+        steps: steps of a full trial.
+        n_trials: how many trials this call proposes, those of an interrupted call that it continues included.
+        timeout: seconds after which no stage is started any more; what runs comes to its end. Unfinished trials
+            stay open, and the next call goes on with them.
+        algorithm: how far each trial is trained; :class:`~hpstage.algos.FullTraining` by default.
+        executor: where stages are trained: ``None`` for a local Dask cluster (one worker per GPU, else per core), a
+            ``dask.distributed.Client`` (never closed), or an :class:`Executor`, such as ``InlineExecutor()``.
+        store: folder of the plan, or a :class:`Journal`; by default a folder of the workload's own in ``.hpstage``.
+        checkpoints: folder of the checkpoints; by default inside the store.
+        callbacks: called as ``callback(study, frozen_trial)`` after each trial; may call ``study.stop()``.
+        catch: exceptions of the user's code that fail their trials only; others stop the study once running stages
+            have ended. By default all are caught; Optuna's own default is ``()``.
+        show_progress_bar: show a progress line on a terminal.
+        sharing: ``False`` trains every trial alone, for comparison.
+        checkpoint_every: steps after which a state is kept at the latest; by default about a minute of training.
+
+    Raises:
+        UsageError: bad input, named, before anything is trained.
+        StoreError: the store cannot be used or belongs to another workload.
+        ClusterError: there are no workers, or they were all lost.
+        CheckpointError: a checkpoint could not be written; everything before it is kept.
+        TrainingError: an exception that ``catch`` does not name.
+    """
+    algorithm = FullTraining() if algorithm is None else algorithm
+    setting = _checked(study, space, metric, steps, n_trials, timeout, algorithm, checkpoint_every)
+    caught = (catch,) if isinstance(catch, type) else tuple(catch)
+    with ExitStack() as closing:
+        hands = _executor(executor)
+        closing.callback(hands.close)
+        described = {**code_identity(trainable), "sharing": "on" if sharing else "off"}
+        described |= {f"environment:{k}": v for k, v in hands.open(trainable, None).described.items()}
+        workload = workload_key(described)
+        places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
+        plan = open_plan(places.journal, workload, described, sharing=sharing)
+        hands.use(places.checkpoints)
+        scheduler = Scheduler(plan, prefix=f"{os.getpid():x}-{time.time_ns():x}", checkpoint_every=checkpoint_every)
+        driver = Driver(plan, scheduler, hands, places.journal)
+        progress = closing.enter_context(Progress(show_progress_bar, n_trials))
+
+        def try_out(initial: Mapping[str, Scalar]) -> None:
+            metrics = hands.try_out(initial)
+            if metrics is not None and metric not in metrics:
+                raise UsageError(missing_metric(metric, metrics))
+
+        session = Session(
+            study,
+            driver,
+            algorithm.start(setting),
+            SearchStarted(
+                study=study.study_name,
+                algorithm=repr(algorithm),
+                metric=metric,
+                steps=steps,
+                n_trials=n_trials,
+                sampler=type(study.sampler).__qualname__,
+                at=time.time(),
+            ),
+            space,
+            synchronous=algorithm.synchronous,
+            callbacks=tuple(callbacks or ()),
+            catch=caught,
+            deadline=None if timeout is None else time.monotonic() + timeout,
+            on_change=lambda session: progress.update(driver, session.finished),
+            before_first=try_out,
+        )
+        began = time.monotonic()
+        with _in_optimize_loop(study):
+            session.run()
+        makespan = time.monotonic() - began
+        before = plan.searches[study.study_name].before
+        ids = [trial.id for trial in session.trials]
+        saved = savings(plan, before, ids, makespan=makespan, workers=scheduler.most_workers)
+        return Result(study, saved, places.folder)
+
+
+class _in_optimize_loop:
+    """Lets callbacks and samplers call ``study.stop()``, as they may within ``study.optimize``."""
+
+    def __init__(self, study: optuna.Study) -> None:
+        self._study = study
+
+    def __enter__(self) -> None:
+        if self._study._thread_local.in_optimize_loop:
+            raise UsageError("optimize() was called from within a running study; nested searches are not possible")
+        self._study._thread_local.in_optimize_loop = True
+        self._study._stop_flag = False
+
+    def __exit__(self, *error: object) -> None:
+        self._study._thread_local.in_optimize_loop = False
+
+
+def _checked(
+    study: object,
+    space: object,
+    metric: object,
+    steps: object,
+    n_trials: object,
+    timeout: object,
+    algorithm: object,
+    checkpoint_every: object,
+) -> Setting:
+    """Refuse what cannot be searched, before a worker is started."""
+    if not isinstance(study, optuna.Study):
+        raise UsageError(f"study is a {type(study).__name__}; give an optuna.Study (optuna.create_study(...))")
+    if len(study.directions) != 1:
+        raise UsageError(
+            f"the study has {len(study.directions)} objectives; hpstage searches for one metric: create the study with "
+            f"one direction"
+        )
+    if not callable(space):
+        raise UsageError(f"space is a {type(space).__name__}; give a function of an optuna.Trial that returns a dict")
+    if not isinstance(metric, str) or not metric:
+        raise UsageError(f"metric is {metric!r}; give the name of one of the numbers that evaluate() returns")
+    counts = {"steps": (steps, False), "n_trials": (n_trials, True), "checkpoint_every": (checkpoint_every, True)}
+    for name, (value, optional) in counts.items():
+        if optional and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"{name} is {value!r}; it must be a whole number above zero")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds above zero, or None")
+    if not isinstance(algorithm, Algorithm):
+        raise UsageError(f"algorithm is {algorithm!r}; give an instance of one from hpstage.algos")
+    assert isinstance(steps, int) and (n_trials is None or isinstance(n_trials, int))
+    setting = Setting(
+        steps=steps,
+        n_trials=n_trials,
+        maximize=study.direction == optuna.study.StudyDirection.MAXIMIZE,
+        adaptive=not isinstance(study.sampler, _BLIND),
+    )
+    algorithm.check(setting)
+    return setting
+
+
+def _executor(executor: object) -> Executor:
+    if isinstance(executor, Executor):
+        return executor
+    from hpstage.cluster import DaskExecutor
+
+    if executor is None:
+        return DaskExecutor()
+    from distributed import Client
+
+    if isinstance(executor, Client):
+        return DaskExecutor(executor)
+    raise UsageError(
+        f"executor is a {type(executor).__name__}; give a dask.distributed.Client, an Executor such as "
+        f"InlineExecutor(), or None for a local cluster"
+    )
+
+
+def _name(trainable: object) -> str:
+    return getattr(trainable, "__name__", type(trainable).__name__)

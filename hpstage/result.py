@@ -1,0 +1,149 @@
+"""What ``optimize`` returns: the study's best, and what sharing saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from hpstage.events import TrialId
+from hpstage.plan import SearchPlan, Totals
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import optuna
+    from optuna.trial import FrozenTrial
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """What a search took and what it would have taken without sharing. Seconds are those of workers.
+
+    ``worker_seconds_alone`` is an estimate from the same run: every trial's own steps at the mean measured seconds per
+    step of the nodes that it passes, and one mean evaluation per target. It leaves out loading and saving, so that
+    ``saved_seconds`` is on the careful side.
+    """
+
+    trials: int
+    steps_asked: int
+    """Steps of all trials, as far as the algorithm asked."""
+    steps_unique: int
+    """Distinct steps among them: what a perfect stage tree trains."""
+    steps_trained: int
+    """Steps that were trained for this search (fewer than unique: earlier searches had trained them)."""
+    steps_wasted: int
+    merge_rate: float
+    cost_weighted_merge_rate: float
+    worker_seconds: float
+    worker_seconds_alone: float
+    train_seconds: float
+    evaluate_seconds: float
+    load_seconds: float
+    save_seconds: float
+    wasted_seconds: float
+    critical_path_seconds: float
+    """The longest trial's own training and evaluations, which no number of workers shortens."""
+    makespan: float
+    """Wall seconds from the first trial to the last result."""
+    workers: int
+
+    @property
+    def saved_seconds(self) -> float:
+        return self.worker_seconds_alone - self.worker_seconds
+
+    @property
+    def gpu_hours_used(self) -> float:
+        return self.worker_seconds / 3600
+
+    @property
+    def gpu_hours_alone(self) -> float:
+        return self.worker_seconds_alone / 3600
+
+    @property
+    def gpu_hours_saved(self) -> float:
+        return self.saved_seconds / 3600
+
+    @property
+    def lower_bound_seconds(self) -> float:
+        """No schedule of the same work is shorter: max(critical path, unique work / workers)."""
+        work = self.train_seconds + self.evaluate_seconds
+        return max(self.critical_path_seconds, work / max(1, self.workers))
+
+    def as_dict(self) -> dict[str, float]:
+        names = [field.name for field in fields(self)]
+        return {name: getattr(self, name) for name in [*names, "saved_seconds", "lower_bound_seconds"]}
+
+    def __str__(self) -> str:
+        rows = [
+            ("trials", f"{self.trials}"),
+            ("steps asked", f"{self.steps_asked:,}"),
+            ("steps trained", f"{self.steps_trained:,}"),
+            ("merge rate", f"{self.merge_rate:.2f} (by cost {self.cost_weighted_merge_rate:.2f})"),
+            ("worker-hours used", _hours(self.worker_seconds)),
+            ("would have been used", _hours(self.worker_seconds_alone)),
+            ("saved", _hours(self.saved_seconds)),
+            ("makespan", f"{self.makespan:.1f} s on {self.workers} workers"),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.4f} h ({seconds:,.1f} s)"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a call of ``optimize``."""
+
+    study: optuna.Study
+    savings: Savings
+    store: Path | None
+    """The folder of journal and checkpoints."""
+
+    @property
+    def best_trial(self) -> FrozenTrial:
+        return self.study.best_trial
+
+    @property
+    def best_value(self) -> float:
+        return self.study.best_value
+
+    @property
+    def best_params(self) -> dict[str, object]:
+        return self.study.best_params
+
+
+def savings(plan: SearchPlan, before: Totals, trials: list[TrialId], *, makespan: float, workers: int) -> Savings:
+    """Sum up a search: ``before`` are the plan's totals when it began, ``trials`` the ids that it asked for."""
+    totals = plan.totals
+    per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
+    alone = 0.0
+    longest = 0.0
+    for id in trials:
+        planned = plan.trials.get(id)
+        if planned is None:
+            continue
+        own = sum((stop - start) * plan.step_seconds(node) for node, start, stop in planned.legs(planned.asked))
+        own += per_evaluation * planned.targets
+        alone += own
+        longest = max(longest, own)
+    return Savings(
+        trials=len(trials),
+        steps_asked=plan.steps_asked,
+        steps_unique=plan.steps_unique,
+        steps_trained=totals.steps_trained - before.steps_trained,
+        steps_wasted=totals.steps_wasted - before.steps_wasted,
+        merge_rate=plan.merge_rate,
+        cost_weighted_merge_rate=plan.cost_weighted_merge_rate(),
+        worker_seconds=totals.worker_seconds - before.worker_seconds,
+        worker_seconds_alone=alone,
+        train_seconds=totals.train_seconds - before.train_seconds,
+        evaluate_seconds=totals.evaluate_seconds - before.evaluate_seconds,
+        load_seconds=totals.load_seconds - before.load_seconds,
+        save_seconds=totals.save_seconds - before.save_seconds,
+        wasted_seconds=totals.wasted_seconds - before.wasted_seconds,
+        critical_path_seconds=longest,
+        makespan=makespan,
+        workers=workers,
+    )
