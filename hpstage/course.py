@@ -16,7 +16,9 @@ class Course:
         for boundary in chain.boundaries:
             where = self.locate(boundary.node, boundary.step)
             if where is None:
-                raise InternalError(f"{chain.id} has a boundary at step {boundary.step} of node {boundary.node}, beside it")
+                raise InternalError(
+                    f"{chain.id} has a boundary at step {boundary.step} of node {boundary.node}, beside it"
+                )
             self.boundaries[where] = boundary
         if chain.end is not None:
             self.end = self.locate(chain.end.node, chain.end.step)

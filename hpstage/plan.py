@@ -171,9 +171,7 @@ class Totals:
 
     @property
     def worker_seconds(self) -> float:
-        return (
-            self.train_seconds + self.load_seconds + self.evaluate_seconds + self.save_seconds + self.wasted_seconds
-        )
+        return self.train_seconds + self.load_seconds + self.evaluate_seconds + self.save_seconds + self.wasted_seconds
 
 
 class SearchPlan:
@@ -486,6 +484,4 @@ def check_trial(schedules: Mapping[str, Schedule], steps: int, trial: str) -> No
             )
     if len(set(lengths.values())) > 1:
         ends = ", ".join(f"{name!r} at {length}" for name, length in sorted(lengths.items()))
-        raise ScheduleError(
-            f"{trial}: schedules end at different steps ({ends}); bound them with .until({steps})"
-        )
+        raise ScheduleError(f"{trial}: schedules end at different steps ({ends}); bound them with .until({steps})")

@@ -136,7 +136,12 @@ class ChainRunner:
                     report = self._reach(chain, boundary, since, train_seconds, parent)
                 except CheckpointError as error:
                     yield self._over(
-                        chain, "full", here.node, step, message=str(error), wasted=(step - since, train_seconds)
+                        chain,
+                        "full",
+                        here.node,
+                        step,
+                        message=str(error),
+                        wasted=(step - since, train_seconds),
                     )
                     return
                 except Exception as error:
@@ -165,7 +170,9 @@ class ChainRunner:
                 stopped = control.stopped
                 for amendment in control.take():
                     for node, at in course.amend(amendment, (index, step)):
-                        yield BoundaryMissed(chain.id, self._worker, node, at, step if node == here.node else here.start)
+                        yield BoundaryMissed(
+                            chain.id, self._worker, node, at, step if node == here.node else here.start
+                        )
                 if stopped or not course.boundaries:
                     self._settle()
                     train_seconds += time.perf_counter() - began
@@ -193,7 +200,12 @@ class ChainRunner:
             except Exception as error:
                 train_seconds += time.perf_counter() - began
                 yield self._over(
-                    chain, "failed", here.node, step, failure=_failure(error), wasted=(step - since, train_seconds)
+                    chain,
+                    "failed",
+                    here.node,
+                    step,
+                    failure=_failure(error),
+                    wasted=(step - since, train_seconds),
                 )
                 return
             step += 1
@@ -300,7 +312,9 @@ def checked_metrics(metrics: object) -> dict[str, float]:
         TrainingError: it is no mapping of names to numbers.
     """
     if not isinstance(metrics, Mapping):
-        raise TrainingError(f"evaluate() returned {type(metrics).__name__}; return a dict of names to numbers")
+        raise TrainingError(
+            f"evaluate() returned {type(metrics).__name__}; return a dict of names to numbers"
+        )
     checked: dict[str, float] = {}
     for name, value in metrics.items():
         try:
@@ -319,8 +333,8 @@ def _failure(error: BaseException) -> UserFailure:
     while frames is not None and frames.tb_frame.f_code.co_filename == here:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
-    kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
+    kinds = tuple(
+        f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object
+    )
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     return UserFailure(summary=summary, traceback=text, kinds=kinds)
-
-

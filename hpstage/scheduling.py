@@ -10,10 +10,10 @@ when a longer way waits elsewhere and no worker is idle, as a list scheduler wou
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from hpstage.chains import Layer, RunningChain
 from hpstage.errors import InternalError
 from hpstage.events import (
     AmendChain,
@@ -72,7 +72,7 @@ class Decision:
 @dataclass(slots=True)
 class _Worker:
     id: WorkerId
-    chain: _Running | None = None
+    chain: RunningChain | None = None
     live: dict[StateRef, None] = field(default_factory=dict)
 
     def remember(self, ref: StateRef) -> None:
@@ -80,40 +80,6 @@ class _Worker:
         self.live[ref] = None
         if len(self.live) > _REMEMBERED:
             del self.live[next(iter(self.live))]
-
-
-@dataclass(slots=True)
-class _Leg:
-    line: Line
-    start: int
-    stop: int
-
-
-@dataclass(slots=True)
-class _Running:
-    """A chain in flight, as the scheduler knows it."""
-
-    id: ChainId
-    worker: _Worker
-    legs: list[_Leg]
-    source: StateRef | None
-    marks: list[tuple[int, int]]  # (leg, step) of each boundary ahead, in order
-    evaluated: set[tuple[int, int]]  # marks that are to be evaluated
-    fleeting: set[tuple[int, int]]  # marks that are only timed: no state is kept there
-    at: tuple[int, int]  # leg and step last reported
-    since: float | None = None  # when that was, on the executor's clock
-    end: tuple[int, int] | None = None
-    stopping: bool = False
-
-    def seconds_between(self, a: tuple[int, int], b: tuple[int, int]) -> float:
-        """Estimated training seconds along the chain from one mark to a later one."""
-        total = 0.0
-        for i in range(a[0], b[0] + 1):
-            leg = self.legs[i]
-            start = a[1] if i == a[0] else leg.start
-            stop = b[1] if i == b[0] else leg.stop
-            total += (stop - start) * leg.line.cost
-        return total
 
 
 class Scheduler:
@@ -139,11 +105,10 @@ class Scheduler:
         self._plan = plan
         self._tree = StageTree(plan)
         self._prefix = prefix
-        self._checkpoint_seconds = checkpoint_seconds
-        self._checkpoint_every = checkpoint_every
+        self._layer = Layer(plan, self._tree, checkpoint_seconds=checkpoint_seconds, checkpoint_every=checkpoint_every)
         self._max_losses = max_losses
         self._workers: dict[WorkerId, _Worker] = {}
-        self._running: dict[ChainId, _Running] = {}
+        self._running: dict[ChainId, RunningChain] = {}
         self._started = 0
         self._losses: dict[tuple[NodeId, int], int] = {}
         self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
@@ -211,9 +176,7 @@ class Scheduler:
         chain = self._running.get(report.chain)
         if chain is None:
             return
-        leg = next((i for i, leg in enumerate(chain.legs) if leg.line.node.id == report.node), None)
-        if leg is None:
-            raise InternalError(f"{report.chain} reported node {report.node}, which is not on it")
+        leg = chain.leg_of(report.node)
         line = chain.legs[leg].line
         node = line.node
         self._learn(
@@ -242,7 +205,7 @@ class Scheduler:
         for passed in range(leg):
             self._tree.uncover(chain.legs[passed].line.node, chain.id)
         if report.kept is not None:
-            chain.worker.remember(StateRef(node.id, report.step))
+            self._workers[chain.worker].remember(StateRef(node.id, report.step))
             self._tree.kept(node, report.step)
         if report.step < chain.legs[leg].stop:
             self._tree.cover(node, chain.id, report.step, chain.legs[leg].stop)
@@ -319,7 +282,7 @@ class Scheduler:
             assert report.failure is not None and report.step is not None
             self._fail(node, report.step, report.failure, decision)
 
-    def _lose(self, chain: _Running, at: float, decision: Decision) -> None:
+    def _lose(self, chain: RunningChain, at: float, decision: Decision) -> None:
         """The worker vanished under the chain. What lies behind the last boundary is trained again."""
         leg, step = chain.at
         node = chain.legs[leg].line.node
@@ -327,9 +290,7 @@ class Scheduler:
             node = chain.legs[leg + 1].line.node
         self._retire(chain)
         seconds = max(0.0, at - chain.since) if chain.since is not None else 0.0
-        lost = ChainLost(
-            node=node.id, step=step, worker=chain.worker.id, at=at, outcome="lost", seconds=seconds, steps=0
-        )
+        lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome="lost", seconds=seconds, steps=0)
         self._learn(lost, decision)
         place = (node.id, step)
         self._losses[place] = self._losses.get(place, 0) + 1
@@ -340,10 +301,12 @@ class Scheduler:
             )
             self._fail(node, step, UserFailure(summary=story, traceback=""), decision)
 
-    def _retire(self, chain: _Running) -> None:
+    def _retire(self, chain: RunningChain) -> None:
         """The chain is over: its worker is free and what it covered is open again."""
         del self._running[chain.id]
-        chain.worker.chain = None
+        worker = self._workers.get(chain.worker)  # none: it left
+        if worker is not None:
+            worker.chain = None
         for leg in reversed(chain.legs):
             self._tree.uncover(leg.line.node, chain.id)
 
@@ -400,125 +363,28 @@ class Scheduler:
             chain = self._running[cover.chain]
             if chain.stopping:
                 continue  # once it is over, the step is open again
-            mark = (next(i for i, leg in enumerate(chain.legs) if leg.line is line), step)
+            mark = chain.leg_of(line.node.id), step
             if mark not in chain.marks:
                 insort(chain.marks, mark)
             elif mark not in chain.fleeting and (not wanted.evaluate or mark in chain.evaluated):
                 continue  # the state is kept there anyway
             chain.fleeting.discard(mark)
-            boundary = self._boundary_at(line, step)
+            boundary = self._layer.boundary_at(line, step)
             if boundary.evaluate:
                 chain.evaluated.add(mark)
             touched.setdefault(chain.id, ([], []))[1].append(boundary)
         for chain in self._running.values():
             if chain.stopping:
                 continue
-            stages, boundaries = self._prolong(chain)
-            boundaries += self._interval(chain)
+            stages, boundaries = self._layer.prolong(chain)
+            boundaries += self._layer.interval(chain)
             if stages or boundaries:
                 entry = touched.setdefault(chain.id, ([], []))
                 entry[0].extend(stages)
                 entry[1].extend(boundaries)
         for id, (stages, boundaries) in touched.items():
             chain = self._running[id]
-            self._instructions.append(
-                AmendChain(Amendment(id, tuple(stages), tuple(boundaries), self._ref(chain, chain.end)))
-            )
-
-    def _prolong(self, chain: _Running) -> tuple[list[Stage], list[Boundary]]:
-        """Go on past the chain's last state, if something hangs there that nothing else leads to."""
-        last = chain.legs[-1]
-        if chain.at == (len(chain.legs) - 1, last.stop):
-            return [], []  # it stands at its end: it is over before word can reach it
-        line, step = last.line, last.stop
-        wanted = line.wanted.get(step)
-        children = wanted.children if wanted is not None else {}
-        ahead = next(line.wanted.irange(step, None, inclusive=(False, True)), None)
-        limit = self._tree.limit(line, step)
-        if not children and (ahead is None or (limit is not None and ahead >= limit)):
-            return [], []
-        legs = self._route(line, step)
-        if legs and legs[0].line is line and legs[0].stop == step:
-            legs = legs[1:]
-        return self._lay(chain, legs)
-
-    def _route(self, line: Line, step: int) -> list[_Leg]:
-        """The longest remaining way from a state, as legs."""
-        legs: list[_Leg] = []
-        while True:
-            far = self._tree.farthest(line, step)
-            if far is None:
-                return legs
-            _, at, child = far
-            legs.append(_Leg(line, step, at))
-            if child < 0:
-                return legs
-            line = self._tree.line(self._plan.nodes[child])
-            step = line.node.start
-
-    def _lay(self, chain: _Running, legs: Iterable[_Leg]) -> tuple[list[Stage], list[Boundary]]:
-        """Append legs to a chain: stages, the boundaries on them, and the cover."""
-        begun = bool(chain.legs)
-        stages: list[Stage] = []
-        boundaries: list[Boundary] = []
-        for leg in legs:
-            line, node = leg.line, leg.line.node
-            if chain.legs and chain.legs[-1].line is line:
-                chain.legs[-1].stop = leg.stop
-            else:
-                chain.legs.append(_Leg(line, leg.start, leg.stop))
-            index = len(chain.legs) - 1
-            stages.append(Stage(node.id, leg.start, leg.stop, dict(zip(node.names, node.forms, strict=True))))
-            # A kept state that is only to be evaluated has its boundary at the source itself.
-            steps = set(line.wanted.irange(leg.start, leg.stop, inclusive=(leg.start > node.start, True)))
-            steps.add(leg.stop)
-            covered_from = chain.at[1] if index == chain.at[0] else chain.legs[index].start
-            for step in sorted(steps):
-                mark = (index, step)
-                if mark in chain.marks or (begun and mark <= chain.at):
-                    continue
-                insort(chain.marks, mark)
-                boundary = self._boundary_at(line, step)
-                if boundary.evaluate:
-                    chain.evaluated.add(mark)
-                boundaries.append(boundary)
-                covered_from = min(covered_from, step - 1)
-            self._tree.cover(node, chain.id, covered_from, leg.stop)
-        return stages, boundaries
-
-    def _boundary_at(self, line: Line, step: int, *, keep: bool = True) -> Boundary:
-        wanted = line.wanted.get(step)
-        return Boundary(
-            node=line.node.id,
-            step=step,
-            key=self._plan.key(line.node, step),
-            evaluate=wanted is not None and wanted.evaluate,
-            keep=keep,
-        )
-
-    def _interval(self, chain: _Running) -> list[Boundary]:
-        """The next boundary ahead that bounds what a crash can lose.
-
-        On a workload without measurements the first step alone is timed, so that the bound soon holds in seconds.
-        """
-        leg, step = chain.at
-        line, stop = chain.legs[leg].line, chain.legs[leg].stop
-        measured = self._plan.totals.steps_trained > 0
-        if self._checkpoint_every is not None:
-            spacing = self._checkpoint_every
-        elif measured:
-            spacing = max(1, int(self._checkpoint_seconds / line.cost))
-        else:
-            spacing = 1
-        ahead = next((mark for mark in chain.marks if mark > chain.at), None)
-        if step + spacing >= stop or (ahead is not None and ahead <= (leg, step + spacing)):
-            return []
-        mark = (leg, step + spacing)
-        insort(chain.marks, mark)
-        keep = measured or self._checkpoint_every is not None
-        if not keep:
-            chain.fleeting.add(mark)
-        return [self._boundary_at(line, step + spacing, keep=keep)]
+            self._instructions.append(AmendChain(Amendment(id, tuple(stages), tuple(boundaries), chain.ref(chain.end))))
 
     def _assign(self) -> None:
         while True:
@@ -546,23 +412,20 @@ class Scheduler:
         return None if line.node.parent is None else StateRef(line.node.parent.id, step)
 
     def _start(self, worker: _Worker, line: Line, step: int) -> None:
-        legs = self._route(line, step)
+        legs = self._layer.route(line, step)
         if not legs:
             raise InternalError(f"a head without a way: step {step} of node {line.node.id}")
         self._started += 1
         source = self._source(line, step)
-        chain = _Running(
+        chain = RunningChain(
             id=ChainId(f"{self._prefix}-{self._started}"),
-            worker=worker,
+            worker=worker.id,
             legs=[],
             source=source,
-            marks=[],
-            evaluated=set(),
-            fleeting=set(),
             at=(0, step),
         )
-        stages, boundaries = self._lay(chain, legs)
-        boundaries += self._interval(chain)
+        stages, boundaries = self._layer.lay(chain, legs)
+        boundaries += self._layer.interval(chain)
         order = {leg.line.node.id: i for i, leg in enumerate(chain.legs)}
         boundaries.sort(key=lambda boundary: (order[boundary.node], boundary.step))
         worker.chain = chain
@@ -612,14 +475,10 @@ class Scheduler:
             wish = end if end != chain.marks[-1] else None
             if wish != chain.end:
                 chain.end = wish
-                self._instructions.append(AmendChain(Amendment(chain.id, end=self._ref(chain, wish))))
+                self._instructions.append(AmendChain(Amendment(chain.id, end=chain.ref(wish))))
 
-    def _is_wanted(self, chain: _Running, mark: tuple[int, int]) -> bool:
+    def _is_wanted(self, chain: RunningChain, mark: tuple[int, int]) -> bool:
         return mark[1] in chain.legs[mark[0]].line.wanted
-
-    @staticmethod
-    def _ref(chain: _Running, mark: tuple[int, int] | None) -> StateRef | None:
-        return None if mark is None else StateRef(chain.legs[mark[0]].line.node.id, mark[1])
 
     def validate(self) -> None:
         """Assert every cross-collection invariant. For tests: O(plan)."""
@@ -632,7 +491,7 @@ class Scheduler:
             assert all(mark >= chain.at for mark in chain.marks)
             for a, b in zip(chain.legs, chain.legs[1:], strict=False):
                 assert b.line.node.parent is a.line.node and b.start == a.stop
-        covers = {}
+        covers: dict[tuple[int, str], int] = {}
         for node in self._plan.nodes:
             for cover in self._tree.line(node).covers:
                 assert cover.chain in self._running, f"node {node.id} is covered by {cover.chain}, which is over"

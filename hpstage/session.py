@@ -64,6 +64,7 @@ class Session:
         self.study = study
         self.driver = driver
         self.trials: list[SessionTrial] = []
+        self.finished = 0  # trials that are over
         self._search = search
         self._started = started
         self._space = space
@@ -80,11 +81,6 @@ class Session:
         self._stopping = False
         self._closed = False
         self._raised: UserFailure | None = None
-
-    @property
-    def finished(self) -> int:
-        """Trials that are over."""
-        return sum(trial.finished for trial in self.trials)
 
     # --- the loop -----------------------------------------------------------------------------------------
 
@@ -212,6 +208,7 @@ class Session:
         entered = SessionTrial(len(self.trials), number, id, trial, reported=reported)
         self.trials.append(entered)
         self._by_id[id] = entered
+        self.finished += entered.finished
         return entered
 
     # --- telling ------------------------------------------------------------------------------------------
@@ -273,10 +270,13 @@ class Session:
         value = trial.value if state == TrialState.COMPLETE else None
         frozen = self.study.tell(trial.optuna, value, state=state)
         trial.optuna = None
+        self.finished += 1
         for callback in self._callbacks:
             callback(self.study, frozen)
         self._stopping |= self.study._stop_flag
 
 
 def missing_metric(metric: str, metrics: Mapping[str, float]) -> str:
-    return f"evaluate() returned {', '.join(map(repr, sorted(metrics))) or 'nothing'}, but metric={metric!r} was asked for"
+    return (
+        f"evaluate() returned {', '.join(map(repr, sorted(metrics))) or 'nothing'}, but metric={metric!r} was asked for"
+    )

@@ -301,7 +301,9 @@ class SimulatedExecutor(Executor):
         flight.place, flight.since, flight.counted_from = place, self._now, step
         if place == flight.course.end or not flight.course.boundaries:
             del self._flights[flight.chain.id]
-            reports.append(ChainEnded(flight.chain.id, flight.worker, "done", self._now, node=stage.node, step=step))
+            reports.append(
+                ChainEnded(flight.chain.id, flight.worker, "done", self._now, node=stage.node, step=step)
+            )
         else:
             self._aim(flight, extra=0.0)
         return reports

@@ -278,7 +278,7 @@ class StageTree:
                 return None
         elif step not in line.sources:
             return None
-        first = next(line.wanted.irange(step, None), None)
+        first: int | None = next(line.wanted.irange(step, None), None)
         if first is None or self.source_of(line, first) != step:
             return None
         return first

@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpstage import schedule as s
+from hpstage.driver import open_plan
 from hpstage.events import StateKey
 from hpstage.simulate import SimulatedExecutor, value_of_key
 from tests.pure.searches import WORKLOAD, Search, histories, searches, trial
-
-from hpstage import schedule as s
-from hpstage.driver import open_plan
 
 
 @given(searches(), st.data(), st.integers(1, 3))
@@ -35,7 +34,10 @@ def test_every_distinct_prefix_is_trained_exactly_once(trials, data, workers):
 def test_keys_agree_exactly_when_training_agrees(first, second, data):
     """Over two plans built in different orders: keys are equal exactly where the values seen are equal."""
     seen: dict[StateKey, tuple] = {}
-    for trials in (first + [trial(100 + i, dict(t.schedules), t.steps) for i, t in enumerate(second)], second + first):
+    for trials in (
+        first + [trial(100 + i, dict(t.schedules), t.steps) for i, t in enumerate(second)],
+        second + first,
+    ):
         search = Search(SimulatedExecutor(1))
         search.driver.add([trial(i, dict(t.schedules), t.steps) for i, t in enumerate(trials)])
         for planned in search.plan.trials.values():
@@ -212,4 +214,6 @@ def test_the_plan_is_the_fold_of_its_journal():
             theirs.seconds,
         )
         known = {step: (s.metrics, s.kept) for step, s in mine.states.items() if s.metrics or s.kept}
-        assert known == {step: (s.metrics, s.kept) for step, s in theirs.states.items() if s.metrics or s.kept}
+        assert known == {
+            step: (s.metrics, s.kept) for step, s in theirs.states.items() if s.metrics or s.kept
+        }

@@ -1,0 +1,168 @@
+"""Laying chains through the stage tree: their way, their boundaries, where states are kept. Pure."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hpstage.errors import InternalError
+from hpstage.events import Boundary, ChainId, NodeId, Stage, StateRef, WorkerId
+from hpstage.plan import SearchPlan
+from hpstage.stage_tree import Line, StageTree
+
+
+@dataclass(slots=True)
+class Leg:
+    line: Line
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class RunningChain:
+    """A chain in flight, as the scheduler knows it."""
+
+    id: ChainId
+    worker: WorkerId
+    legs: list[Leg]
+    source: StateRef | None
+    at: tuple[int, int]  # leg and step last reported
+    marks: list[tuple[int, int]] = field(default_factory=list)  # (leg, step) of each boundary ahead, in order
+    evaluated: set[tuple[int, int]] = field(default_factory=set)  # marks that are to be evaluated
+    fleeting: set[tuple[int, int]] = field(default_factory=set)  # marks that are only timed: no state is kept there
+    since: float | None = None  # when that was, on the executor's clock
+    end: tuple[int, int] | None = None
+    stopping: bool = False
+
+    def seconds_between(self, a: tuple[int, int], b: tuple[int, int]) -> float:
+        """Estimated training seconds along the chain from one mark to a later one."""
+        total = 0.0
+        for i in range(a[0], b[0] + 1):
+            leg = self.legs[i]
+            start = a[1] if i == a[0] else leg.start
+            stop = b[1] if i == b[0] else leg.stop
+            total += (stop - start) * leg.line.cost
+        return total
+
+    def leg_of(self, node: NodeId) -> int:
+        """Index of the leg on a node."""
+        for index, leg in enumerate(self.legs):
+            if leg.line.node.id == node:
+                return index
+        raise InternalError(f"{self.id} does not pass node {node}")
+
+    def ref(self, mark: tuple[int, int] | None) -> StateRef | None:
+        return None if mark is None else StateRef(self.legs[mark[0]].line.node.id, mark[1])
+
+
+class Layer:
+    """Lays and lengthens chains.
+
+    Args:
+        checkpoint_seconds: bounds the work that the loss of a worker can cost, in seconds of training.
+        checkpoint_every: the same in steps, in place of seconds.
+    """
+
+    def __init__(
+        self, plan: SearchPlan, tree: StageTree, *, checkpoint_seconds: float, checkpoint_every: int | None
+    ) -> None:
+        self._plan = plan
+        self._tree = tree
+        self._checkpoint_seconds = checkpoint_seconds
+        self._checkpoint_every = checkpoint_every
+
+    def prolong(self, chain: RunningChain) -> tuple[list[Stage], list[Boundary]]:
+        """Go on past the chain's last state, if something hangs there that nothing else leads to."""
+        last = chain.legs[-1]
+        if chain.at == (len(chain.legs) - 1, last.stop):
+            return [], []  # it stands at its end: it is over before word can reach it
+        line, step = last.line, last.stop
+        wanted = line.wanted.get(step)
+        children = wanted.children if wanted is not None else {}
+        ahead = next(line.wanted.irange(step, None, inclusive=(False, True)), None)
+        limit = self._tree.limit(line, step)
+        if not children and (ahead is None or (limit is not None and ahead >= limit)):
+            return [], []
+        legs = self.route(line, step)
+        if legs and legs[0].line is line and legs[0].stop == step:
+            legs = legs[1:]
+        return self.lay(chain, legs)
+
+    def route(self, line: Line, step: int) -> list[Leg]:
+        """The longest remaining way from a state, as legs."""
+        legs: list[Leg] = []
+        while True:
+            far = self._tree.farthest(line, step)
+            if far is None:
+                return legs
+            _, at, child = far
+            legs.append(Leg(line, step, at))
+            if child < 0:
+                return legs
+            line = self._tree.line(self._plan.nodes[child])
+            step = line.node.start
+
+    def lay(self, chain: RunningChain, legs: Iterable[Leg]) -> tuple[list[Stage], list[Boundary]]:
+        """Append legs to a chain: stages, the boundaries on them, and the cover."""
+        begun = bool(chain.legs)
+        stages: list[Stage] = []
+        boundaries: list[Boundary] = []
+        for leg in legs:
+            line, node = leg.line, leg.line.node
+            if chain.legs and chain.legs[-1].line is line:
+                chain.legs[-1].stop = leg.stop
+            else:
+                chain.legs.append(Leg(line, leg.start, leg.stop))
+            index = len(chain.legs) - 1
+            stages.append(Stage(node.id, leg.start, leg.stop, dict(zip(node.names, node.forms, strict=True))))
+            # A kept state that is only to be evaluated has its boundary at the source itself.
+            steps = set(line.wanted.irange(leg.start, leg.stop, inclusive=(leg.start > node.start, True)))
+            steps.add(leg.stop)
+            covered_from = chain.at[1] if index == chain.at[0] else chain.legs[index].start
+            for step in sorted(steps):
+                mark = (index, step)
+                if mark in chain.marks or (begun and mark <= chain.at):
+                    continue
+                insort(chain.marks, mark)
+                boundary = self.boundary_at(line, step)
+                if boundary.evaluate:
+                    chain.evaluated.add(mark)
+                boundaries.append(boundary)
+                covered_from = min(covered_from, step - 1)
+            self._tree.cover(node, chain.id, covered_from, leg.stop)
+        return stages, boundaries
+
+    def boundary_at(self, line: Line, step: int, *, keep: bool = True) -> Boundary:
+        wanted = line.wanted.get(step)
+        return Boundary(
+            node=line.node.id,
+            step=step,
+            key=self._plan.key(line.node, step),
+            evaluate=wanted is not None and wanted.evaluate,
+            keep=keep,
+        )
+
+    def interval(self, chain: RunningChain) -> list[Boundary]:
+        """The next boundary ahead that bounds what a crash can lose.
+
+        On a workload without measurements the first step alone is timed, so that the bound soon holds in seconds.
+        """
+        leg, step = chain.at
+        line, stop = chain.legs[leg].line, chain.legs[leg].stop
+        measured = self._plan.totals.steps_trained > 0
+        if self._checkpoint_every is not None:
+            spacing = self._checkpoint_every
+        elif measured:
+            spacing = max(1, int(self._checkpoint_seconds / line.cost))
+        else:
+            spacing = 1
+        ahead = next((mark for mark in chain.marks if mark > chain.at), None)
+        if step + spacing >= stop or (ahead is not None and ahead <= (leg, step + spacing)):
+            return []
+        mark = (leg, step + spacing)
+        insort(chain.marks, mark)
+        keep = measured or self._checkpoint_every is not None
+        if not keep:
+            chain.fleeting.add(mark)
+        return [self.boundary_at(line, step + spacing, keep=keep)]
