@@ -155,7 +155,8 @@ class FolderCheckpoints(CheckpointStore):
             yield
         except FileNotFoundError as error:
             folder = self._folder(key)
-            if folder.exists():
+            # If the file is there by now, the checkpoint was deleted and saved again: it was missing for a moment.
+            if folder.exists() and not Path(error.filename).exists():
                 raise CheckpointCorrupt(f"{folder} lacks {Path(error.filename).name}") from error
             raise CheckpointMissing(f"no checkpoint of state {key} under {self.path}") from error
 

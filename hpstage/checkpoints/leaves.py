@@ -137,7 +137,8 @@ def content(leaf: Leaf, value: Any) -> memoryview:
     import torch
 
     tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    flat: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    # Not reshape(-1): a contiguous tensor of one element may have any stride, which no other dtype can view.
+    flat: memoryview = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
     return flat
 
 

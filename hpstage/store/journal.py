@@ -21,9 +21,7 @@ class Journal(ABC):
     """
 
     @abstractmethod
-    def append(
-        self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None
-    ) -> int | None:
+    def append(self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None) -> int | None:
         """Append and return the position of the first record (``None``: ``expect`` did not hold)."""
 
     @abstractmethod

@@ -18,9 +18,7 @@ class MemoryJournal(Journal):
         self._changed = threading.Condition()
         self._closed = False
 
-    def append(
-        self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None
-    ) -> int | None:
+    def append(self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None) -> int | None:
         with self._changed:
             self._check_open()
             if request is not None and request in self._requests:

@@ -79,9 +79,7 @@ class SQLiteJournal(Journal):
                 raise
             self._connection = connection
 
-    def append(
-        self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None
-    ) -> int | None:
+    def append(self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None) -> int | None:
         with self._changed, self._explained():
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
@@ -131,9 +129,7 @@ class SQLiteJournal(Journal):
         connection: sqlite3.Connection, records: Sequence[bytes], request: str | None, expect: int | None
     ) -> int | None:
         if request is not None:
-            known = connection.execute(
-                "SELECT position FROM requests WHERE request = ?", (request,)
-            ).fetchone()
+            known = connection.execute("SELECT position FROM requests WHERE request = ?", (request,)).fetchone()
             if known is not None:
                 return int(known[0])
         position = _length(connection)

@@ -1,0 +1,215 @@
+"""CheckpointContract: what every implementation of the CheckpointStore port must do."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import pickle
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hpstage.checkpoints.state_tree import digest
+from hpstage.checkpoints.store import CheckpointStore
+from hpstage.errors import CheckpointMissing, StateError
+from hpstage.events import Kept, StateKey
+
+KEY = StateKey("0" * 31 + "a")
+OTHER = StateKey("f" * 31 + "b")
+
+
+def example_state() -> dict[object, object]:
+    """A state with every kind of value but tensors of torch."""
+    return {
+        "weights": {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.zeros(0, np.int8)},
+        "scalar": np.float64(0.1),
+        "flag": np.bool_(True),
+        "random": random.Random(7).getstate(),
+        "generator": np.random.Generator(np.random.Philox(3)).bit_generator.state,
+        "history": [1, -1, 2**200, 0.1, -0.0, math.inf, None, True, "text\nwith \u00e9", b"\x00\xff", (), {}],
+        0: {1: "int key", 2.5: "float key", None: "none", ("a", 1): "tuple"},
+        "ordered": OrderedDict([("z", 1), ("a", (2, [3]))]),
+    }
+
+
+class CheckpointContract:
+    """Subclass it, name the subclass ``Test...`` and override the fixture ``open_store``.
+
+    ``class TestMyCheckpoints(CheckpointContract): ...``
+    """
+
+    @pytest.fixture
+    def open_store(self) -> Callable[[], CheckpointStore]:
+        """A function, sendable to another process, that opens the store of this test, empty at first."""
+        raise NotImplementedError("override the fixture open_store")
+
+    @pytest.fixture
+    def store(self, open_store: Callable[[], CheckpointStore]) -> CheckpointStore:
+        return open_store()
+
+    def test_a_state_comes_back_with_types_shapes_values_and_order(self, store: CheckpointStore) -> None:
+        state = example_state()
+        store.save(KEY, state, step=3, parent=None)
+        loaded = store.load(KEY)
+        assert describe(loaded) == describe(state)
+        assert digest(loaded) == digest(state)
+
+    def test_tensors_of_torch_come_back_on_the_cpu_without_gradient(self, store: CheckpointStore) -> None:
+        torch = pytest.importorskip("torch")
+        weight = torch.nn.Parameter(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)))
+        state = {
+            "w": weight,
+            "t": weight.t(),
+            "none": torch.empty(0),
+            "half": torch.ones((), dtype=torch.bfloat16),
+        }
+        store.save(KEY, state, step=0, parent=None)
+        loaded = store.load(KEY)
+        assert isinstance(loaded, dict)
+        for name, tensor in state.items():
+            assert type(loaded[name]) is torch.Tensor
+            assert not loaded[name].requires_grad
+            assert loaded[name].dtype == tensor.dtype
+            assert torch.equal(loaded[name], tensor)
+
+    def test_save_tells_what_is_kept_and_the_manifest_agrees(self, store: CheckpointStore) -> None:
+        state = example_state()
+        kept = store.save(KEY, state, step=3, parent=OTHER)
+        manifest = store.manifest(KEY)
+        assert kept == Kept(key=KEY, bytes=manifest.bytes, digest=digest(state))
+        assert (manifest.key, manifest.step, manifest.parent) == (KEY, 3, OTHER)
+        assert manifest.digest == kept.digest
+        assert manifest.bytes > 0
+
+    def test_a_key_that_was_never_saved_is_missing(self, store: CheckpointStore) -> None:
+        with pytest.raises(CheckpointMissing, match=KEY):
+            store.load(KEY)
+        with pytest.raises(CheckpointMissing, match=KEY):
+            store.manifest(KEY)
+        assert list(store.keys()) == []
+
+    def test_keys_lists_what_is_kept(self, store: CheckpointStore) -> None:
+        for key in (OTHER, KEY):
+            store.save(key, {}, step=0, parent=None)
+        assert sorted(store.keys()) == [KEY, OTHER]
+
+    def test_a_deleted_checkpoint_is_missing_and_can_be_saved_again(self, store: CheckpointStore) -> None:
+        store.save(KEY, [1], step=0, parent=None)
+        store.delete(KEY)
+        store.delete(KEY)
+        assert list(store.keys()) == []
+        with pytest.raises(CheckpointMissing):
+            store.load(KEY)
+        store.save(KEY, [1], step=0, parent=None)
+        assert store.load(KEY) == [1]
+
+    def test_saving_a_kept_key_again_changes_nothing(self, store: CheckpointStore) -> None:
+        first = store.save(KEY, {"a": 1}, step=1, parent=None)
+        assert store.save(KEY, {"a": 1}, step=1, parent=None) == first
+        # What is kept wins, though this breaks the law that equal keys mean equal training.
+        assert store.save(KEY, {"a": 2}, step=1, parent=None) == first
+        assert store.load(KEY) == {"a": 1}
+
+    def test_a_saved_state_does_not_change_with_the_live_one(self, store: CheckpointStore) -> None:
+        array = np.zeros(3)
+        store.save(KEY, [array], step=0, parent=None)
+        array += 1
+        assert digest(store.load(KEY)) == digest([np.zeros(3)])
+
+    def test_loaded_states_are_writable_and_independent_of_each_other(self, store: CheckpointStore) -> None:
+        store.save(KEY, {"a": np.zeros(3)}, step=0, parent=None)
+        loaded = store.load(KEY)
+        assert isinstance(loaded, dict)
+        loaded["a"] += 1
+        assert digest(store.load(KEY)) == digest({"a": np.zeros(3)})
+
+    @pytest.mark.parametrize(
+        ("state", "path"),
+        [
+            ({"scheduler": {"best": object()}}, r"state\['scheduler'\]\['best'\] is a object"),
+            ([0, ({1, 2},)], r"state\[1\]\[0\] is a set"),
+            ({"f": lambda: None}, r"state\['f'\] is a function"),
+            ({"a": np.array([object()])}, r"state\['a'\] is an array of dtype object"),
+        ],
+    )
+    def test_a_state_that_cannot_be_captured_is_refused_with_the_path_to_it(
+        self, store: CheckpointStore, state: object, path: str
+    ) -> None:
+        with pytest.raises(StateError, match=path):
+            store.save(KEY, state, step=0, parent=None)
+        assert list(store.keys()) == []
+
+    def test_a_store_can_be_pickled(self, store: CheckpointStore) -> None:
+        store.save(KEY, {"a": 1}, step=0, parent=None)
+        copy = pickle.loads(pickle.dumps(store))  # noqa: S301 - made in the line itself
+        assert copy.load(KEY) == {"a": 1}
+
+    def test_processes_that_save_one_key_at_once_publish_it_once(
+        self, open_store: Callable[[], CheckpointStore]
+    ) -> None:
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            results = pool.starmap(_save_many, [(open_store, 20)] * 2, 1)
+            pool.close()
+            pool.join()
+        assert results[0] == results[1]
+        store = open_store()
+        assert sorted(store.keys()) == sorted(kept.key for kept in results[0])
+        for kept in results[0]:
+            assert digest(store.load(kept.key)) == kept.digest
+
+    def test_a_reader_sees_a_whole_checkpoint_or_none_while_others_save_and_delete(
+        self, open_store: Callable[[], CheckpointStore]
+    ) -> None:
+        store = open_store()
+        expected = digest(_changing())
+        seen: set[str | None] = set()
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            writing = pool.apply_async(_save_and_delete, (open_store, 200))
+            while not writing.ready():
+                try:
+                    seen.add(digest(store.load(KEY)))
+                except CheckpointMissing:
+                    seen.add(None)
+            writing.get()
+            pool.close()
+            pool.join()
+        assert seen <= {expected, None}
+        assert digest(store.load(KEY)) == expected
+
+
+def _changing() -> list[object]:
+    return [np.arange(10_000), "text"]
+
+
+def _save_and_delete(open_store: Callable[[], CheckpointStore], count: int) -> None:
+    store = open_store()
+    store.save(KEY, _changing(), step=0, parent=None)
+    for _ in range(count):
+        store.delete(KEY)
+        store.save(KEY, _changing(), step=0, parent=None)
+
+
+def _save_many(open_store: Callable[[], CheckpointStore], count: int) -> list[Kept]:
+    store = open_store()
+    return [
+        store.save(StateKey(f"{number:032x}"), [np.full(1000, number)], step=number, parent=None)
+        for number in range(count)
+    ]
+
+
+def describe(state: object) -> object:
+    """A state as something that ``==`` compares down to types, bits and order."""
+    if isinstance(state, dict):
+        return type(state), [(describe(key), describe(value)) for key, value in state.items()]
+    if isinstance(state, list | tuple):
+        return type(state), [describe(item) for item in state]
+    if isinstance(state, np.ndarray):
+        return type(state), state.dtype.str, state.shape, state.tobytes()
+    if isinstance(state, np.generic):
+        return type(state), state.tobytes()
+    if isinstance(state, float):
+        return float, state.hex()
+    return type(state), state

@@ -1,0 +1,382 @@
+"""FolderCheckpoints: the contract, every damage noticed, nothing left behind, an open format."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
+from hpstage.checkpoints import format as files
+from hpstage.checkpoints.folder import _host
+from hpstage.checkpoints.leaves import _NUMPY, _TORCH
+from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing, UsageError
+from hpstage.events import StateKey
+from hpstage.testing import CheckpointContract
+
+KEY = StateKey("0" * 31 + "a")
+OTHER = StateKey("0" * 31 + "b")
+STATE = {"w": torch.arange(5.0), "n": np.arange(3), "raw": b"bytes", "step": 7}
+FILES = (files.TENSORS, files.STRUCTURE, files.MANIFEST)
+
+
+class TestFolderCheckpoints(CheckpointContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], CheckpointStore]:
+        return functools.partial(FolderCheckpoints, tmp_path / "deep" / "checkpoints", "workload")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderCheckpoints:
+    return FolderCheckpoints(tmp_path / "checkpoints", "workload")
+
+
+def saved(store: FolderCheckpoints, key: StateKey = KEY) -> Path:
+    store.save(key, STATE, step=7, parent=None)
+    return store.path / key[:2] / key
+
+
+def left_behind(store: FolderCheckpoints) -> list[str]:
+    return [str(path.relative_to(store.path)) for path in store.path.rglob("*") if path.is_file()]
+
+
+# --- every dtype ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", _TORCH)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 1)])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_every_dtype_and_shape_of_torch_comes_back(
+    store: FolderCheckpoints, dtype: str, shape: tuple[int, ...]
+) -> None:
+    _, size, count = _TORCH[dtype]
+    values = int(np.prod(shape)) * size * count
+    raw = torch.arange(values, dtype=torch.uint8) % 2
+    tensor = raw.view(getattr(torch, dtype)).reshape(shape)
+    store.save(KEY, {"flag": b"x", "t": tensor}, step=0, parent=None)
+    loaded = store.load(KEY)
+    assert isinstance(loaded, dict)
+    assert (loaded["t"].dtype, loaded["t"].shape) == (tensor.dtype, tensor.shape)
+    assert loaded["t"].reshape(-1).view(torch.uint8).tolist() == raw.tolist()
+
+
+@pytest.mark.parametrize("dtype", _NUMPY)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 1)])
+def test_every_dtype_and_shape_of_numpy_comes_back(
+    store: FolderCheckpoints, dtype: str, shape: tuple[int, ...]
+) -> None:
+    array = (np.arange(np.prod(shape)) % 3).astype(dtype).reshape(shape)
+    store.save(KEY, {"flag": b"x", "a": array, "s": np.dtype(dtype).type(1)}, step=0, parent=None)
+    loaded = store.load(KEY)
+    assert isinstance(loaded, dict)
+    assert (loaded["a"].dtype.str, loaded["a"].shape) == (dtype, shape)
+    assert np.array_equal(loaded["a"], array)
+    assert type(loaded["s"]) is np.dtype(dtype).type
+    assert loaded["s"] == 1
+
+
+def test_unusual_tensors_come_back_by_value(store: FolderCheckpoints) -> None:
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    state = {
+        "strided": base[:, ::2, 1:3],
+        "expanded": torch.ones(1).expand(1000),
+        "channels_last": torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last),
+        "part of a large storage": torch.zeros(100_000)[:2],
+        "tied": [base, base],
+        "conjugated": torch.tensor([1 + 2j]).conj(),
+        "negated": torch.tensor([1 + 2j]).conj().imag,
+        "one element with a stride": torch.arange(4.0)[::2][:1],
+        "one element of an array": np.arange(4.0)[::2][:1],
+        "one element by one": np.arange(4.0).reshape(2, 2).T[:1, :1],
+    }
+    kept = store.save(KEY, state, step=0, parent=None)
+    loaded = store.load(KEY)
+    assert digest(loaded) == digest(state) == kept.digest
+    assert kept.bytes < 10_000
+    assert isinstance(loaded, dict)
+    loaded["tied"][0] += 1
+    assert torch.equal(loaded["tied"][1], base)
+    assert torch.equal(loaded["conjugated"], torch.tensor([1 - 2j]))
+
+
+def test_saving_and_loading_do_not_depend_on_torchs_defaults(store: FolderCheckpoints) -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        saved(store)
+        assert digest(store.load(KEY)) == digest(STATE)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
+def test_any_reader_of_safetensors_can_open_the_tensors(store: FolderCheckpoints) -> None:
+    tensors = {
+        f"{dtype}-{count}": torch.zeros(count, dtype=getattr(torch, dtype))
+        for dtype in _TORCH
+        if dtype != "complex32"
+        for count in (0, 1, 3)
+    }
+    state = {"model": tensors, 1: np.arange(3, dtype=">f4"), "1": torch.ones(2), "__metadata__": np.ones(2)}
+    store.save(KEY, state, step=0, parent=None)
+    path = store.path / KEY[:2] / KEY / files.TENSORS
+    opened = safetensors.torch.load_file(path)
+    assert len(opened) == len(tensors) + 3
+    assert torch.equal(opened["model.float32-3"], tensors["float32-3"])
+    assert torch.equal(opened["model.complex64-3"], torch.zeros(3, 2))
+    assert torch.equal(opened["1'"], torch.ones(2))
+    assert np.array_equal(safetensors.torch.load_file(path)["1"].numpy().view(">f4").ravel(), np.arange(3))
+
+
+# --- damage -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_file_is_noticed(store: FolderCheckpoints, name: str) -> None:
+    path = saved(store) / name
+    content = path.read_bytes()
+    for length in (0, 1, 9, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointCorrupt, match=KEY):
+            store.load(KEY)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_goes_on_is_noticed(store: FolderCheckpoints, name: str) -> None:
+    path = saved(store) / name
+    path.write_bytes(path.read_bytes() + b"\x00")
+    with pytest.raises(CheckpointCorrupt, match=KEY):
+        store.load(KEY)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(name=st.sampled_from(FILES), where=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_noticed_wherever_it_is(store: FolderCheckpoints, name: str, where: int, bit: int) -> None:
+    path = saved(store) / name
+    content = bytearray(path.read_bytes())
+    content[where % len(content)] ^= 1 << bit
+    path.write_bytes(content)
+    with pytest.raises(CheckpointCorrupt, match=KEY):
+        store.load(KEY)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_noticed(store: FolderCheckpoints, name: str) -> None:
+    (saved(store) / name).unlink()
+    with pytest.raises(CheckpointCorrupt, match=f"lacks {name}"):
+        store.load(KEY)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("garbage", [b"", b"null", b"{}", b"[1", b"\xff\xfe", b"[" * 100_000, b'{"manifest":1}'])
+def test_garbage_in_place_of_a_file_is_noticed(store: FolderCheckpoints, name: str, garbage: bytes) -> None:
+    (saved(store) / name).write_bytes(garbage)
+    with pytest.raises(CheckpointCorrupt, match=KEY):
+        store.load(KEY)
+
+
+def test_the_checkpoint_of_another_state_in_its_place_is_noticed(store: FolderCheckpoints) -> None:
+    mine, other = saved(store), saved(store, OTHER)
+    shutil.rmtree(mine)
+    other.rename(mine)
+    with pytest.raises(CheckpointCorrupt, match=f"another state, {OTHER}"):
+        store.load(KEY)
+
+
+def test_the_file_of_another_state_in_its_place_is_noticed(store: FolderCheckpoints) -> None:
+    mine = saved(store)
+    store.save(OTHER, {**STATE, "w": torch.arange(5.0) + 1}, step=7, parent=None)
+    shutil.copy(store.path / OTHER[:2] / OTHER / files.TENSORS, mine)
+    with pytest.raises(CheckpointCorrupt, match="does not agree with the checksum"):
+        store.load(KEY)
+
+
+def test_the_checkpoint_of_another_workload_is_refused(store: FolderCheckpoints) -> None:
+    saved(store)
+    with pytest.raises(CheckpointCorrupt, match="of workload workload, not other"):
+        FolderCheckpoints(store.path, "other").load(KEY)
+
+
+def test_a_newer_format_is_refused(store: FolderCheckpoints) -> None:
+    folder = saved(store)
+    files.write_manifest(folder, msgspec.structs.replace(store.manifest(KEY), format=files.FORMAT + 1))
+    with pytest.raises(CheckpointCorrupt, match=r"has format 2; this hpstage reads format 1"):
+        store.load(KEY)
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"tree": ["leaf", 3], "leaves": []},
+        {"tree": ["unknown", []], "leaves": []},
+        {"tree": ["dict", [[["list", []], 1]]], "leaves": []},
+        {"tree": ["float", "zz"], "leaves": []},
+        {"tree": ["scalar", "|O", "00"], "leaves": []},
+        {"tree": {}, "leaves": []},
+        {"tree": [], "leaves": []},
+        {"tree": functools.reduce(lambda tree, _: ["list", [tree]], range(5000), 1), "leaves": []},
+        {"tree": 1, "leaves": [{"name": "a", "kind": "torch", "dtype": "device", "shape": [1]}]},
+        {"tree": 1, "leaves": [{"name": "a", "kind": "numpy", "dtype": "|O8", "shape": [1]}]},
+        {"tree": 1, "leaves": [{"name": "a", "kind": "pickle", "dtype": "int8", "shape": [1]}]},
+        {"tree": 1, "leaves": [{"name": "a", "kind": "torch", "dtype": "int8", "shape": [1 << 60]}]},
+        {"tree": 1, "leaves": [{"name": "a", "kind": "torch", "dtype": "int8", "shape": [-8]}]},
+    ],
+)
+def test_a_senseless_structure_with_the_right_checksum_is_refused(store: FolderCheckpoints, structure: object) -> None:
+    folder = saved(store)
+    sys.setrecursionlimit(20_000)
+    content = json.dumps(structure).encode()
+    sys.setrecursionlimit(1000)
+    (folder / files.STRUCTURE).write_bytes(content)
+    manifest = store.manifest(KEY)
+    checksums = {**manifest.files, files.STRUCTURE: xxhash.xxh3_128_hexdigest(content)}
+    files.write_manifest(folder, msgspec.structs.replace(manifest, files=checksums))
+    with pytest.raises(CheckpointCorrupt, match=KEY):
+        store.load(KEY)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_saving_again_replaces_a_damaged_checkpoint(store: FolderCheckpoints, name: str) -> None:
+    path = saved(store) / name
+    path.write_bytes(b"damaged")
+    saved(store)
+    assert digest(store.load(KEY)) == digest(STATE)
+    assert len(left_behind(store)) == 3
+
+
+def test_a_damaged_checkpoint_is_listed_and_can_be_deleted(store: FolderCheckpoints) -> None:
+    (saved(store) / files.TENSORS).unlink()
+    assert list(store.keys()) == [KEY]
+    store.delete(KEY)
+    with pytest.raises(CheckpointMissing):
+        store.load(KEY)
+    assert left_behind(store) == []
+
+
+# --- disks and writers that fail --------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_named_with_the_remedy_and_nothing_is_left(
+    store: FolderCheckpoints, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    large = {"w": torch.zeros(100_000)}
+    with full_disk(50_000), pytest.raises(CheckpointError, match=rf"{KEY} under {store.path}.*free space"):
+        store.save(KEY, large, step=0, parent=None)
+    assert left_behind(store) == []
+    assert list(store.keys()) == []
+    assert os.listdir(store.path / ".tmp") == []
+    store.save(KEY, large, step=0, parent=None)
+    assert digest(store.load(KEY)) == digest(large)
+
+
+def test_a_read_only_disk_is_named_with_the_remedy(
+    open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
+) -> None:
+    open_folder.chmod(0o555)
+    store = FolderCheckpoints(open_folder, "workload")
+    with unprivileged(), pytest.raises(CheckpointError, match=rf"{open_folder}.*may read and write"):
+        store.save(KEY, STATE, step=0, parent=None)
+    open_folder.chmod(0o755)
+    assert left_behind(store) == []
+
+
+KILLED = """
+import os, signal, sys, torch
+from hpstage.checkpoints import FolderCheckpoints, format
+original = format.write_manifest
+format.write_manifest = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+FolderCheckpoints(sys.argv[1], "workload").save("k" * 32, {"w": torch.zeros(10)}, step=0, parent=None)
+"""
+
+
+def test_what_a_killed_writer_left_is_no_checkpoint_and_is_swept(store: FolderCheckpoints) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(store.path)])
+    assert done.returncode == -9
+    assert len(left_behind(store)) == 2
+    assert list(store.keys()) == []
+    with pytest.raises(CheckpointMissing):
+        store.load(StateKey("k" * 32))
+    assert FolderCheckpoints(store.path, "workload").sweep() == 0
+    assert left_behind(store) == []
+
+
+def test_sweep_spares_living_writers_and_those_of_other_hosts_for_a_day(store: FolderCheckpoints) -> None:
+    def temporary(host: str, pid: int, age_hours: float) -> str:
+        folder = store.path / ".tmp" / f"{host}-{pid}-{uuid.uuid4().hex}"
+        folder.mkdir(parents=True)
+        (folder / files.TENSORS).write_bytes(b"x")
+        then = time.time() - age_hours * 3600
+        os.utime(folder, (then, then))
+        return folder.name
+
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    spared = [temporary(_host(), os.getpid(), 1), temporary("elsewhere", gone.pid, 23)]
+    swept = [
+        temporary(_host(), gone.pid, 0),
+        temporary("elsewhere", 1, 25),
+        temporary(_host(), os.getpid(), 25),
+    ]
+    assert store.sweep() == len(swept)
+    assert sorted(os.listdir(store.path / ".tmp")) == sorted(spared)
+
+
+def test_making_a_store_writes_nothing(tmp_path: Path) -> None:
+    assert list(FolderCheckpoints(tmp_path / "new", "workload").keys()) == []
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("key", ["", "a", "../../etc/passwd", "..", ".tmp", "a/b", "a\x00b", "x" * 129])
+def test_a_key_that_would_lead_out_of_the_folder_is_refused(store: FolderCheckpoints, key: str) -> None:
+    for call in (store.load, store.manifest, store.delete):
+        with pytest.raises(UsageError, match="no state key"):
+            call(StateKey(key))
+
+
+def test_other_files_in_the_folder_are_no_checkpoints(store: FolderCheckpoints) -> None:
+    folder = saved(store)
+    (store.path / "README").write_text("notes")
+    (folder.parent / "empty").mkdir()
+    (folder.parent / ".hidden").mkdir()
+    assert list(store.keys()) == [KEY]
+
+
+@pytest.mark.slow
+def test_fifty_megabytes_are_saved_faster_than_by_torch(store: FolderCheckpoints, tmp_path: Path) -> None:
+    state = {f"layer{number}": torch.randn(125_000) for number in range(100)}
+
+    def seconds(action: Callable[[int], object]) -> float:
+        times = []
+        for number in range(7):
+            began = time.perf_counter()
+            action(number)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    ours = seconds(lambda number: store.save(StateKey(f"{number:032x}"), state, step=0, parent=None))
+    theirs = seconds(lambda number: torch.save(state, tmp_path / f"{number}.pt"))
+    assert ours < theirs

@@ -1,0 +1,199 @@
+"""What SQLiteJournal promises beyond the contract: crashes, refusing disks, foreign files, speed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+
+import pytest
+
+from hpstage.errors import StoreError
+from hpstage.store import SQLiteJournal
+from hpstage.store.sqlite import SCHEMA
+
+# Appends batches of 1 to 7 records and says after each how many are acknowledged, until it is killed.
+WRITER = """
+import sys
+from hpstage.store import SQLiteJournal
+journal = SQLiteJournal(sys.argv[1])
+position = 0
+while True:
+    size = 1 + position % 7
+    journal.append([b"%d %d" % (position, size)] * size)
+    position += size
+    print(position, flush=True)
+"""
+
+FORK = """
+import os, sys
+from hpstage.errors import StoreError
+from hpstage.store import SQLiteJournal
+journal = SQLiteJournal(sys.argv[1])
+if os.fork() == 0:
+    try:
+        journal.append([b"x"])
+    except StoreError as error:
+        print("child:", type(error).__name__, flush=True)
+    journal.close()
+    os._exit(0)
+os.wait()
+print("parent:", journal.append([b"y"]))
+"""
+
+
+def test_kill_9_of_a_writer_loses_nothing_acknowledged_and_leaves_no_torn_batch(tmp_path: Path) -> None:
+    for kill_after in range(1, 200, 20):
+        path = tmp_path / f"{kill_after}.db"
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        for _ in range(kill_after):
+            acknowledged = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.stdout.read().split("\n")
+        writer.stdout.close()
+        writer.wait()
+        # The last line may be torn, since the pipe is no journal.
+        acknowledged = int(rest[-2]) if len(rest) > 1 else acknowledged
+        with closing(SQLiteJournal(path)) as journal:
+            records = journal.read()
+            assert len(records) >= acknowledged
+            position = 0
+            while position < len(records):
+                size = 1 + position % 7
+                assert records[position : position + size] == [b"%d %d" % (position, size)] * size
+                position += size
+            assert journal.append([b"after"]) == len(records)
+
+
+def _open_when_told(path: Path, start: float) -> int:
+    while time.monotonic() < start:
+        pass
+    with closing(SQLiteJournal(path)) as journal:
+        position = journal.append([b"x"])
+        assert position is not None
+        return position
+
+
+def test_processes_that_open_a_new_journal_at_once_share_one_log(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        pool.map(abs, range(4), 1)
+        for attempt in range(5):
+            jobs = [(tmp_path / f"{attempt}.db", time.monotonic() + 0.05)] * 4
+            assert sorted(pool.starmap(_open_when_told, jobs, 1)) == [0, 1, 2, 3]
+        pool.close()
+        pool.join()
+
+
+def test_a_failed_append_changes_nothing_and_the_journal_works_on(
+    tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    path = tmp_path / "journal.db"
+    with closing(SQLiteJournal(path)) as journal:
+        journal.append([b"kept"])
+        with full_disk(100_000), pytest.raises(StoreError, match=r"journal\.db.*free space"):
+            journal.append([b"x" * 50_000] * 10, request="r")
+        assert journal.read() == [b"kept"]
+        assert journal.append([b"x" * 50_000] * 10, request="r") == 1
+        assert len(journal) == 11
+
+
+def test_a_read_only_folder_is_named_with_the_remedy(
+    open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
+) -> None:
+    open_folder.chmod(0o555)
+    with unprivileged(), pytest.raises(StoreError, match=r"journal\.db.*may write there"):
+        SQLiteJournal(open_folder / "journal.db")
+    open_folder.chmod(0o755)
+
+
+def test_a_read_only_journal_is_named_with_the_remedy(
+    open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
+) -> None:
+    path = open_folder / "journal.db"
+    SQLiteJournal(path).close()
+    path.chmod(0o444)
+    open_folder.chmod(0o555)
+    with (
+        unprivileged(),
+        pytest.raises(StoreError, match=r"journal\.db.*(write permission|may write)"),
+        closing(SQLiteJournal(path)) as journal,
+    ):
+        journal.append([b"x"])
+    open_folder.chmod(0o755)
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("these are notes, not a journal\n" * 100)
+    content = path.read_bytes()
+    with pytest.raises(StoreError, match=r"notes\.txt.*choose another path"):
+        SQLiteJournal(path)
+    assert path.read_bytes() == content
+
+
+def test_the_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE studies (id INTEGER)")
+    content = path.read_bytes()
+    with pytest.raises(StoreError, match=r"study\.db.*something else"):
+        SQLiteJournal(path)
+    assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["study.db"]
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=str(tmp_path)):
+        SQLiteJournal(tmp_path)
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="folder of journal"):
+        SQLiteJournal(tmp_path / "file" / "journal.db")
+
+
+def test_a_journal_of_a_newer_hpstage_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    SQLiteJournal(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    with pytest.raises(StoreError, match=r"newer hpstage.*upgrade"):
+        SQLiteJournal(path)
+
+
+def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with (
+        closing(SQLiteJournal(path, patience=0.05)) as journal,
+        closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="another process has kept it locked"):
+            journal.append([b"x"])
+        other.execute("ROLLBACK")
+        assert journal.append([b"x"]) == 0
+
+
+def test_a_handle_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) -> None:
+    # In a process of its own: pytest may run threads, which do not go well with a fork.
+    done = subprocess.run([sys.executable, "-c", FORK, str(tmp_path / "journal.db")], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["child: StoreError", "parent: 0"], done.stderr
+
+
+@pytest.mark.slow
+def test_batched_appends_reach_100_000_records_per_second(tmp_path: Path) -> None:
+    with closing(SQLiteJournal(tmp_path / "journal.db")) as journal:
+        batch = [b'{"type":"StateReached","node":1,"step":100}'] * 1000
+        began = time.perf_counter()
+        for _ in range(200):
+            journal.append(batch)
+        assert 200_000 / (time.perf_counter() - began) > 100_000
