@@ -360,4 +360,7 @@ def _positive(form: str, **fields: float) -> None:
 
 def decayed(base: float, gamma: float, times: int) -> float:
     """``base * gamma**times``: the one way in which stairs, milestones and exponentials are computed."""
-    return base * gamma**times
+    try:
+        return base * gamma**times
+    except OverflowError:
+        raise ScheduleError(f"{base!r} * {gamma!r}**{times} is not finite") from None

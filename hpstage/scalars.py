@@ -54,8 +54,7 @@ def canonical(value: object) -> Scalar:
     if isinstance(value, float):
         return canonical(float.__float__(value))
     raise ScheduleError(
-        f"{value!r} ({kind.__name__}) cannot be a hyper-parameter's value; "
-        "use a string, a number, a bool or None"
+        f"{value!r} ({kind.__name__}) cannot be a hyper-parameter's value; use a string, a number, a bool or None"
     )
 
 
@@ -77,9 +76,7 @@ def real(name: str, value: object) -> float:
     """The argument ``name`` as a float; ScheduleError if it is not a finite number."""
     plain = _argument(name, value)
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
-        raise ScheduleError(
-            f"{name} is {value!r}; it must be a number (for other values use piecewise or sampled)"
-        )
+        raise ScheduleError(f"{name} is {value!r}; it must be a number (for other values use piecewise or sampled)")
     return float(plain)
 
 

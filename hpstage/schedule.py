@@ -104,14 +104,10 @@ def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | Non
         values = [source(at) for at in range(count("steps", steps))]
     else:
         if isinstance(source, str):
-            raise ScheduleError(
-                f"{source!r} is one value and not a sequence of values; use constant({source!r})"
-            )
+            raise ScheduleError(f"{source!r} is one value and not a sequence of values; use constant({source!r})")
         values = list(source)
         if steps is not None and count("steps", steps) != len(values):
-            raise ScheduleError(
-                f"steps is {steps}, but the sequence has {len(values)} values; leave steps out"
-            )
+            raise ScheduleError(f"steps is {steps}, but the sequence has {len(values)} values; leave steps out")
     plain = []
     for at, value in enumerate(values):
         try:
@@ -127,6 +123,8 @@ def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | Non
 def multistep(value: float, milestones: Iterable[int], gamma: float = 0.1) -> Schedule:
     """MultiStepLR: multiplied by ``gamma`` at each milestone; one that is listed twice counts twice."""
     base, factor = real("value", value), real("gamma", gamma)
+    if not isinstance(milestones, Iterable):
+        raise ScheduleError(f"milestones is {milestones!r}; it must be a list of steps: [{milestones!r}]")
     marks = sorted([count("milestones", mark) for mark in milestones])
     segments = []
     start = 0
@@ -149,9 +147,7 @@ def exponential(value: float, gamma: float) -> Schedule:
     return _open(Exponential(real("value", value), real("gamma", gamma)))
 
 
-def linear(
-    value: float, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
-) -> Schedule:
+def linear(value: float, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5) -> Schedule:
     """LinearLR: a line from ``value * start_factor``, and from ``total_iters`` on ``value * end_factor``."""
     base, steps = real("value", value), count("total_iters", total_iters, least=1)
     first, last = real("start_factor", start_factor), real("end_factor", end_factor)
@@ -259,9 +255,7 @@ def wsd(
     total, rise, fall = count("steps", steps), count("warmup", warmup), count("decay", decay)
     joint = total - fall
     if rise > joint:
-        raise ScheduleError(
-            f"warmup ({rise}) and decay ({fall}) are longer than steps ({total}); shorten one"
-        )
+        raise ScheduleError(f"warmup ({rise}) and decay ({fall}) are longer than steps ({total}); shorten one")
     if decay_form not in ("linear", "cosine", "1-sqrt"):
         raise ScheduleError(f"decay_form is {decay_form!r}; it must be 'linear', 'cosine' or '1-sqrt'")
     segments = []

@@ -90,9 +90,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
         """This, and at its end the other, whose steps count from the joint."""
         joint = self.length
         if joint is None:
-            raise ScheduleError(
-                "nothing can follow a schedule that goes on for ever; bound it with .until(step)"
-            )
+            raise ScheduleError("nothing can follow a schedule that goes on for ever; bound it with .until(step)")
         return Schedule(self.segments + shifted(as_schedule(other).segments, joint))
 
     def until(self, step: int) -> Schedule:
@@ -168,13 +166,9 @@ def _normal(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
         length = segment.length
         if length is None:
             if i != last:
-                raise ScheduleError(
-                    "only the last segment of a schedule can be open; give the others a length"
-                )
+                raise ScheduleError("only the last segment of a schedule can be open; give the others a length")
         elif not 0 <= length <= MAX_STEPS - start:
-            raise ScheduleError(
-                f"a segment cannot have {length} steps; lengths are at least 0 and below 2**53"
-            )
+            raise ScheduleError(f"a segment cannot have {length} steps; lengths are at least 0 and below 2**53")
         elif length == 0:
             continue
         form = segment.form

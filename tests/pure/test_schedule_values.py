@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -61,11 +62,7 @@ def test_a_value_has_one_spelling(written: object, spelled: object) -> None:
     assert type(value) is type(spelled)
 
 
-@given(
-    st.one_of(
-        st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**63), 2**64 - 1), st.booleans()
-    )
-)
+@given(st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**63), 2**64 - 1), st.booleans()))
 def test_canonical_values_that_python_holds_equal_are_the_same_or_a_bool(value: float) -> None:
     plain = s.canonical(value)
     assert plain == value
@@ -194,53 +191,56 @@ def test_schedules_can_be_members_of_sets_and_be_pickled() -> None:
 # --- what is refused --------------------------------------------------------------------------------------
 
 
+untyped: Any = s  # misused on purpose, past the type checker
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: s.multistep("0.1", [3]), "value is '0.1'; it must be a number"),
-        (lambda: s.multistep(True, [3]), "value is True; it must be a number"),
-        (lambda: s.multistep(0.1, [-3]), "milestones is -3; it must be a whole number"),
-        (lambda: s.multistep(0.1, [2.5]), "milestones is 2.5; it must be a whole number"),
-        (lambda: s.multistep(0.1, [3], gamma=math.nan), "gamma: nan"),
-        (lambda: s.multistep(0.1, 3), r"milestones is 3; it must be a list of steps: \[3\]"),
-        (lambda: s.multistep(1e300, [3], gamma=1e300), "inf"),
-        (lambda: s.multistep(1.0, [3, 4], gamma=1e300), "is not finite"),
-        (lambda: s.step(0.1, 0), "step_size is 0; .* at least 1"),
-        (lambda: s.exponential(math.inf, 0.9), "value: inf"),
-        (lambda: s.exponential(1.0, 10.0).until(400), r"no finite value at step 399; bound it .*\.until"),
-        (lambda: s.linear(0.1, total_iters=0), "total_iters is 0"),
-        (lambda: s.linear(0.1, start_factor=None), "start_factor is None"),
-        (lambda: s.polynomial(0.1, total_iters=-1), "total_iters is -1"),
-        (lambda: s.polynomial(0.1, power=-1), "power is -1; it must be at least 0"),
-        (lambda: s.cosine(0.1, 0), "T_max is 0"),
-        (lambda: s.cosine(0.1, 10, eta_min="low"), "eta_min is 'low'"),
-        (lambda: s.cosine_restarts(0.1, 5, T_mult=0), "T_mult is 0"),
-        (lambda: s.cosine_restarts(0.1, 5, T_mult=1.5), "T_mult is 1.5"),
-        (lambda: s.onecycle(0.1, 10, pct_start=1.5), "pct_start is 1.5; it must be from 0 to 1"),
-        (lambda: s.onecycle(0.1, 10, anneal_strategy="log"), "anneal_strategy is 'log'"),
-        (lambda: s.onecycle(0.1, 10, div_factor=0), "div_factor"),
+        (lambda: untyped.multistep("0.1", [3]), "value is '0.1'; it must be a number"),
+        (lambda: untyped.multistep(True, [3]), "value is True; it must be a number"),
+        (lambda: untyped.multistep(0.1, [-3]), "milestones is -3; it must be a whole number"),
+        (lambda: untyped.multistep(0.1, [2.5]), "milestones is 2.5; it must be a whole number"),
+        (lambda: untyped.multistep(0.1, [3], gamma=math.nan), "gamma: nan"),
+        (lambda: untyped.multistep(0.1, 3), r"milestones is 3; it must be a list of steps: \[3\]"),
+        (lambda: untyped.multistep(1e300, [3], gamma=1e300), "inf"),
+        (lambda: untyped.multistep(1.0, [3, 4], gamma=1e300), "is not finite"),
+        (lambda: untyped.step(0.1, 0), "step_size is 0; .* at least 1"),
+        (lambda: untyped.exponential(math.inf, 0.9), "value: inf"),
+        (lambda: untyped.exponential(1.0, 10.0).until(400), r"no finite value at step 399; bound it .*\.until"),
+        (lambda: untyped.linear(0.1, total_iters=0), "total_iters is 0"),
+        (lambda: untyped.linear(0.1, start_factor=None), "start_factor is None"),
+        (lambda: untyped.polynomial(0.1, total_iters=-1), "total_iters is -1"),
+        (lambda: untyped.polynomial(0.1, power=-1), "power is -1; it must be at least 0"),
+        (lambda: untyped.cosine(0.1, 0), "T_max is 0"),
+        (lambda: untyped.cosine(0.1, 10, eta_min="low"), "eta_min is 'low'"),
+        (lambda: untyped.cosine_restarts(0.1, 5, T_mult=0), "T_mult is 0"),
+        (lambda: untyped.cosine_restarts(0.1, 5, T_mult=1.5), "T_mult is 1.5"),
+        (lambda: untyped.onecycle(0.1, 10, pct_start=1.5), "pct_start is 1.5; it must be from 0 to 1"),
+        (lambda: untyped.onecycle(0.1, 10, anneal_strategy="log"), "anneal_strategy is 'log'"),
+        (lambda: untyped.onecycle(0.1, 10, div_factor=0), "div_factor"),
         (
-            lambda: s.wsd(0.1, 10, warmup=6, decay=6),
+            lambda: untyped.wsd(0.1, 10, warmup=6, decay=6),
             r"warmup \(6\) and decay \(6\) are longer than steps \(10\)",
         ),
-        (lambda: s.wsd(0.1, 10, warmup=1, decay=1, decay_form="exp"), "decay_form is 'exp'"),
-        (lambda: s.piecewise({}), "the first must start at step 0"),
-        (lambda: s.piecewise({5: 1}), "the first must start at step 0"),
-        (lambda: s.piecewise({0: 1, 9: 2, 4: 3}), "the starts must increase"),
+        (lambda: untyped.wsd(0.1, 10, warmup=1, decay=1, decay_form="exp"), "decay_form is 'exp'"),
+        (lambda: untyped.piecewise({}), "the first must start at step 0"),
+        (lambda: untyped.piecewise({5: 1}), "the first must start at step 0"),
+        (lambda: untyped.piecewise({0: 1, 9: 2, 4: 3}), "the starts must increase"),
         (
-            lambda: s.piecewise({0: s.sampled([1, 2]), 5: 3}),
+            lambda: untyped.piecewise({0: untyped.sampled([1, 2]), 5: 3}),
             r"has 2 steps, but the next starts at 5; start the next at 2",
         ),
-        (lambda: s.sampled(lambda step: step), "steps is missing"),
-        (lambda: s.sampled([1, 2], 3), "steps is 3, but the sequence has 2 values"),
-        (lambda: s.sampled("abc"), "one value and not a sequence"),
-        (lambda: s.sampled([1, math.nan]), "at step 1: nan"),
-        (lambda: s.sampled(lambda step: [step], 2), "at step 0"),
-        (lambda: s.constant(1).then(2), r"goes on for ever; bound it with \.until\(step\)"),
-        (lambda: s.constant(1).until(3).until(4), r"ends at step 3 and cannot be cut at step 4; add \.then"),
-        (lambda: s.constant(1).until(-1), "step is -1"),
-        (lambda: s.constant(1).until(True), "step is True"),
-        (lambda: s.constant(1).since(0.5), "step is 0.5"),
+        (lambda: untyped.sampled(lambda step: step), "steps is missing"),
+        (lambda: untyped.sampled([1, 2], 3), "steps is 3, but the sequence has 2 values"),
+        (lambda: untyped.sampled("abc"), "one value and not a sequence"),
+        (lambda: untyped.sampled([1, math.nan]), "at step 1: nan"),
+        (lambda: untyped.sampled(lambda step: [step], 2), "at step 0"),
+        (lambda: untyped.constant(1).then(2), r"goes on for ever; bound it with \.until\(step\)"),
+        (lambda: untyped.constant(1).until(3).until(4), r"ends at step 3 and cannot be cut at step 4; add \.then"),
+        (lambda: untyped.constant(1).until(-1), "step is -1"),
+        (lambda: untyped.constant(1).until(True), "step is True"),
+        (lambda: untyped.constant(1).since(0.5), "step is 0.5"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused_with_the_argument_and_the_remedy(

@@ -41,12 +41,8 @@ def stepped(base: float, make: Callable[[torch.optim.Optimizer], LRScheduler], s
     return rates
 
 
-def check(
-    schedule: s.Schedule, base: float, make: Callable[[torch.optim.Optimizer], LRScheduler], steps: int
-):
-    assert list(schedule.values(steps)) == pytest.approx(
-        stepped(base, make, steps), rel=RELATIVE, abs=FLOOR * base
-    )
+def check(schedule: s.Schedule, base: float, make: Callable[[torch.optim.Optimizer], LRScheduler], steps: int) -> None:
+    assert list(schedule.values(steps)) == pytest.approx(stepped(base, make, steps), rel=RELATIVE, abs=FLOOR * base)
 
 
 @pytest.mark.parametrize("milestones", [[30, 60], [60, 30], [0, 10], [10, 10, 40], []])
@@ -65,9 +61,7 @@ def test_exponential_is_exponential_lr(gamma: float) -> None:
     check(s.exponential(0.1, gamma), 0.1, lambda o: ExponentialLR(o, gamma), 300)
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "iters"), [(1 / 3, 1.0, 5), (1.0, 0.0, 50), (0.01, 0.5, 100), (1.0, 1.0, 3)]
-)
+@pytest.mark.parametrize(("first", "last", "iters"), [(1 / 3, 1.0, 5), (1.0, 0.0, 50), (0.01, 0.5, 100), (1.0, 1.0, 3)])
 def test_linear_is_linear_lr(first: float, last: float, iters: int) -> None:
     check(s.linear(0.1, first, last, iters), 0.1, lambda o: LinearLR(o, first, last, iters), 120)
 
