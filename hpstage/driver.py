@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -43,19 +43,23 @@ def open_plan(
     if len(journal) == 0:
         created = PlanCreated(FORMAT, workload, dict(described))
         journal.append([_encode(created)], expect=0)  # whoever is first: the check below holds for both
+    _check_header(journal.read(0, 1)[0], workload, described)
     plan = SearchPlan(workload, sharing=sharing)
+    for fact in read_facts(journal):
+        plan.apply(fact)
+    return plan
+
+
+def read_facts(journal: Journal) -> Iterator[Fact]:
+    """The facts of a journal, in order. Raises :class:`StoreError` at a record that is none."""
     for position, record in enumerate(journal.read()):
-        if position == 0:
-            _check_header(record, workload, described)
         try:
-            fact = _decoder.decode(record)
+            yield _decoder.decode(record)
         except msgspec.MsgspecError as error:
             raise StoreError(
                 f"record {position} of the journal cannot be read ({error}); it was damaged or written by a newer "
                 f"hpstage: upgrade, or choose another store"
             ) from error
-        plan.apply(fact)
-    return plan
 
 
 class _Header(msgspec.Struct, tag="PlanCreated"):

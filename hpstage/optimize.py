@@ -13,7 +13,7 @@ import optuna
 from hpstage.algorithm import Algorithm, Setting
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
-from hpstage.driver import Driver, open_plan
+from hpstage.driver import Driver, open_plan, read_facts
 from hpstage.errors import UsageError
 from hpstage.events import SearchStarted
 from hpstage.executor import Executor
@@ -106,7 +106,9 @@ def optimize(
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         plan = open_plan(places.journal, workload, described, sharing=sharing)
         hands.use(places.checkpoints)
-        scheduler = Scheduler(plan, prefix=f"{os.getpid():x}-{time.time_ns():x}", checkpoint_every=checkpoint_every)
+        scheduler = Scheduler(
+            plan, prefix=f"{os.getpid():x}-{time.time_ns():x}", checkpoint_every=checkpoint_every
+        )
         driver = Driver(plan, scheduler, hands, places.journal)
         progress = closing.enter_context(Progress(show_progress_bar, n_trials))
 
@@ -143,7 +145,7 @@ def optimize(
         before = plan.searches[study.study_name].before
         ids = [trial.id for trial in session.trials]
         saved = savings(plan, before, ids, makespan=makespan, workers=scheduler.most_workers)
-        return Result(study, saved, places.folder)
+        return Result(study, saved, places.folder, plan, tuple(read_facts(places.journal)))
 
 
 class _in_optimize_loop:
@@ -154,7 +156,9 @@ class _in_optimize_loop:
 
     def __enter__(self) -> None:
         if self._study._thread_local.in_optimize_loop:
-            raise UsageError("optimize() was called from within a running study; nested searches are not possible")
+            raise UsageError(
+                "optimize() was called from within a running study; nested searches are not possible"
+            )
         self._study._thread_local.in_optimize_loop = True
         self._study._stop_flag = False
 
@@ -174,17 +178,25 @@ def _checked(
 ) -> Setting:
     """Refuse what cannot be searched, before a worker is started."""
     if not isinstance(study, optuna.Study):
-        raise UsageError(f"study is a {type(study).__name__}; give an optuna.Study (optuna.create_study(...))")
+        raise UsageError(
+            f"study is a {type(study).__name__}; give an optuna.Study (optuna.create_study(...))"
+        )
     if len(study.directions) != 1:
         raise UsageError(
             f"the study has {len(study.directions)} objectives; hpstage searches for one metric: create the study with "
             f"one direction"
         )
     if not callable(space):
-        raise UsageError(f"space is a {type(space).__name__}; give a function of an optuna.Trial that returns a dict")
+        raise UsageError(
+            f"space is a {type(space).__name__}; give a function of an optuna.Trial that returns a dict"
+        )
     if not isinstance(metric, str) or not metric:
         raise UsageError(f"metric is {metric!r}; give the name of one of the numbers that evaluate() returns")
-    counts = {"steps": (steps, False), "n_trials": (n_trials, True), "checkpoint_every": (checkpoint_every, True)}
+    counts = {
+        "steps": (steps, False),
+        "n_trials": (n_trials, True),
+        "checkpoint_every": (checkpoint_every, True),
+    }
     for name, (value, optional) in counts.items():
         if optional and value is None:
             continue
@@ -206,6 +218,7 @@ def _checked(
 
 
 def _executor(executor: object) -> Executor:
+    """The executor that ``executor=`` names."""
     if isinstance(executor, Executor):
         return executor
     from hpstage.cluster import DaskExecutor

@@ -8,7 +8,6 @@ apart by their values at that step, so that finding the way costs a look-up per 
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,7 @@ from hpstage.events import (
     TrialProposed,
 )
 from hpstage.keys import History
-from hpstage.schedule import Form, Sampled, Scalar, Schedule, agreement, varies
+from hpstage.schedule import Form, Scalar, Schedule, agreement, varies
 
 FORMAT = 1
 """Version of the journal's events. A plan of a newer format is refused, never guessed at."""
@@ -71,7 +70,6 @@ class Node:
         "children",
         "forms",
         "id",
-        "limit",
         "names",
         "parent",
         "reach",
@@ -89,8 +87,6 @@ class Node:
         self.names = names  # sorted
         self.forms = forms  # in the order of names
         self.varying = tuple(i for i, form in enumerate(forms) if varies(form))
-        # Tables of values end; beyond, the line goes on in children only. Other forms have a value at every step.
-        self.limit = min((f.origin + len(f.values) for f in forms if isinstance(f, Sampled)), default=sys.maxsize)
         self.children: dict[int, dict[tuple[object, ...], Node]] = {}
         self.states: dict[int, State] = {}
         self.reach = start  # the farthest step that any trial asked for
@@ -295,10 +291,12 @@ class SearchPlan:
             step = start
             while step < stop:
                 if node is not None:
-                    agreed = max(step, min(stop, node.limit))
+                    agreed = stop
                     for mine, theirs in zip(forms, node.forms, strict=True):
-                        if mine is not theirs and agreed > step:
+                        if mine is not theirs:
                             agreed = agreement(theirs, mine, step, agreed)
+                            if agreed == step:
+                                break
                     if agreed > step:
                         step = agreed
                         continue
@@ -429,7 +427,7 @@ class SearchPlan:
                 assert node.parent.names == node.names
             for step, siblings in node.children.items():
                 assert step > node.start
-                own = None if step >= node.limit else tuple(_distinct(value) for value in node.values(step))
+                own = tuple(_distinct(value) for value in node.values(step))
                 for values, child in siblings.items():
                     assert child.parent is node and child.start == step
                     assert tuple(_distinct(v) for v in child.values(step)) == values != own, "a child parts at once"

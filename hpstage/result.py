@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from hpstage.events import TrialId
+from hpstage.events import Fact, TrialId
 from hpstage.plan import SearchPlan, Totals
 
 if TYPE_CHECKING:
+    from os import PathLike
     from pathlib import Path
 
     import optuna
@@ -100,6 +101,16 @@ class Result:
     savings: Savings
     store: Path | None
     """The folder of journal and checkpoints."""
+    plan: SearchPlan
+    """The search plan as this call left it."""
+    journal: tuple[Fact, ...]
+    """The facts that it is folded from."""
+
+    def write_report(self, folder: str | PathLike[str]) -> Path:
+        """Write the report into a folder (made if needed) and return its first page."""
+        from hpstage.report import write_report
+
+        return write_report(folder, self)
 
     @property
     def best_trial(self) -> FrozenTrial:

@@ -13,7 +13,7 @@ import msgspec
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.course import Course
-from hpstage.errors import CheckpointError, TrainingError
+from hpstage.errors import CheckpointError
 from hpstage.events import (
     Amendment,
     Boundary,
@@ -28,7 +28,7 @@ from hpstage.events import (
     WorkerId,
 )
 from hpstage.schedule import Scalar, varies
-from hpstage.trainable import Trainable
+from hpstage.trainable import Trainable, checked_metrics
 
 ChainReport = BoundaryReached | BoundaryMissed | ChainEnded
 
@@ -192,7 +192,7 @@ class ChainRunner:
                 continue
             if self._announce is not None:
                 coming = course.boundaries.get((index, step + 1))
-                self._announce(coming is not None and coming.evaluate)
+                self._announce(coming is not None and (coming.evaluate or coming.keep))
             values.move(step)
             self._stands_at = None
             try:
@@ -303,27 +303,6 @@ class ChainRunner:
             wasted_steps=wasted[0],
             wasted_seconds=wasted[1],
         )
-
-
-def checked_metrics(metrics: object) -> dict[str, float]:
-    """What ``evaluate`` returned, as ``{name: float}``.
-
-    Raises:
-        TrainingError: it is no mapping of names to numbers.
-    """
-    if not isinstance(metrics, Mapping):
-        raise TrainingError(
-            f"evaluate() returned {type(metrics).__name__}; return a dict of names to numbers"
-        )
-    checked: dict[str, float] = {}
-    for name, value in metrics.items():
-        try:
-            checked[str(name)] = float(value)
-        except (TypeError, ValueError):
-            raise TrainingError(
-                f"evaluate() returned {type(value).__name__} for {name!r}; metrics are numbers"
-            ) from None
-    return checked
 
 
 def _failure(error: BaseException) -> UserFailure:

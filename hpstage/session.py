@@ -201,8 +201,9 @@ class Session:
                 schedules[name] = as_schedule(value)
             except UsageError as error:
                 raise type(error)(f"trial {trial.number}, hyper-parameter {name!r}: {error}") from None
-        check_trial(schedules, self._started.steps, f"trial {trial.number}")
-        return schedules
+        steps = self._started.steps
+        check_trial(schedules, steps, f"trial {trial.number}")
+        return {name: schedule.until(steps) for name, schedule in schedules.items()}
 
     def _enter(self, number: int, id: TrialId, trial: Trial | None, reported: set[int]) -> SessionTrial:
         entered = SessionTrial(len(self.trials), number, id, trial, reported=reported)
