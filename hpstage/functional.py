@@ -1,0 +1,328 @@
+"""Function style: an ordinary training loop, stepped from outside.
+
+::
+
+    def train(run):
+        model = Net(run.hp["width"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=run.hp["lr"])
+        run.attach(model=model, optimizer=optimizer)
+        for step in run.steps():
+            batch = run.indices(len(x), run.hp["batch_size"])
+            ...                                  # forward, backward, optimizer.step()
+            if run.wants_report:
+                run.report(accuracy=accuracy(model))
+
+The function runs in a thread of its own with strict hand-over: either it runs or hpstage does, never both. It is paused
+where ``run.steps()`` is asked for the next step. To fork, hpstage begins the function anew and ``run.attach`` fills
+what it is given; so what training changes must be attached, and local variables are no state.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpstage.checkpoints.state_tree import clone
+from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.order import SampleOrder
+from hpstage.randomness import Purpose, libraries, rekey, seed_of
+from hpstage.schedule import Scalar
+from hpstage.trainable import Adapter, checked_metrics
+
+if TYPE_CHECKING:
+    from hpstage.order import Indices
+    from hpstage.torch.follow import Follower
+
+
+class Run:
+    """What a training function is given.
+
+    ``hp`` maps every hyper-parameter to its value at the present step (before the loop: at step 0).
+    ``wants_report`` tells whether the state after this step will be evaluated or kept: then, and only then,
+    :meth:`report` is needed.
+    """
+
+    def __init__(self, hp: Mapping[str, Scalar], state: Mapping[str, Any] | None) -> None:
+        self.hp: Mapping[str, Scalar] = hp
+        self._state = state
+        self._parts: dict[str, Any] | None = None
+        self._followers: list[Follower] = []
+        self._looping = False
+        self._step = 0
+        self._samples: int = 0 if state is None else state["samples"]
+        self._population: int | None = None if state is None else state["population"]
+        self._order: SampleOrder | None = None
+        self._metrics: dict[str, float] | None = None if state is None else state["metrics"]
+        self.wants_report = self._metrics is None
+        self._baton = _Baton()
+
+    def attach(self, **parts: Any) -> None:
+        """Name what training changes: anything with ``state_dict`` and ``load_state_dict``. Once, before the loop.
+
+        In a fork it is filled with the state here. Fields of a torch optimizer's param groups that are named like a
+        hyper-parameter (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its
+        schedule from now on.
+        """
+        if self._looping or self._parts is not None:
+            raise UsageError("call run.attach(...) once, before the loop over run.steps()")
+        for name, part in parts.items():
+            if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
+                raise UsageError(f"run.attach({name}=...): {type(part).__name__} has no state_dict and load_state_dict")
+        torch: Any = sys.modules.get("torch")
+        for part in parts.values():
+            if torch is not None and isinstance(part, torch.optim.Optimizer):
+                from hpstage.torch.follow import Follower
+
+                self._followers.append(Follower(part, self.hp))
+        if self._state is not None:
+            kept = self._state["parts"]
+            if kept.keys() != parts.keys():
+                raise StateError(f"the state has the parts {sorted(kept)}, but attached were {sorted(parts)}")
+            for name, part in parts.items():
+                # A copy: torch's optimizers go on with the very tensors that they are given.
+                part.load_state_dict(clone(kept[name]))
+            self._state = None
+        self._parts = parts
+
+    def steps(self) -> Iterator[int]:
+        """The steps to train, one by one. It ends only by leaving the function: code after the loop never runs."""
+        if self._looping:
+            raise UsageError("run.steps() was called twice; loop over it once")
+        if self._parts is None:
+            raise UsageError("call run.attach(...) with all that training changes before the loop over run.steps()")
+        self._looping = True
+        while True:
+            self._baton.give_back()
+            yield self._step
+
+    def report(self, **metrics: Any) -> None:
+        """Metrics of the state after this step. Ignored unless ``wants_report``.
+
+        Before the loop: those of the state that the run begins with. Measuring them must not change what is attached
+        (``model.eval()`` before, ``model.train()`` after).
+        """
+        if self.wants_report:
+            self._metrics = checked_metrics(metrics, "run.report()")
+
+    def indices(self, population: int, batch_size: int) -> Indices:
+        """Indices of the next batch among ``population`` samples: int64, shape ``(batch_size,)``.
+
+        The order is a function of the hyper-parameter ``seed`` and of the samples consumed so far; the state
+        keeps that number, so that the batch size may change at any step.
+        """
+        if not self._looping:
+            raise UsageError("run.indices() belongs into the loop over run.steps()")
+        if batch_size < 1:
+            raise UsageError(f"run.indices(): the batch size is {batch_size}; it must be at least 1")
+        if self._order is None:
+            self._order = SampleOrder(population)
+        if population != (self._population or population):
+            raise UsageError(f"run.indices() was given {self._population} samples before and {population} now")
+        self._population = population
+        taken = self._order.take(seed_of(self.hp), self._samples, batch_size)
+        self._samples += batch_size
+        return taken
+
+
+class _Abandoned(BaseException):
+    """Unwinds a training function that is needed no more; no ``except Exception`` stops it."""
+
+
+class _Baton:
+    """Strict hand-over between the engine's thread and the function's: who has it runs, the other waits."""
+
+    def __init__(self) -> None:
+        self._function = threading.Lock()
+        self._engine = threading.Lock()
+        self._function.acquire()
+        self._engine.acquire()
+        self.abandoned = False
+        self.away = False  # the function has it
+
+    def give_back(self) -> None:
+        """The function's side: pause until it is handed over again."""
+        if not self.abandoned:
+            self._engine.release()
+            self._function.acquire()
+        if self.abandoned:
+            raise _Abandoned
+
+    def wait(self) -> None:
+        """The function's side, at its beginning."""
+        self._function.acquire()
+        if self.abandoned:
+            raise _Abandoned
+
+    def end(self) -> None:
+        """The function's side, at its end. An abandoned one is waited for by joining its thread."""
+        if not self.abandoned:
+            self._engine.release()
+
+    def hand_over(self) -> None:
+        """The engine's side: let the function run until it pauses or ends."""
+        self.away = True
+        self._function.release()
+        self._engine.acquire()
+        self.away = False
+
+
+class _Body:
+    """One call of the training function. It refers to no FunctionTrainable, whose end is to end it."""
+
+    def __init__(self, function: Callable[[Run], object], run: Run) -> None:
+        self.run = run
+        self.ended = False
+        self._function = function
+        self._error: BaseException | None = None
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._main,), name="hpstage-function", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        baton = self.run._baton
+        try:
+            baton.wait()
+            self._function(self.run)
+        except _Abandoned:
+            pass  # unwound as asked
+        except BaseException as error:
+            # From here on the traceback is the user's.
+            self._error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+        finally:
+            self.ended = True
+            baton.end()
+
+    def go_on(self) -> None:
+        """Let the function run to its next pause; raises what it raised."""
+        self.run._baton.hand_over()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        """Unwind the function; its ``finally`` blocks run. Idempotent."""
+        baton = self.run._baton
+        if self._thread.is_alive():
+            if baton.away:
+                # The engine was interrupted while it waited (Ctrl-C): the function still runs.
+                baton._engine.acquire()
+                baton.away = False
+            baton.abandoned = True
+            if not self.ended:
+                baton._function.release()
+            self._thread.join()
+        # What the function attached may be large, and on a device.
+        self.run._parts = None
+        self.run._followers.clear()
+
+
+class FunctionTrainable(Adapter):
+    """A training function as a Trainable.
+
+    :meth:`announce` tells before each step whether the state after it will be evaluated or kept; a kept state holds its
+    metrics, so that it can be evaluated later without another step. Never announced, the function is always asked.
+    """
+
+    subject: Callable[[Run], object]
+
+    def __init__(self, function: Callable[[Run], object]) -> None:
+        self.subject = function
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self._initial: dict[str, Scalar] = {}
+        self._announced: bool | None = None
+        self._body: _Body | None = None
+        self._finalizer: Callable[[], object] = _nothing
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        """Forget the run so far; the function begins when it is needed, since a state may be loaded first."""
+        self.close()
+        self._initial = dict(hp)
+
+    def announce(self, report: bool) -> None:
+        self._announced = report
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        body = self._begun()
+        run = body.run
+        if body.ended:
+            raise TrainingError(f"{self._name} has ended; there is no step {step} to train")
+        run._step = step
+        run.hp = hp
+        run._metrics = None
+        run.wants_report = self._announced is not False
+        for follower in run._followers:
+            follower.apply(hp)
+        rekey(seed_of(hp), step)
+        body.go_on()
+        if body.ended:
+            raise TrainingError(f"{self._name} returned at step {step}: it must loop over run.steps() until stopped")
+        if self._announced and run._metrics is None:
+            raise TrainingError(
+                f"{self._name} gave no metrics at step {step}, where run.wants_report was True: call run.report(...)"
+            )
+
+    def evaluate(self) -> Mapping[str, float]:
+        metrics = self._begun().run._metrics
+        if metrics is None:
+            raise TrainingError(
+                f"the metrics of this state are not known: {self._name} was not asked for them when it was trained; "
+                "report them before the loop too (if run.wants_report: run.report(...))"
+            )
+        return dict(metrics)
+
+    def state_dict(self) -> object:
+        run = self._begun().run
+        return {
+            "parts": {name: part.state_dict() for name, part in (run._parts or {}).items()},
+            "samples": run._samples,
+            "population": run._population,
+            "metrics": run._metrics,
+        }
+
+    def load_state_dict(self, state: object) -> None:
+        if not isinstance(state, dict) or state.keys() != {"parts", "samples", "population", "metrics"}:
+            raise StateError("this is no state of a training function")
+        self.close()
+        self._begin(state)
+
+    def close(self) -> None:
+        """End the function, if it runs: its ``finally`` blocks run, its thread ends."""
+        if self._body is not None:
+            self._body = None
+            self._finalizer()
+
+    def _begun(self) -> _Body:
+        return self._body or self._begin(None)
+
+    def _begin(self, state: Mapping[str, Any] | None) -> _Body:
+        """Run the function up to its first step."""
+        before = libraries()
+        body = self._run_to_loop(state)
+        if libraries() != before:
+            # It has imported torch or NumPy: what it made with them came from unkeyed generators.
+            self.close()
+            body = self._run_to_loop(state)
+        return body
+
+    def _run_to_loop(self, state: Mapping[str, Any] | None) -> _Body:
+        self._body = body = _Body(self.subject, Run(self._initial, state))
+        # Also when this object is dropped: a paused thread would stay for ever.
+        self._finalizer = weakref.finalize(self, body.close)
+        rekey(seed_of(self._initial), 0, Purpose.SETUP)
+        try:
+            body.go_on()
+        except BaseException:
+            self.close()
+            raise
+        if body.ended:
+            self.close()
+            raise UsageError(f"{self._name} returned without a step: it must loop over run.steps()")
+        return body
+
+
+def _nothing() -> None:
+    """Nothing is to be closed."""

@@ -1,0 +1,58 @@
+"""What of the torch environment decides bits, as text; and pinning it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+# The way a step is computed. Another way (compiled, fused siblings) gives other bits and another name.
+NUMERICS = "eager-v1"
+
+
+def default_device() -> torch.device:
+    """cuda where there is one, else cpu."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pin() -> None:
+    """One intra-op thread, since their number changes bits; kernels are not chosen by timing them."""
+    torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = False
+
+
+def use_deterministic_algorithms() -> None:
+    """For GPUs, where some kernels add in any order; torch raises where it has no deterministic one."""
+    # Read by cuBLAS when it starts.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Reading memory that was never written would be the user's bug; filling all of it costs every step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+def describe(device: torch.device | str | None = None) -> dict[str, str]:
+    """What decides the bits of training on ``device``, by short names; part of a workload's key."""
+    device = default_device() if device is None else torch.device(device)
+    backends: Any = torch.backends  # its types lag behind
+    described = {
+        "torch": torch.__version__,
+        "device": device.type,
+        "isa": backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "mkldnn": _flags(available=backends.mkldnn.is_available(), enabled=backends.mkldnn.enabled),
+        "precision": torch.get_float32_matmul_precision(),
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "numerics": NUMERICS,
+    }
+    if device.type == "cuda":
+        described["device"] = f"cuda ({torch.cuda.get_device_name(device)})"
+        described["cuda"] = f"{torch.version.cuda}, cudnn {backends.cudnn.version()}"
+        described["tf32"] = _flags(matmul=backends.cuda.matmul.allow_tf32, cudnn=backends.cudnn.allow_tf32)
+    return described
+
+
+def _flags(**flags: bool) -> str:
+    return ", ".join(f"{name} {'yes' if flag else 'no'}" for name, flag in flags.items())

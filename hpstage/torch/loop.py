@@ -1,0 +1,236 @@
+"""TorchLoop: trains a TorchTrainable through the Trainable port, exactly forkable at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hpstage.checkpoints.state_tree import clone
+from hpstage.errors import StateError, UsageError
+from hpstage.randomness import Purpose, rekey, seed_of
+from hpstage.schedule import Scalar
+from hpstage.torch import environment
+from hpstage.torch.data import Batches
+from hpstage.torch.drift import DriftWatch
+from hpstage.torch.follow import Follower
+from hpstage.torch.trainable import TorchTrainable
+from hpstage.trainable import Adapter, checked_metrics
+
+
+class _Built:
+    """Model and optimizer as the user's code makes them under the values at step 0, and how they were at first."""
+
+    def __init__(self, subject: TorchTrainable, hp: Mapping[str, Scalar], device: torch.device) -> None:
+        self.hp = dict(hp)
+        name = type(subject).__name__
+        model = subject.model(hp)
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"{name}.model() returned {type(model).__name__}; it must return a torch.nn.Module")
+        self.model = model.to(device)
+        optimizer = subject.optimizer(self.model, hp)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"{name}.optimizer() returned {type(optimizer).__name__}; it must return a torch Optimizer"
+            )
+        self.optimizer = optimizer
+        own = {id(parameter) for parameter in self.model.parameters()}
+        if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
+            raise UsageError(f"{name}.optimizer() trains a parameter that is not the model's: no state would hold it")
+        default = type(subject).group_values is TorchTrainable.group_values
+        self.follower = Follower(optimizer, hp, None if default else subject.group_values)
+        # Who defines extra_state answers for the attributes of the object.
+        answered = type(subject).extra_state is not TorchTrainable.extra_state
+        self.watch = DriftWatch(self.model, {} if answered else {name: subject})
+        self.modes = [(module, module.training) for module in self.model.modules()]
+        self.frozen = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
+        self.kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        self.names = [name for name, _ in self.model.named_parameters()]
+
+    def reset_modes(self) -> None:
+        for module, training in self.modes:
+            module.training = training
+        for parameter, wanted in self.frozen:
+            parameter.requires_grad_(wanted)
+
+
+class TorchLoop(Adapter):
+    """The training loop of one TorchTrainable. Not thread-safe; one per process, since torch's generators are global.
+
+    A state holds the model, its non-persistent buffers, the optimizer, the samples consumed, the last hyper-parameters
+    and the user's extra state. Randomness and the order of data are functions of (seed, step) and (seed, position).
+    """
+
+    subject: TorchTrainable
+
+    def __init__(self, subject: TorchTrainable) -> None:
+        if subject.step_unit not in ("batch", "epoch"):
+            raise UsageError(f"step_unit is {subject.step_unit!r}; it must be 'batch' or 'epoch'")
+        self.subject = subject
+        self.device = environment.default_device() if subject.device is None else torch.device(subject.device)
+        self._by_epoch = subject.step_unit == "epoch"
+        self._initial: dict[str, Scalar] = {}
+        self._pending = True  # set up, but not yet built: a state may be loaded into what is there
+        self._built: _Built | None = None
+        self._batches: Batches | None = None
+        self._samples = 0
+        self._hp: dict[str, Scalar] = {}
+        self._seed = 0
+        self._batch_size = 0
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        """Start afresh. The model is built when it is needed: before, a state may be loaded into the present one."""
+        self._initial = dict(hp)
+        self._pending = True
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        built = self._ready()
+        if hp != self._hp:
+            self._turn(hp)
+        built.follower.apply(self._hp)
+        batches = self._data()
+        rekey(self._seed, step)
+        left = batches.order.rest(self._samples) if self._by_epoch else self._batch_size
+        while left > 0:
+            size = min(left, self._batch_size)
+            batch = batches.take(self._seed, self._samples, size)
+            self._samples += size
+            left -= size
+            self.subject.update(built.model, built.optimizer, batch)
+
+    def evaluate(self) -> Mapping[str, float]:
+        model = self._ready().model
+        self.subject.hp = self._hp
+        modes = [(module, module.training) for module in model.modules()]
+        rekey(0, 0, Purpose.EVALUATE)
+        model.eval()
+        try:
+            with torch.no_grad():
+                metrics = self.subject.evaluate(model)
+        finally:
+            for module, training in modes:
+                module.training = training
+        return checked_metrics(metrics, f"{type(self.subject).__name__}.evaluate()")
+
+    def state_dict(self) -> object:
+        """The state; its tensors are those in use. Raises :class:`StateError` for training beside the state."""
+        built = self._ready()
+        built.watch.check()
+        model = built.model.state_dict()
+        return {
+            "model": model,
+            "buffers": {name: buffer for name, buffer in built.model.named_buffers() if name not in model},
+            "optimizer": built.optimizer.state_dict(),
+            "optimizer_class": built.kind,
+            "parameters": built.names,
+            "samples": self._samples,
+            "hp": dict(self._hp),
+            "extra": self.subject.extra_state(),
+        }
+
+    def load_state_dict(self, state: object) -> None:
+        """Take over a state; into the model that is there, if it was built under the same values at step 0.
+
+        Raises:
+            StateError: the state is that of another model or optimizer.
+        """
+        built, self._built = self._built, None  # half loaded, it must not be used again
+        if built is None or built.hp != self._initial:
+            built = None
+            self._build()
+            built, self._built = self._built, None
+        assert built is not None
+        kept = _checked(state, built)
+        try:
+            built.model.load_state_dict(kept["model"])
+        except RuntimeError as error:
+            raise StateError(f"the state is that of another model: {error}") from None
+        for name, buffer in kept["buffers"].items():
+            owner, _, last = name.rpartition(".")
+            # Replaced, not filled: such buffers are often caches that grow.
+            built.model.get_submodule(owner)._buffers[last] = buffer.to(self.device, copy=True)
+        # A copy: the optimizer goes on with the very tensors that it is given.
+        built.optimizer.load_state_dict(clone(kept["optimizer"]))  # type: ignore[arg-type]
+        built.optimizer.zero_grad(set_to_none=True)
+        built.reset_modes()
+        built.follower.forget()
+        self._built = built
+        self._pending = False
+        self._samples = kept["samples"]
+        self._turn(kept["hp"])
+        self.subject.load_extra_state(clone(kept["extra"]))
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def describe_data(self) -> str:
+        """The data set as it goes into the workload's key: the version stated, else length and digest."""
+        stated = self.subject.data_version
+        return self._data().describe() if stated is None else f"version {stated}"
+
+    def describe_environment(self) -> dict[str, str]:
+        """What decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
+        return {
+            **environment.describe(self.device),
+            "deterministic": "yes" if self.device.type == "cpu" or self.subject.deterministic else "no",
+            "step": self.subject.step_unit,
+        }
+
+    def _ready(self) -> _Built:
+        if self._pending:
+            self._build()
+        assert self._built is not None, "a failed load_state_dict is followed by setup"
+        return self._built
+
+    def _build(self) -> None:
+        """Model and optimizer anew, at step 0."""
+        if self.device.type == "cuda":
+            if self.subject.deterministic:
+                environment.use_deterministic_algorithms()
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
+        self._built = None  # frees the memory of the last one first
+        self.subject.hp = self._hp = self._initial
+        rekey(seed_of(self._initial), 0, Purpose.SETUP)
+        self._built = _Built(self.subject, self._initial, self.device)
+        self._turn(self._initial)
+        self._samples = 0
+        self._pending = False
+
+    def _turn(self, hp: Mapping[str, Scalar]) -> None:
+        """New values take effect."""
+        self._hp = self.subject.hp = dict(hp)
+        self._seed = seed_of(hp)
+        size = hp["batch_size"] if "batch_size" in hp else getattr(self.subject, "batch_size", None)
+        if type(size) is not int or size < 1:
+            raise UsageError(
+                f"{type(self.subject).__name__}: the batch size is {size!r}; give a hyper-parameter 'batch_size', "
+                "or an attribute batch_size, that is a whole number of at least 1"
+            )
+        self._batch_size = size
+
+    def _data(self) -> Batches:
+        if self._batches is None:
+            subject = self.subject
+            own = type(subject).collate is not TorchTrainable.collate
+            rekey(0, 0, Purpose.DATA)
+            self._batches = Batches(subject.dataset(), subject.collate if own else None, self.device)
+        return self._batches
+
+
+_PARTS = {"model", "buffers", "optimizer", "optimizer_class", "parameters", "samples", "hp", "extra"}
+
+
+def _checked(state: object, built: _Built) -> dict[str, Any]:
+    if not isinstance(state, dict) or state.keys() != _PARTS:
+        raise StateError("this is no state of a TorchTrainable")
+    if state["optimizer_class"] != built.kind:
+        raise StateError(
+            f"the state was trained with {state['optimizer_class']}, but optimizer() gives {built.kind}; a state "
+            "goes on under the optimizer that made it"
+        )
+    if state["parameters"] != built.names:
+        other = sorted(set(state["parameters"]) ^ set(built.names)) or "in another order"
+        raise StateError(f"the state is that of another model: parameters differ ({other})")
+    return state

@@ -1,0 +1,108 @@
+"""TorchTrainable: what the user states about a PyTorch model; the loop is hpstage's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
+from hpstage.torch.follow import group_values
+
+if TYPE_CHECKING:
+    from hpstage.torch.loop import TorchLoop
+
+
+class TorchTrainable(ABC):
+    """A PyTorch model with its optimizer, data, loss and metrics.
+
+    Two hyper-parameters are read by hpstage itself: ``batch_size`` (or the attribute of that name) and ``seed``
+    (default 0), which decides initial weights, the order of data and all randomness. Param-group fields of the
+    optimizer that are named like a hyper-parameter follow its schedule (see :meth:`group_values`).
+
+    What training changes must be in the model (parameters and buffers), in the optimizer, or in
+    :meth:`extra_state`; a changed number or tensor in another attribute is refused when the state is taken.
+    ``__init__`` is the user's own and need not call ``super().__init__()``.
+    """
+
+    hp: Mapping[str, Scalar] = MappingProxyType({})
+    """The present value of every hyper-parameter: in ``model`` and ``optimizer`` at step 0, in ``loss`` at the step
+    being trained, in ``evaluate`` at the last one trained."""
+
+    step_unit: Literal["batch", "epoch"] = "batch"
+    """A step trains one batch, always full (at the end of an epoch it takes the rest and begins the next); or it trains
+    the rest of the epoch in batches, the last of which may be short."""
+
+    device: str | None = None
+    """``None``: cuda where there is one, else cpu."""
+
+    deterministic: bool = True
+    """On a GPU, use deterministic algorithms only, so that forks are bit-identical; torch raises where it has none."""
+
+    version: str | None = None
+    """States the version of the code: equal versions are held to train equally. ``None``: its source tells."""
+
+    data_version: str | None = None
+    """States the version of the data. ``None``: its length and a digest of 16 samples tell."""
+
+    @abstractmethod
+    def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
+        """A new model, on any device, in the mode it is to be trained in. Randomness is keyed by the seed."""
+
+    @abstractmethod
+    def optimizer(self, model: torch.nn.Module, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
+        """A new optimizer of the model's parameters, built with the values in ``hp``."""
+
+    @abstractmethod
+    def dataset(self) -> Dataset[Any]:
+        """The map-style training set, with ``__len__``; asked for once per process. Give a TensorDataset if you can:
+        its batches are indexed at once."""
+
+    @abstractmethod
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """The loss of a batch: a scalar tensor. Don't call ``backward``."""
+
+    @abstractmethod
+    def evaluate(self, model: torch.nn.Module) -> Mapping[str, float]:
+        """Metrics by name. The model is in evaluation mode and gradients are off; both are put back."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        """A batch from a list of samples; default: torch's ``default_collate``."""
+        return default_collate(samples)
+
+    def update(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        """Train on one batch. Override it to clip or accumulate gradients or to average weights."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(model, batch)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise UsageError(f"{type(self).__name__}.loss() returned {what}; it must return a scalar tensor")
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    def group_values(self, group: dict[str, Any], hp: Mapping[str, Scalar]) -> Mapping[str, Any]:
+        """The values that fields of a param group have under ``hp``, e.g. ``{"lr": hp["lr"] * group["scale"]}``.
+
+        Default: fields named like a hyper-parameter have its value (``betas`` those of ``beta1`` and ``beta2``).
+        """
+        return group_values(group, hp)
+
+    def extra_state(self) -> Any:
+        """What else training changes (averaged weights, a GradScaler): see :mod:`hpstage.checkpoints` for what it
+        may hold. Asked for after :meth:`model` and :meth:`optimizer`."""
+        return None
+
+    def load_extra_state(self, state: Any) -> None:
+        """Take over what :meth:`extra_state` gave. ``state`` is a copy of your own."""
+        if state is not None:
+            raise UsageError(f"{type(self).__name__} has extra_state() but no load_extra_state()")
+
+    def __trainable__(self) -> TorchLoop:
+        from hpstage.torch.loop import TorchLoop
+
+        return TorchLoop(self)

@@ -1,0 +1,164 @@
+"""Forked training is bit-identical to training straight through."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints.state_tree import clone, digest
+from hpstage.events import StateKey
+from tests.torch.trainables import CASES, FORK, STEPS, Averaged, Small, advance, forked, fresh, hp_at, outcome
+
+
+@pytest.fixture(scope="module")
+def straight() -> dict[str, list[object]]:
+    return {name: outcome(advance(fresh(make()), 0, STEPS)) for name, make in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, object]:
+    return {name: clone(advance(fresh(make()), 0, FORK).state_dict()) for name, make in CASES.items()}
+
+
+@pytest.fixture(autouse=True)
+def _generators_used_by_others() -> None:
+    """What others draw from the global generators must not matter."""
+    random.random()
+    np.random.rand(3)
+    torch.rand(5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fork_in_a_fresh_object_equals_training_straight_through(
+    name: str, straight: dict[str, Any], states: dict[str, Any]
+) -> None:
+    assert outcome(forked(CASES[name](), states[name])) == straight[name]
+
+
+def test_fork_in_a_new_process_equals_training_straight_through(
+    straight: dict[str, Any], states: dict[str, Any], tmp_path: Path
+) -> None:
+    store = FolderCheckpoints(str(tmp_path), "tests")
+    for name, state in states.items():
+        store.save(StateKey(name), state, step=FORK, parent=None)
+    command = [sys.executable, "-m", "tests.torch.trainables", str(tmp_path)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == straight
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fork_into_what_other_training_left_equals_training_straight_through(
+    name: str, straight: dict[str, Any], states: dict[str, Any]
+) -> None:
+    trainable = advance(fresh(CASES[name]()), 0, STEPS)
+    trainable.evaluate()
+    trainable.setup(hp_at(0))
+    trainable.load_state_dict(states[name])
+    assert outcome(advance(trainable, FORK, STEPS)) == straight[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_setup_forgets_all_earlier_training(name: str, straight: dict[str, Any]) -> None:
+    trainable = advance(fresh(CASES[name]()), 0, 3)
+    trainable.setup(hp_at(0))
+    assert outcome(advance(trainable, 0, STEPS)) == straight[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_on_from_a_state_leaves_the_state_as_it_was(name: str, states: dict[str, Any]) -> None:
+    before = digest(states[name])
+    forked(CASES[name](), states[name])
+    assert digest(states[name]) == before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loaded_state_is_the_state_that_was_kept(name: str, states: dict[str, Any]) -> None:
+    trainable = fresh(CASES[name]())
+    trainable.load_state_dict(states[name])
+    assert digest(trainable.state_dict()) == digest(states[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_evaluating_at_every_step_changes_nothing(name: str, straight: dict[str, Any]) -> None:
+    trainable = fresh(CASES[name]())
+    for step in range(STEPS):
+        advance(trainable, step, step + 1)
+        trainable.evaluate()
+    assert outcome(trainable) == straight[name]
+
+
+class Noisy(Small):
+    """Draws from all global generators, in training and in evaluation; scales by the present learning rate."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
+        return super().loss(model, batch) * noise
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {
+            "noise": random.random(),
+            "numpy": np.random.rand(),
+            "torch": torch.rand(()).item(),
+            "lr": self.hp["lr"],
+        }
+
+
+def test_noise_from_all_global_generators_is_a_function_of_seed_and_step() -> None:
+    state = clone(advance(fresh(Noisy()), 0, FORK).state_dict())
+    assert outcome(forked(Noisy(), state)) == outcome(advance(fresh(Noisy()), 0, STEPS))
+
+
+def test_evaluating_a_loaded_state_sees_the_hyper_parameters_it_was_trained_under() -> None:
+    trained = advance(fresh(Noisy()), 0, 8)
+    loaded = fresh(Noisy())
+    loaded.load_state_dict(clone(trained.state_dict()))
+    assert trained.evaluate() == loaded.evaluate()
+    assert trained.evaluate()["lr"] == 0.01
+
+
+class Cached(Small):
+    """A non-persistent buffer that training changes."""
+
+    def model(self, hp: Any) -> nn.Module:
+        model = super().model(hp)
+        model.register_buffer("seen", torch.zeros(()), persistent=False)
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        model.seen += 1
+        return super().loss(model, batch) / model.seen
+
+
+def test_buffers_that_are_not_persistent_are_kept_too() -> None:
+    state = clone(advance(fresh(Cached()), 0, FORK).state_dict())
+    assert outcome(forked(Cached(), state)) == outcome(advance(fresh(Cached()), 0, STEPS))
+
+
+def test_different_seeds_give_different_models_orders_and_noise() -> None:
+    def after(seed: int, steps: int) -> str:
+        trainable = fresh(Small(), {**hp_at(0), "seed": seed})
+        for step in range(steps):
+            trainable.train(step, {**hp_at(step), "seed": seed})
+        state: Any = trainable.state_dict()
+        return digest(state["model"])
+
+    assert after(0, 0) != after(1, 0)
+    assert after(0, 2) != after(1, 2)
+    assert after(1, 2) == after(1, 2)
+
+
+def test_the_average_of_weights_is_kept_and_forked() -> None:
+    state: Any = advance(fresh(Averaged()), 0, FORK).state_dict()
+    assert digest(state["extra"]) != digest(state["model"])

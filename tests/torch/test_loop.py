@@ -1,0 +1,400 @@
+"""The torch loop: order of data, schedules in the optimizer, modes, and errors that name the remedy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+from hpstage.checkpoints.state_tree import clone
+from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.order import SampleOrder
+from hpstage.torch.data import Batches
+from hpstage.torch.environment import describe
+from hpstage.trainable import as_trainable
+from tests.torch.trainables import SAMPLES, Small, adam, advance, fresh, hp_at, samples
+
+CPU = torch.device("cpu")
+
+
+# --- order ------------------------------------------------------------------------------------------------
+
+
+class Recording(Small):
+    """Remembers which samples each batch had."""
+
+    def dataset(self) -> TensorDataset:
+        return TensorDataset(*samples(), torch.arange(SAMPLES))
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        x, y, number = batch
+        seen.append(number.tolist())
+        super().update(model, optimizer, (x, y))
+
+
+class RecordingEpochs(Recording):
+    step_unit = "epoch"
+
+
+seen: list[list[int]] = []
+
+
+def seen_in(obj: Recording, batch_sizes: list[int]) -> list[list[int]]:
+    seen.clear()
+    trainable = fresh(obj)
+    for step, size in enumerate(batch_sizes):
+        trainable.train(step, {**hp_at(0), "batch_size": size})
+    return list(seen)
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+def test_every_epoch_has_every_sample_once_in_an_order_of_its_own() -> None:
+    numbers = flat(seen_in(Recording(), [10] * 6))
+    first, second = numbers[:SAMPLES], numbers[SAMPLES:]
+    assert sorted(first) == sorted(second) == list(range(SAMPLES))
+    assert first != second
+
+
+def test_samples_come_in_one_order_whatever_the_batch_sizes() -> None:
+    assert flat(seen_in(Recording(), [7, 11, 3, 20, 19])) == flat(seen_in(Recording(), [15, 15, 30]))
+
+
+def test_every_batch_is_full_across_the_end_of_an_epoch() -> None:
+    assert [len(batch) for batch in seen_in(Recording(), [8] * 5)] == [8] * 5
+    assert [len(batch) for batch in seen_in(Recording(), [70, 8])] == [70, 8]
+
+
+def test_a_step_of_an_epoch_ends_with_the_epoch() -> None:
+    batches = seen_in(RecordingEpochs(), [8, 12])
+    assert [len(batch) for batch in batches] == [8, 8, 8, 6, 12, 12, 6]
+    assert flat(batches) == flat(seen_in(Recording(), [15] * 4))
+
+
+def test_the_order_is_philox_of_seed_and_epoch() -> None:
+    import numpy as np
+
+    expected = np.random.Generator(np.random.Philox(key=[5, 1])).permutation(10)
+    assert SampleOrder(10).take(5, 10, 10).tolist() == expected.tolist()
+    assert SampleOrder(10).take(5, 7, 6).tolist()[3:] == expected.tolist()[:3]
+    assert SampleOrder(10).take(-1, 0, 10).tolist() != SampleOrder(10).take(1, 0, 10).tolist()
+
+
+# --- batches ----------------------------------------------------------------------------------------------
+
+
+class Listed(Dataset[Any]):
+    """The same samples without tensors to index."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    return type(one) is type(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [TensorDataset(*samples()), Subset(TensorDataset(*samples()), [5, 3, 8, 1]), TensorDataset(samples()[0])],
+)
+def test_indexing_at_once_gives_the_batch_that_collating_gives(dataset: Any) -> None:
+    for position, count in ((0, 3), (2, 50)):
+        quick = Batches(dataset, None, CPU).take(1, position, count)
+        assert same(quick, Batches(dataset, default_collate, CPU).take(1, position, count))
+        assert same(quick, Batches(Listed(dataset), None, CPU).take(1, position, count))
+
+
+def test_a_stream_of_data_is_refused() -> None:
+    class Stream(IterableDataset[Any]):
+        pass
+
+    with pytest.raises(UsageError, match="map-style"):
+        Batches(Stream(), None, CPU)
+    with pytest.raises(UsageError, match="empty"):
+        Batches(TensorDataset(torch.zeros(0, 3)), None, CPU)
+
+
+def test_data_are_described_by_length_and_content_or_by_the_version_stated() -> None:
+    class Changed(Small):
+        def dataset(self) -> TensorDataset:
+            x, y = samples()
+            return TensorDataset(x + 1, y)
+
+    class Stated(Changed):
+        data_version = "2"
+
+    described = as_trainable(Small()).describe_data()  # type: ignore[attr-defined]
+    assert described.startswith(f"{SAMPLES} x ")
+    assert described == as_trainable(Small()).describe_data()  # type: ignore[attr-defined]
+    assert described != as_trainable(Changed()).describe_data()  # type: ignore[attr-defined]
+    assert as_trainable(Stated()).describe_data() == "version 2"  # type: ignore[attr-defined]
+
+
+def test_samples_that_have_no_digest_ask_for_a_data_version() -> None:
+    class Odd(Small):
+        def dataset(self) -> Any:
+            return [object()]
+
+    with pytest.raises(UsageError, match="data_version"):
+        as_trainable(Odd()).describe_data()  # type: ignore[attr-defined]
+
+
+# --- schedules in the optimizer ---------------------------------------------------------------------------
+
+
+def groups_at(obj: Small, *values: dict[str, Any], reload: bool = False) -> list[dict[str, Any]]:
+    """The param groups of the state after a step under each of ``values``."""
+    base = {"lr": 0.1, "momentum": 0.9, "batch_size": 4}
+    trainable = fresh(obj, {**base, **values[0]})
+    for step, changed in enumerate(values):
+        if reload:
+            state = clone(trainable.state_dict())
+            trainable.setup({**base, **values[0]})
+            trainable.load_state_dict(state)
+        trainable.train(step, {**base, **changed})
+    state = trainable.state_dict()
+    return state["optimizer"]["param_groups"]  # type: ignore[index, no-any-return]
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_fields_named_like_a_hyper_parameter_follow_it_also_after_loading(reload: bool) -> None:
+    (group,) = groups_at(Small(), {"lr": 0.1}, {"lr": 1, "momentum": 0.5, "weight_decay": 0.01}, reload=reload)
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (1.0, 0.5, 0.01)
+    assert type(group["lr"]) is float
+
+
+def test_betas_follow_beta1_and_beta2() -> None:
+    (group,) = groups_at(Small(adam), {"beta1": 0.9}, {"beta1": 0.8})
+    assert group["betas"] == (0.8, 0.999)
+
+
+def test_a_learning_rate_that_is_a_tensor_is_filled_in_place() -> None:
+    rate = torch.tensor(0.1)
+
+    def make(parameters: Any, hp: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+
+    (group,) = groups_at(Small(make), {}, {"lr": 0.25})
+    assert group["lr"] is rate
+    assert rate.item() == 0.25
+
+
+def two_groups(parameters: Any, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+    first, *others = parameters
+    return torch.optim.SGD([{"params": [first], "lr": hp["lr"] * 0.5}, {"params": others}], lr=hp["lr"], momentum=0.9)
+
+
+def test_a_group_built_with_another_value_is_refused_unless_the_user_says_what_it_follows() -> None:
+    class Scaled(Small):
+        def group_values(self, group: dict[str, Any], hp: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {"lr": hp["lr"] * (0.5 if len(group["params"]) == 1 else 1)}
+
+    with pytest.raises(UsageError, match=r"param group 0 .* lr=0.05, .* 'lr' is 0.1 .* group_values"):
+        groups_at(Small(two_groups), {})
+    groups = groups_at(Scaled(two_groups), {}, {"lr": 0.02})
+    assert [group["lr"] for group in groups] == [0.01, 0.02]
+
+
+# --- the model --------------------------------------------------------------------------------------------
+
+
+def test_evaluating_restores_modes_and_leaves_gradients_off_only_inside() -> None:
+    class Frozen(Small):
+        def model(self, hp: Any) -> nn.Module:
+            model = super().model(hp)
+            model[1].eval()  # type: ignore[index]  # its statistics are not to change
+            self.built = model
+            return model
+
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            assert not model.training
+            assert not torch.is_grad_enabled()
+            return super().evaluate(model)
+
+    subject = Frozen()
+    trainable = advance(fresh(subject), 0, 1)
+    trainable.evaluate()
+    assert [module.training for module in subject.built] == [True, False, True, True, True, True]  # type: ignore[operator, union-attr, attr-defined]
+    assert torch.is_grad_enabled()
+
+
+def test_the_model_is_reused_when_it_was_built_under_the_same_values() -> None:
+    built = []
+
+    class Counting(Small):
+        def model(self, hp: Any) -> nn.Module:
+            built.append(hp)
+            return super().model(hp)
+
+    trainable = advance(fresh(Counting()), 0, 2)
+    state = clone(trainable.state_dict())
+    for _ in range(3):
+        trainable.setup(hp_at(0))
+        trainable.load_state_dict(state)
+    assert len(built) == 1
+    trainable.setup({**hp_at(0), "lr": 0.5})
+    trainable.load_state_dict(state)
+    assert len(built) == 2
+
+
+def test_importing_a_trainable_needs_no_init_of_its_base() -> None:
+    assert Small.__init__ is not object.__init__
+    assert as_trainable(Small()).subject.hp == {}  # type: ignore[attr-defined]
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+def failing(**members: Any) -> Small:
+    return type("Digits", (Small,), members)()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("members", "error", "match"),
+    [
+        ({"loss": lambda *_: 3.0}, UsageError, r"Digits.loss\(\) returned float; it must return a scalar tensor"),
+        ({"loss": lambda *_: torch.ones(2)}, UsageError, r"a tensor of shape \(2,\)"),
+        ({"evaluate": lambda *_: 3.0}, TrainingError, r"Digits.evaluate\(\) gave float; it must give a dict"),
+        ({"evaluate": lambda *_: {"a": "1"}}, TrainingError, "gave str for 'a'"),
+        ({"evaluate": lambda *_: {"a": torch.ones(2)}}, TrainingError, "gave Tensor for 'a'"),
+        ({"evaluate": lambda *_: {1: 2.0}}, TrainingError, "names of metrics are str"),
+        ({"model": lambda *_: 3}, UsageError, r"Digits.model\(\) returned int; it must return a torch.nn.Module"),
+        ({"optimizer": lambda *_: 3}, UsageError, r"Digits.optimizer\(\) returned int"),
+        ({"optimizer": lambda *_: torch.optim.SGD([torch.ones(1)], lr=0.1)}, UsageError, "not the model's"),
+        ({"step_unit": "minute"}, UsageError, "step_unit is 'minute'"),
+    ],
+)
+def test_what_the_methods_return_is_checked_and_named(
+    members: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        advance(fresh(failing(**members)), 0, 1).evaluate()
+
+
+@pytest.mark.parametrize("hp", [{"lr": 0.1}, {"lr": 0.1, "batch_size": 0}, {"lr": 0.1, "batch_size": 4.5}])
+def test_a_batch_size_is_a_whole_number_of_at_least_one(hp: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="batch size"):
+        fresh(Small(), {"momentum": 0.9, **hp}).train(0, {"momentum": 0.9, **hp})
+
+
+def test_the_batch_size_may_be_an_attribute() -> None:
+    hp = {"lr": 0.1, "momentum": 0.9}
+    trainable = fresh(failing(batch_size=5), hp)
+    trainable.train(0, hp)
+    assert trainable.state_dict()["samples"] == 5  # type: ignore[index]
+
+
+def test_a_seed_that_is_no_whole_number_is_refused() -> None:
+    with pytest.raises(UsageError, match="seed"):
+        fresh(Small(), {**hp_at(0), "seed": "abc"}).evaluate()
+
+
+def test_a_loss_that_is_not_finite_is_the_users_business() -> None:
+    trainable = fresh(failing(loss=lambda self, model, batch: model(batch[0]).sum() * float("nan")))
+    advance(trainable, 0, 2)
+
+
+def other_network(self: Small, hp: Any) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        (lambda: Small(adam), "SGD, but optimizer.. gives torch.optim.adam.Adam"),
+        (lambda: failing(model=other_network), "another model"),
+    ],
+)
+def test_a_state_of_another_optimizer_or_model_is_refused(other: Callable[[], Small], match: str) -> None:
+    state = advance(fresh(Small()), 0, 1).state_dict()
+    trainable = fresh(other())
+    with pytest.raises(StateError, match=match):
+        trainable.load_state_dict(state)
+    trainable.setup(hp_at(0))
+    advance(trainable, 0, 1)
+
+
+def test_training_that_goes_on_beside_the_state_is_refused_when_the_state_is_taken() -> None:
+    class Counter(nn.Flatten):
+        calls = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    counting = failing(model=lambda self, hp: nn.Sequential(Counter(), nn.Linear(64, 3)))
+    with pytest.raises(StateError, match=r"model\.0\.calls has changed .* register_buffer"):
+        advance(fresh(counting), 0, 1).state_dict()
+
+    class Remembering(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = torch.zeros(())
+
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            self.mean += 1
+            return super().loss(model, batch)
+
+    with pytest.raises(StateError, match=r"Remembering\.mean has changed .* extra_state"):
+        advance(fresh(Remembering()), 0, 1).state_dict()
+
+
+def test_abstract_methods_that_are_missing_are_named_by_python_itself() -> None:
+    class Partial(Small):
+        evaluate = hpstage_abstract()
+
+    with pytest.raises(TypeError, match="evaluate"):
+        Partial()  # type: ignore[abstract]
+
+
+def hpstage_abstract() -> Any:
+    from hpstage.torch import TorchTrainable
+
+    return TorchTrainable.evaluate
+
+
+# --- cost -------------------------------------------------------------------------------------------------
+
+
+def test_a_step_costs_little_beside_the_users_own_work() -> None:
+    """30 microseconds are the aim; the bound leaves room for a machine that is busy."""
+
+    class Idle(Small):
+        def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+            pass
+
+    trainable, hp = fresh(Idle()), hp_at(0)
+    best = float("inf")
+    for _ in range(20):
+        began = time.perf_counter()
+        for step in range(100):
+            trainable.train(step, hp)
+        best = min(best, (time.perf_counter() - began) / 100)
+    assert best < 100e-6
+
+
+def test_the_environment_names_what_decides_bits() -> None:
+    described = describe("cpu")
+    assert {"torch", "device", "isa", "threads", "numerics"} <= described.keys()
+    assert described["threads"] == "1"
+    assert all(isinstance(value, str) for value in described.values())
