@@ -1,0 +1,351 @@
+"""DaskExecutor: trains chains on the workers of a Dask cluster, one task each."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+from distributed import Client, Future, LocalCluster
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.cluster import worker as side
+from hpstage.cluster.admission import environment_of, refusal
+from hpstage.cluster.courier import Courier
+from hpstage.cluster.launch import local_cluster
+from hpstage.cluster.messages import (
+    Amend,
+    Description,
+    Order,
+    Stop,
+    decode_description,
+    decode_report,
+    encode,
+    name_of,
+)
+from hpstage.cluster.shipping import pack
+from hpstage.errors import ClusterError, HpstageError, InternalError, UsageError
+from hpstage.events import Amendment, Chain, ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
+from hpstage.executor import Environment, Executor
+from hpstage.schedule import Scalar
+
+logger = logging.getLogger("hpstage")
+
+_STARTING = 60.0
+"""Seconds that a cluster which has no worker yet is given."""
+
+
+@dataclass(slots=True)
+class _Running:
+    worker: WorkerId
+    future: Future | None = None
+    told: int = 0  # reports handed on so far
+    ended: bool = False
+
+
+class DaskExecutor(Executor):
+    """Trains on a Dask cluster, one worker process per device.
+
+    Reports come over a feed of events as they happen, and again as the result of the chain's task, which says what
+    the feed has lost. Workers that join later are used too, if they are like those that were there first.
+
+    Args:
+        client: whose cluster to use. A connection of its own is made; the client is left as it is, and never closed.
+            Without a client a local cluster is started, and closed in :meth:`close`.
+        n_workers: size of the local cluster.
+        gpus: local cluster: how many GPUs to use; else: how many workers must have one. ``None``: what there is.
+
+    Raises:
+        UsageError: ``n_workers`` was given with a client.
+    """
+
+    def __init__(self, client: Client | None = None, *, n_workers: int | None = None, gpus: int | None = None) -> None:
+        if client is not None and n_workers is not None:
+            raise UsageError(
+                "n_workers sizes the local cluster; the cluster of a client is sized by client.cluster.scale"
+            )
+        self._given = client
+        self._n_workers = n_workers
+        self._gpus = gpus
+        self._run = uuid.uuid4().hex[:12]
+        self._name = name_of(self._run)
+        self._cluster: LocalCluster | None = None
+        self._client: Client | None = None
+        self._courier: Courier | None = None
+        self._environment: Environment | None = None
+        self._checkpoints = b""
+        self._registered = False
+        # Below: shared among the driver's thread, Dask's loop and its callback thread.
+        self._changed = threading.Condition()
+        self._reports: deque[Report] = deque()
+        self._workers: set[WorkerId] = set()
+        self._early: dict[WorkerId, Description | None] = {}  # came (or left: None) while open() was under way
+        self._running: dict[ChainId, _Running] = {}
+        self._started = 0
+        self._feeding = threading.Event()
+        self._broken: HpstageError | None = None
+
+    def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
+        packed = pack(trainable)
+        try:
+            return self._open(packed, checkpoints)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, packed: bytes, checkpoints: CheckpointStore | None) -> Environment:
+        client = self._client = self._connect()
+        self._courier = Courier(client, self._name)
+        self._listen(client)
+        try:
+            client.wait_for_workers(1, timeout=_STARTING)
+        except TimeoutError as error:
+            raise ClusterError(
+                f"the cluster at {client.scheduler.address} has had no workers for {_STARTING:.0f} s; start some"
+            ) from error
+        self._registered = True
+        try:
+            client.register_plugin(side.TrainingPlugin(self._run, packed))
+        except ImportError as error:
+            raise UsageError(f"the workers cannot import hpstage ({error}); install the same version there") from error
+        except OSError as error:
+            raise ClusterError(
+                f"a worker was lost while it was being set up ({error}); run the same command again"
+            ) from error
+        told: dict[str, bytes | None] = client.run(side.described, self._run, on_error="ignore")
+        with self._changed:
+            present = {WorkerId(name): decode_description(text) for name, text in told.items() if text is not None}
+            present.update({name: text for name, text in self._early.items() if text is not None})
+            present = {name: text for name, text in present.items() if self._early.get(name, text) is not None}
+            if not present:
+                raise ClusterError("all workers have left while they were being set up; look at their logs")
+            self._environment = environment_of(present.values(), self._gpus)
+            for name in present:
+                self._join(name)
+        if checkpoints is not None:
+            self.use(checkpoints)
+        return self._environment
+
+    def _connect(self) -> Client:
+        if self._given is None:
+            self._cluster = local_cluster(self._n_workers, gpus=self._gpus)
+            client = Client(self._cluster, set_as_default=False)
+        else:
+            # A connection of our own: the given one may be asynchronous, restarted, or listen to the same topics.
+            if self._given.status != "running":
+                raise UsageError(f"the given client is {self._given.status}; connect it first")
+            client = Client(self._given.scheduler.address, security=self._given.security, set_as_default=False)
+        # Dask's client collects messages for 10 ms; a worker would stand idle meanwhile.
+        client.scheduler_comm.interval = 0.001
+        return client
+
+    def _listen(self, client: Client) -> None:
+        """Hear of workers and chains from now on; returns when it is sure to."""
+        client.subscribe_topic("all", self._on_cluster)
+        client.subscribe_topic(self._name, self._on_feed)
+        deadline = time.monotonic() + _STARTING
+        while not self._feeding.is_set():
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"the scheduler at {client.scheduler.address} passes on no events; is it overloaded?"
+                )
+            client.log_event(self._name, {"echo": True})
+            self._feeding.wait(0.01)
+
+    def use(self, checkpoints: CheckpointStore) -> None:
+        self._checkpoints = pickle.dumps(checkpoints)
+
+    def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        with self._changed:
+            if not self._workers:
+                return None
+            worker = next(iter(self._workers))
+        future = self._submit(
+            worker, f"{self._name}-try", side.try_out, self._run, encode(dict(initial)), self._checkpoints
+        )
+        metrics: dict[str, float] | None = future.result()
+        return metrics
+
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        with self._changed:
+            if worker not in self._workers:
+                return  # its WorkerLeft is on the way to the driver
+            if any(running.worker == worker for running in self._running.values() if not running.ended):
+                raise InternalError(f"{chain.id} was started on {worker}, which is not idle")
+            running = self._running[chain.id] = _Running(worker)
+        self._started += 1
+        key = f"{self._name}-{self._started}"
+        future = self._submit(worker, key, side.run_chain, self._run, key, encode(chain), self._checkpoints)
+        with self._changed:
+            running.future = future
+            left = self._running.get(chain.id) is not running
+        if left:
+            future.release()
+        else:
+            future.add_done_callback(lambda done: self._on_done(chain.id, done))
+
+    def _submit(self, worker: WorkerId, key: str, function: Any, *arguments: object) -> Future:
+        assert self._client is not None, "open() comes first"
+        with dask.annotate(executor=self._name):  # the plugin's thread
+            return self._client.submit(
+                function, *arguments, key=key, workers=[worker], allow_other_workers=False, pure=False, retries=0
+            )
+
+    def amend(self, amendment: Amendment) -> None:
+        self._order(amendment.chain, Amend(amendment))
+
+    def stop(self, chain: ChainId) -> None:
+        self._order(chain, Stop(chain))
+
+    def _order(self, chain: ChainId, order: Order) -> None:
+        assert self._courier is not None, "open() comes first"
+        with self._changed:
+            running = self._running.get(chain)
+            if running is None or running.ended:
+                return
+        self._courier.send(running.worker, order)
+
+    def wait(self, timeout: float | None) -> list[Report]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._reports:
+                self._check()
+                left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            reports = list(self._reports)
+            self._reports.clear()
+        return reports
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._client is None or self._client.status != "running":
+            raise ClusterError(
+                "the connection to Dask's scheduler is lost; start the cluster again and run the same command again: "
+                "nothing that was reached is lost"
+            )
+
+    def clock(self) -> float:
+        return time.time()
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            if self._registered and self._cluster is None and client.status == "running":
+                try:
+                    client.unregister_worker_plugin(self._name)
+                except (OSError, ValueError):
+                    logger.warning("the workers could not be told that the run is over", exc_info=True)
+            with self._changed:
+                running, self._running = self._running, {}
+            for chain in running.values():
+                if chain.future is not None:
+                    chain.future.release()
+            if client.status == "running":
+                # Else the scheduler would tell us of our own leaving, and log that it cannot.
+                client.unsubscribe_topic("all")
+            client.close()
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close()
+
+    # --- on Dask's threads --------------------------------------------------------------------------------
+
+    def _on_feed(self, event: tuple[float, dict[str, Any]]) -> None:
+        _, message = event
+        if "echo" in message:
+            self._feeding.set()
+        elif "ready" in message:
+            self._on_ready(decode_description(message["ready"]))
+        else:
+            with self._changed:
+                self._hand_on(ChainId(message["chain"]), message["sequence"], [message["report"]])
+
+    def _on_ready(self, description: Description) -> None:
+        worker = WorkerId(description.worker)
+        with self._changed:
+            if self._environment is None:
+                self._early[worker] = description
+                return
+            reason = refusal(description, self._environment)
+            if reason is None:
+                self._join(worker)
+                return
+        logger.warning("worker %s is not used: %s", worker, reason)
+
+    def _join(self, worker: WorkerId) -> None:
+        if worker not in self._workers:
+            self._workers.add(worker)
+            self._tell(WorkerJoined(worker, self.clock()))
+
+    def _on_cluster(self, event: tuple[float, dict[str, Any]]) -> None:
+        _, message = event
+        if message.get("action") != "remove-worker":
+            return
+        worker = WorkerId(message["worker"])
+        with self._changed:
+            if self._environment is None:
+                self._early[worker] = None
+                return
+            if worker not in self._workers:
+                return
+            self._workers.remove(worker)
+            lost = [name for name, running in self._running.items() if running.worker == worker]
+            futures = [self._running.pop(name).future for name in lost]
+            self._tell(WorkerLeft(worker, self.clock()))
+        for future in futures:
+            if future is not None:
+                future.release()  # else its task would wait for ever for a worker of that address
+
+    def _on_done(self, chain: ChainId, future: Future) -> None:
+        with self._changed:
+            running = self._running.get(chain)
+            if running is None:
+                return
+            if running.ended:
+                del self._running[chain]
+                return
+        # The feed has lost something, or our own code on the worker has failed.
+        try:
+            reports, problem = future.result(), None
+        except Exception as error:
+            reports, problem = [], error
+        with self._changed:
+            if self._running.get(chain) is not running:
+                return
+            self._hand_on(chain, 0, reports)
+            if not running.ended and future.status == "error":
+                self._broken = InternalError(f"{chain} failed on {running.worker} outside of your code: {problem!r}")
+                self._broken.__cause__ = problem
+                self._changed.notify_all()
+            elif not running.ended:
+                # Cancelled: by a lost scheduler, which wait() tells, or by somebody's client.restart().
+                self._tell(ChainEnded(chain, running.worker, "lost", self.clock(), message=repr(problem)))
+            self._running.pop(chain, None)
+
+    def _hand_on(self, chain: ChainId, first: int, encoded: list[bytes]) -> None:
+        """Hand on those of a chain's reports, numbered from ``first``, whose turn it is.
+
+        After a gap in the feed it is nobody's turn: the rest comes with the result.
+        """
+        running = self._running.get(chain)
+        if running is None or first > running.told:
+            return
+        for report in encoded[running.told - first :]:
+            decoded = decode_report(report)
+            running.told += 1
+            running.ended = isinstance(decoded, ChainEnded)
+            self._tell(decoded)
+
+    def _tell(self, report: Report) -> None:
+        self._reports.append(report)
+        self._changed.notify_all()

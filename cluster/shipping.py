@@ -1,0 +1,37 @@
+"""Packs a trainable for the journey to the workers, and says what stands in the way."""
+
+from __future__ import annotations
+
+import cloudpickle
+
+from hpstage.errors import UsageError
+
+
+def pack(trainable: object) -> bytes:
+    """The trainable, cloudpickled: what its script defines goes along, what it imports does not.
+
+    Raises:
+        UsageError: something in it cannot be sent; names the attribute where it can be found.
+    """
+    try:
+        packed: bytes = cloudpickle.dumps(trainable)
+    except Exception as error:
+        name = type(trainable).__name__ if not callable(trainable) else getattr(trainable, "__name__", "it")
+        where = _culprit(trainable)
+        place = f"its attribute {where!r}" if where else "something it refers to"
+        raise UsageError(
+            f"{name} cannot be sent to the workers, since {place} cannot be pickled ({error}); make it where it is "
+            f"used (in setup(), model() or dataset()), or leave it out in __getstate__"
+        ) from error
+    return packed
+
+
+def _culprit(thing: object) -> str | None:
+    """The path to the innermost attribute that cannot be pickled."""
+    for name, value in getattr(thing, "__dict__", {}).items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            inner = _culprit(value) if not isinstance(value, type) else None
+            return f"{name}.{inner}" if inner else name
+    return None

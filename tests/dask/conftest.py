@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster
+
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cluster import DaskExecutor, local_cluster
+from tests.dask.toys import Counter
+
+Open = Callable[..., DaskExecutor]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    with local_cluster(2, gpus=0) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture
+def open_executor(client: Client, tmp_path: Path) -> Iterator[Open]:
+    """Opens an executor on the shared cluster, with a checkpoint folder of this test; closes it at the end."""
+    client.wait_for_workers(2, timeout=20)
+    opened: list[DaskExecutor] = []
+
+    def open_executor(trainable: object | None = None) -> DaskExecutor:
+        executor = DaskExecutor(client)
+        opened.append(executor)
+        executor.open(trainable or Counter(), FolderCheckpoints(tmp_path / "states", "w"))
+        return executor
+
+    yield open_executor
+    for executor in opened:
+        executor.close()

@@ -1,0 +1,184 @@
+"""Workers that die, come late or do not fit; the cluster that goes away; the driver that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster
+
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cluster import DaskExecutor
+from hpstage.cluster.admission import environment_of, refusal
+from hpstage.cluster.messages import Description
+from hpstage.errors import ClusterError, UsageError
+from hpstage.events import ChainEnded, WorkerJoined, WorkerLeft
+from hpstage.executor import Environment
+from tests.dask.toys import Counter, chain, ended, outcome, until, wait_for, workers
+
+Open = Callable[..., DaskExecutor]
+
+
+def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
+    open_executor: Open, client: Client, tmp_path: Path
+) -> None:
+    executor = open_executor(Counter(tmp_path / "gate"))
+    worker, other = workers(executor)
+    executor.start(worker, chain("c", 5))
+    executor.start(other, chain("d", 5))
+    wait_for(tmp_path / "gate.reached")
+    os.kill(client.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
+    reports = until(executor, lambda seen: any(isinstance(report, WorkerJoined) for report in seen))
+    [left] = [report for report in reports if isinstance(report, WorkerLeft)]
+    assert left.worker == worker
+    assert not any(isinstance(report, ChainEnded) for report in reports)
+    [joined] = [report for report in reports if isinstance(report, WorkerJoined)]
+    executor.start(worker, chain("too late", 5))  # the driver did not know yet: nothing hangs on a dead address
+    (tmp_path / "gate").touch()
+    executor.start(joined.worker, chain("again", 5))
+    reports += ended(executor, "again", "d")
+    assert outcome(reports, "again").outcome == "done"
+    assert outcome(reports, "d").outcome == "done"
+
+
+def test_a_worker_that_comes_later_joins_and_one_that_is_retired_leaves(
+    open_executor: Open, cluster: LocalCluster
+) -> None:
+    executor = open_executor()
+    first = set(workers(executor))
+    cluster.scale(3)
+    [late] = workers(executor, 1)
+    assert late not in first
+    executor.start(late, chain("c", 5))
+    assert outcome(ended(executor, "c"), "c").outcome == "done"
+    cluster.scale(2)
+    reports = until(executor, lambda seen: any(isinstance(report, WorkerLeft) for report in seen))
+    assert isinstance(reports[-1], WorkerLeft)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from distributed import Client
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cluster import DaskExecutor
+from tests.dask.toys import Counter, chain, workers
+
+executor = DaskExecutor(Client(sys.argv[1]))
+executor.open(Counter(), FolderCheckpoints(sys.argv[2], "w"))
+for worker in workers(executor, 2):
+    executor.start(worker, chain(worker, 10**9, 1))
+seen = 0
+while seen < 2:
+    seen += len(executor.wait(1))
+print("running", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_chains_of_a_killed_driver_stop(cluster: LocalCluster, client: Client, tmp_path: Path) -> None:
+    client.wait_for_workers(2, timeout=20)
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, cluster.scheduler_address, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "running\n"
+        driver.kill()
+        driver.wait()
+    for worker in client.scheduler_info(n_workers=-1)["workers"]:
+        assert client.submit(pow, 2, 5, workers=[worker], pure=False).result(timeout=20) == 32
+
+
+def test_a_lost_scheduler_is_told_with_a_remedy(tmp_path: Path) -> None:
+    def dask(*arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dask", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    where = tmp_path / "scheduler.json"
+    scheduler = dask("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(where))
+    wait_for(where)
+    worker = dask("worker", "--nthreads", "1", "--memory-limit", "0", "--no-nanny", "--no-dashboard",
+                  "--scheduler-file", str(where))  # fmt: skip
+    try:
+        with Client(scheduler_file=str(where), set_as_default=False, timeout=1) as client:
+            executor = DaskExecutor(client)
+            executor.open(Counter(), FolderCheckpoints(tmp_path / "states", "w"))
+            [address] = workers(executor, 1)
+            executor.start(address, chain("c", 10**9))
+            scheduler.kill()
+            with pytest.raises(ClusterError, match="run the same command again"):
+                until(executor, lambda _: False)
+            executor.close()
+    finally:
+        for process in (scheduler, worker):
+            process.kill()
+            process.wait()
+
+
+def test_a_cluster_that_stays_without_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpstage.cluster.executor._STARTING", 0.2)
+    with (
+        LocalCluster(n_workers=0, dashboard_address=":0", scheduler_kwargs={"dashboard": False}) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        pytest.raises(ClusterError, match="no workers"),
+    ):
+        DaskExecutor(client).open(Counter(), None)
+
+
+class Unsendable(Counter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Counter()
+        self.inner.lock = threading.Lock()  # type: ignore[attr-defined]
+
+
+def test_a_trainable_that_cannot_be_sent_is_refused_by_the_name_of_its_attribute(client: Client) -> None:
+    with pytest.raises(UsageError, match=r"Unsendable .* attribute 'inner\.lock'"):
+        DaskExecutor(client).open(Unsendable(), None)
+
+
+def test_a_module_that_the_workers_lack_is_named(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("from tests.dask.toys import Counter\nclass Mine(Counter): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from only_here import Mine  # type: ignore[import-not-found]
+
+    with pytest.raises(UsageError, match=r"No module named 'only_here'.*PYTHONPATH"):
+        DaskExecutor(client).open(Mine(), None)
+
+
+def test_gpus_that_no_worker_has_are_missed_before_anything_is_trained(client: Client) -> None:
+    with pytest.raises(ClusterError, match="2 GPUs were asked for, but 0 of 2 workers"):
+        DaskExecutor(client, gpus=2).open(Counter(), None)
+
+
+def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> None:
+    alike = {"machine": "x86_64", "threads": "1"}
+    one = Description("tcp://a", "a", 1, described={**alike, "torch": "2.13.0"})
+    two = Description("tcp://b", "b", 1, described={**alike, "torch": "2.12.1"})
+    with pytest.raises(ClusterError, match=r"differ in torch \('2.13.0' on tcp://a; '2.12.1' on tcp://b\)"):
+        environment_of([one, two], None)
+    assert environment_of([one], None) == Environment({**alike, "torch": "2.13.0"})
+    assert refusal(one, Environment({**alike, "torch": "2.13.0"})) is None
+    assert "torch" in str(refusal(two, Environment({**alike, "torch": "2.13.0"})))
+
+
+def test_workers_that_share_a_process_are_refused() -> None:
+    with pytest.raises(ClusterError, match="share a process"):
+        environment_of([Description("a", "host", 7, described={}), Description("b", "host", 7, described={})], None)
+
+
+def test_a_size_beside_a_client_is_refused(client: Client) -> None:
+    with pytest.raises(UsageError, match="n_workers"):
+        DaskExecutor(client, n_workers=3)
