@@ -72,9 +72,7 @@ def _check_header(record: bytes, workload: StateKey, described: Mapping[str, str
     try:
         header = msgspec.json.decode(record, type=_Header)
     except msgspec.MsgspecError as error:
-        raise StoreError(
-            f"this is not the journal of a search plan ({error}); choose another store"
-        ) from error
+        raise StoreError(f"this is not the journal of a search plan ({error}); choose another store") from error
     if header.format > FORMAT:
         raise StoreError(
             f"this store was written in format {header.format} by a newer hpstage; this one reads up to {FORMAT}: "
@@ -88,9 +86,7 @@ def _check_header(record: bytes, workload: StateKey, described: Mapping[str, str
             if header.described.get(name) != described.get(name)
         ]
         raise StoreError(
-            "this store belongs to another workload ("
-            + "; ".join(changes)
-            + "); choose another store, or state "
+            "this store belongs to another workload (" + "; ".join(changes) + "); choose another store, or state "
             "`version` on the trainable if the change does not alter training"
         )
 
@@ -135,11 +131,7 @@ class Driver:
 
     def _knows(self, trial: TrialAdded) -> bool:
         known = self.plan.trials.get(trial.trial)
-        return (
-            known is not None
-            and known.steps >= trial.steps
-            and dict(known.schedules) == dict(trial.schedules)
-        )
+        return known is not None and known.steps >= trial.steps and dict(known.schedules) == dict(trial.schedules)
 
     def ask(self, trial: TrialId, step: int) -> None:
         """Have ``trial`` trained to ``step`` and evaluated; :meth:`wait` brings the answer."""

@@ -10,7 +10,10 @@ from hpstage.trainable import Trainable
 
 
 def describe(trainable: Trainable) -> Environment:
-    """The environment of the process that would train; a trainable adds what it knows by ``describe()``."""
+    """The environment of the process that will train, with torch pinned to one thread.
+
+    A trainable adds what it knows by ``describe_environment()`` (a dict of short texts) and ``describe_data()``.
+    """
     described = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "machine": platform.machine(),
@@ -18,7 +21,12 @@ def describe(trainable: Trainable) -> Environment:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         described["numpy"] = str(numpy.__version__)
-    own = getattr(trainable, "describe", None)
-    if own is not None:
-        described |= own()
-    return Environment(described)
+    if "torch" in sys.modules:
+        from hpstage.torch.environment import pin
+
+        pin()
+    if hasattr(trainable, "describe_environment"):
+        described |= trainable.describe_environment()
+    if hasattr(trainable, "describe_data"):
+        described["data"] = trainable.describe_data()
+    return Environment({name: str(text) for name, text in described.items()})

@@ -6,6 +6,8 @@ Seconds are wall-clock durations; ``at`` is a time on the executor's clock (seco
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Literal, NewType
 
 import msgspec
@@ -20,6 +22,19 @@ WorkerId = NewType("WorkerId", str)
 ChainId = NewType("ChainId", str)
 StateKey = NewType("StateKey", str)
 """Names for ever what training has produced: 32 hex digits (see ``keys.py``)."""
+
+
+Metrics = dict[str, float | str]
+"""Metrics as they travel: JSON has no NaN and no infinities, so these are texts (``"nan"``, ``"inf"``, ``"-inf"``)."""
+
+
+def to_metrics(numbers: Mapping[str, float]) -> Metrics:
+    return {name: value if math.isfinite(value) else repr(value) for name, value in numbers.items()}
+
+
+def to_numbers(metrics: Metrics) -> dict[str, float]:
+    """Raises ValueError for a text that is no number."""
+    return {name: float(value) for name, value in metrics.items()}
 
 
 class StateRef(msgspec.Struct, frozen=True, order=True):
@@ -121,7 +136,7 @@ class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
     evaluate_seconds: float = 0.0
     save_seconds: float = 0.0
     source: Literal["fresh", "continued", "live", "disk"] | None = None  # on a chain's first report
-    metrics: dict[str, float] | None = None
+    metrics: Metrics | None = None
     kept: Kept | None = None
     failure: UserFailure | None = None  # evaluate() failed here; training goes on
 
@@ -221,7 +236,7 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
     evaluate_seconds: float = 0.0
     save_seconds: float = 0.0
     source: Literal["fresh", "continued", "live", "disk"] | None = None
-    metrics: dict[str, float] | None = None
+    metrics: Metrics | None = None
     kept: Kept | None = None
 
 

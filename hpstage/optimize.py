@@ -106,9 +106,7 @@ def optimize(
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         plan = open_plan(places.journal, workload, described, sharing=sharing)
         hands.use(places.checkpoints)
-        scheduler = Scheduler(
-            plan, prefix=f"{os.getpid():x}-{time.time_ns():x}", checkpoint_every=checkpoint_every
-        )
+        scheduler = Scheduler(plan, prefix=f"{os.getpid():x}-{time.time_ns():x}", checkpoint_every=checkpoint_every)
         driver = Driver(plan, scheduler, hands, places.journal)
         progress = closing.enter_context(Progress(show_progress_bar, n_trials))
 
@@ -156,9 +154,7 @@ class _in_optimize_loop:
 
     def __enter__(self) -> None:
         if self._study._thread_local.in_optimize_loop:
-            raise UsageError(
-                "optimize() was called from within a running study; nested searches are not possible"
-            )
+            raise UsageError("optimize() was called from within a running study; nested searches are not possible")
         self._study._thread_local.in_optimize_loop = True
         self._study._stop_flag = False
 
@@ -178,18 +174,14 @@ def _checked(
 ) -> Setting:
     """Refuse what cannot be searched, before a worker is started."""
     if not isinstance(study, optuna.Study):
-        raise UsageError(
-            f"study is a {type(study).__name__}; give an optuna.Study (optuna.create_study(...))"
-        )
+        raise UsageError(f"study is a {type(study).__name__}; give an optuna.Study (optuna.create_study(...))")
     if len(study.directions) != 1:
         raise UsageError(
             f"the study has {len(study.directions)} objectives; hpstage searches for one metric: create the study with "
             f"one direction"
         )
     if not callable(space):
-        raise UsageError(
-            f"space is a {type(space).__name__}; give a function of an optuna.Trial that returns a dict"
-        )
+        raise UsageError(f"space is a {type(space).__name__}; give a function of an optuna.Trial that returns a dict")
     if not isinstance(metric, str) or not metric:
         raise UsageError(f"metric is {metric!r}; give the name of one of the numbers that evaluate() returns")
     counts = {

@@ -29,6 +29,7 @@ from hpstage.events import (
     TrialAdded,
     TrialId,
     TrialProposed,
+    to_numbers,
 )
 from hpstage.keys import History
 from hpstage.schedule import Form, Scalar, Schedule, agreement, varies
@@ -254,7 +255,7 @@ class SearchPlan:
             totals.loads += fact.source in ("live", "disk")
         if fact.metrics is not None:
             totals.evaluations += 1
-            state.metrics = {**(state.metrics or {}), **fact.metrics}
+            state.metrics = {**(state.metrics or {}), **to_numbers(fact.metrics)}
         if fact.kept is not None:
             totals.saves += 1
             state.kept = fact.kept

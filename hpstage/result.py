@@ -125,9 +125,7 @@ class Result:
         return self.study.best_params
 
 
-def savings(
-    plan: SearchPlan, before: Totals, trials: list[TrialId], *, makespan: float, workers: int
-) -> Savings:
+def savings(plan: SearchPlan, before: Totals, trials: list[TrialId], *, makespan: float, workers: int) -> Savings:
     """Sum up a search: ``before`` are the plan's totals when it began, ``trials`` the ids that it asked for."""
     totals = plan.totals
     per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
@@ -137,9 +135,7 @@ def savings(
         planned = plan.trials.get(id)
         if planned is None:
             continue
-        own = sum(
-            (stop - start) * plan.step_seconds(node) for node, start, stop in planned.legs(planned.asked)
-        )
+        own = sum((stop - start) * plan.step_seconds(node) for node, start, stop in planned.legs(planned.asked))
         own += per_evaluation * planned.targets
         alone += own
         longest = max(longest, own)

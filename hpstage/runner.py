@@ -26,6 +26,7 @@ from hpstage.events import (
     StateKey,
     UserFailure,
     WorkerId,
+    to_metrics,
 )
 from hpstage.schedule import Scalar, varies
 from hpstage.trainable import Trainable, checked_metrics
@@ -275,7 +276,7 @@ class ChainRunner:
             train_seconds=train_seconds,
             evaluate_seconds=evaluated - began if boundary.evaluate else 0.0,
             save_seconds=saved - evaluated if kept is not None else 0.0,
-            metrics=metrics,
+            metrics=None if metrics is None else to_metrics(metrics),
             kept=kept,
             failure=failure,
         )
@@ -312,8 +313,6 @@ def _failure(error: BaseException) -> UserFailure:
     while frames is not None and frames.tb_frame.f_code.co_filename == here:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
-    kinds = tuple(
-        f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object
-    )
+    kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     return UserFailure(summary=summary, traceback=text, kinds=kinds)

@@ -41,6 +41,7 @@ from hpstage.events import (
     WorkerId,
     WorkerJoined,
     WorkerLeft,
+    to_numbers,
 )
 from hpstage.plan import Node, SearchPlan, State
 from hpstage.stage_tree import Line, StageTree
@@ -212,7 +213,7 @@ class Scheduler:
         else:
             self._tree.uncover(node, chain.id)
         if report.metrics is not None:
-            self._answer(state, decision, report.metrics, None)
+            self._answer(state, decision, to_numbers(report.metrics), None)
         elif report.failure is not None:
             fact = StageFailed(node=node.id, step=report.step, evaluating=True, failure=report.failure)
             self._learn(fact, decision)

@@ -118,6 +118,7 @@ class Session:
 
     def _drain(self) -> None:
         """Let what runs come to its end and start nothing more. Open trials stay open: the next call goes on."""
+        self._stopping = True
         self.driver.drain()
         while self.driver.scheduler.running:
             for answer in self.driver.wait(_HEARTBEAT):
@@ -171,12 +172,12 @@ class Session:
             trial.set_user_attr("hpstage:search", self._started.study)
             try:
                 schedules = self._describe(trial)
+                if not self.trials:
+                    self._before_first({name: schedule.value(0) for name, schedule in schedules.items()})
             except Exception:
                 self.study.tell(trial, state=TrialState.FAIL)
                 raise
             added = TrialAdded(TrialId(f"{self.study.study_name}/{trial.number}"), schedules, self._started.steps)
-            if not self.trials:
-                self._before_first({name: schedule.value(0) for name, schedule in schedules.items()})
             proposed = TrialProposed(self._started.study, trial.number, added.trial, self._sampler.take())
             self.driver.add([added], [proposed])
             entered = self._enter(trial.number, added.trial, trial, set())
@@ -234,6 +235,8 @@ class Session:
         if self._synchronous:
             while self._asked and self._asked[0] in self._known:
                 self._tell_one(self._asked.popleft())
+                # Before the next result is told: what a proposal knows must not hang on what came in together.
+                self._propose()
         else:
             for target in list(self._known):
                 self._asked.remove(target)

@@ -29,6 +29,7 @@ from hpstage.events import (
     WorkerId,
     WorkerJoined,
     WorkerLeft,
+    to_metrics,
 )
 from hpstage.executor import Environment, Executor
 from hpstage.schedule import Scalar
@@ -293,7 +294,7 @@ class SimulatedExecutor(Executor):
                 evaluate_seconds=self._evaluate_seconds if boundary.evaluate else 0.0,
                 save_seconds=self._save_seconds if boundary.keep else 0.0,
                 source=flight.source,
-                metrics=self._measure(boundary.key, step) if boundary.evaluate else None,
+                metrics=to_metrics(self._measure(boundary.key, step)) if boundary.evaluate else None,
                 kept=Kept(boundary.key, 0, boundary.key) if boundary.keep else None,
             )
         ]
@@ -301,9 +302,7 @@ class SimulatedExecutor(Executor):
         flight.place, flight.since, flight.counted_from = place, self._now, step
         if place == flight.course.end or not flight.course.boundaries:
             del self._flights[flight.chain.id]
-            reports.append(
-                ChainEnded(flight.chain.id, flight.worker, "done", self._now, node=stage.node, step=step)
-            )
+            reports.append(ChainEnded(flight.chain.id, flight.worker, "done", self._now, node=stage.node, step=step))
         else:
             self._aim(flight, extra=0.0)
         return reports

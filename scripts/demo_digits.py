@@ -80,14 +80,13 @@ class Digits(hpstage.torch.TorchTrainable):
 def space(trial: optuna.Trial) -> dict[str, s.Schedule | float]:
     """Learning rates that drop once or twice, batches that grow: sequences with common beginnings."""
     lr = trial.suggest_categorical("lr", [0.2, 0.1, 0.05])
-    first = trial.suggest_categorical("first_drop", [8, 20, 40, 70])
+    first = trial.suggest_categorical("first_drop", [10, 30, 60])
     second = trial.suggest_categorical("second_drop", [80, 100])
-    gamma = trial.suggest_categorical("gamma", [0.1, 0.3])
-    grow = trial.suggest_categorical("grow_batch_at", [10, 30, 60])
+    grow = trial.suggest_categorical("grow_batch_at", [20, 40, 80])
     return {
-        "lr": s.multistep(lr, milestones=[first, second], gamma=gamma),
+        "lr": s.multistep(lr, milestones=[first, second], gamma=0.2),
         "momentum": 0.9,
-        "batch_size": s.piecewise({0: 64, grow: trial.suggest_categorical("late_batch", [128, 256])}),
+        "batch_size": s.piecewise({0: 64, grow: 256}),
     }
 
 
@@ -106,7 +105,7 @@ def search(folder: Path, executor: object, *, sharing: bool, quiet: bool) -> hps
         metric="accuracy",
         steps=STEPS,
         n_trials=N_TRIALS,
-        algorithm=SuccessiveHalving(min_steps=15, reduction_factor=2),
+        algorithm=SuccessiveHalving(min_steps=15, reduction_factor=4),
         executor=executor,
         store=folder / ("plan" if sharing else "plan-alone"),
         show_progress_bar=not quiet,

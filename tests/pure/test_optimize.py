@@ -1,0 +1,263 @@
+"""The front door, in this process: Optuna on one side, exact values on the other."""
+
+from __future__ import annotations
+
+import math
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import FullTraining, SuccessiveHalving
+from hpstage.errors import ScheduleError, StoreError, TrainingError, UsageError
+from hpstage.store import MemoryJournal
+from tests.pure.searches import schedules
+from tests.toys import Failing, Tape, alone
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    return {
+        "a": s.piecewise({0: trial.suggest_int("a", 1, 3), 4: trial.suggest_int("late", 1, 3)}),
+        "b": s.linear(trial.suggest_categorical("b", [1.0, 2.0]), total_iters=trial.suggest_int("iters", 2, 6)),
+        "mixture": s.piecewise({0: "books", trial.suggest_int("switch", 1, 7): "code"}),
+    }
+
+
+def run(study: optuna.Study, trainable: object = None, **options: object) -> hpstage.Result:
+    settings_: dict[str, object] = {"metric": "score", "steps": 8, "n_trials": 12, "executor": hpstage.InlineExecutor()}
+    settings_ |= {"store": MemoryJournal(), "space": space} | options
+    chosen = settings_.pop("space")
+    return hpstage.optimize(study, trainable or Tape(), chosen, **settings_)  # type: ignore[arg-type]
+
+
+def create(seed: int = 0, **options: object) -> optuna.Study:
+    return optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(seed=seed),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@given(st.lists(st.tuples(schedules(8), schedules(8)), min_size=1, max_size=6), st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_trial_has_the_metrics_and_state_that_it_has_alone(pairs, data):
+    order = data.draw(st.permutations(range(len(pairs))))
+
+    def listed(trial: optuna.Trial) -> dict[str, object]:
+        first, second = pairs[order[trial.number]]
+        return {"a": first, "b": second}
+
+    result = run(create(), space=listed, n_trials=len(pairs))
+    for number, pair in enumerate(order):
+        first, second = pairs[pair]
+        expected = alone({"a": first, "b": second}, 8)
+        planned = result.plan.trials[f"{result.study.study_name}/{number}"]
+        state = planned.node_at(8).states[8]
+        assert state.metrics == expected.evaluate()
+        assert result.study.trials[number].value == expected.score
+    assert result.savings.steps_trained == result.savings.steps_unique
+
+
+def test_successive_halving_prunes_and_completes_as_the_plain_algorithm_does():
+    study = create()
+    result = run(study, n_trials=16, algorithm=SuccessiveHalving(min_steps=2, reduction_factor=2))
+    scores = {}
+    for trial in study.trials:
+        line = {
+            name: schedule
+            for name, schedule in result.plan.trials[f"{study.study_name}/{trial.number}"].schedules.items()
+        }
+        scores[trial.number] = {step: alone(line, step).score for step in (2, 4, 8)}
+    field = list(scores)
+    expected = {}
+    for step, population in ((2, 16), (4, 8), (8, 4)):
+        assert len(field) == population
+        for number in field:
+            expected.setdefault(number, {})[step] = scores[number][step]
+        field = sorted(field, key=lambda n: (-scores[n][step], n))[: population // 2]
+    assert {t.number: t.intermediate_values for t in study.trials} == expected
+    states = [t.state for t in study.trials]
+    assert states.count(TrialState.COMPLETE) == 4 and states.count(TrialState.PRUNED) == 12
+    assert study.best_value == max(scores[n][8] for n in scores if 8 in expected[n])
+
+
+def test_the_sampler_proposes_what_it_would_propose_in_plain_optuna():
+    plain = create(seed=3)
+    for _ in range(12):
+        trial = plain.ask()
+        space(trial)
+    study = create(seed=3)
+    run(study)
+    assert [t.params for t in study.trials] == [t.params for t in plain.trials]
+
+
+def test_a_learning_sampler_sees_results_as_they_come():
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=1, n_startup_trials=4))
+    run(study, n_trials=30, algorithm=FullTraining(window=4))
+    assert len(study.trials) == 30
+    assert all(t.state == TrialState.COMPLETE for t in study.trials)
+
+
+def test_the_same_seed_gives_the_same_study():
+    def once() -> list[tuple[dict[str, object], float | None]]:
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=1))
+        run(study, n_trials=25, algorithm=FullTraining(window=5))
+        return [(t.params, t.value) for t in study.trials]
+
+    assert once() == once()
+
+
+def test_an_exception_fails_the_trials_below_it_and_no_others():
+    def risky(trial: optuna.Trial) -> dict[str, object]:
+        early = trial.suggest_categorical("early", [1, 2])
+        late = trial.suggest_categorical("late", [1, 5, 7])
+        return {"a": s.piecewise({0: early, 4: late})}
+
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.GridSampler({"early": [1, 2], "late": [1, 5, 7]}, seed=0)
+    )
+    run(study, Failing(), space=risky, n_trials=6)
+    for trial in study.trials:
+        if trial.params["late"] == 1:
+            assert trial.state == TrialState.COMPLETE
+        elif trial.params["late"] == 7:
+            assert trial.state == TrialState.FAIL
+            assert "ZeroDivisionError: the user's own error at step 4" in trial.user_attrs["hpstage:failure"]
+            assert "toys.py" in trial.user_attrs["hpstage:traceback"]
+        else:
+            assert trial.state == TrialState.FAIL
+            assert "evaluation fails under a=5" in trial.user_attrs["hpstage:failure"]
+
+
+def test_an_exception_in_setup_fails_the_trials_that_begin_so():
+    study = create()
+    grid = optuna.samplers.GridSampler({"a": [1, 13]}, seed=0)
+    study = optuna.create_study(direction="maximize", sampler=grid)
+    run(study, Failing(), space=lambda trial: {"a": trial.suggest_categorical("a", [1, 13])}, n_trials=2)
+    assert {t.params["a"]: t.state for t in study.trials} == {1: TrialState.COMPLETE, 13: TrialState.FAIL}
+
+
+def test_an_exception_that_catch_does_not_name_stops_the_study_with_the_users_traceback():
+    study = create()
+    with pytest.raises(TrainingError, match=r"(?s)the user's own error.*toys\.py"):
+        run(study, Failing(), space=lambda trial: {"a": 7}, n_trials=3, catch=(KeyError,))
+    assert study.trials[0].state == TrialState.FAIL
+
+
+def test_a_nan_objective_fails_its_trial_and_the_study_goes_on():
+    class Nan(Tape):
+        def evaluate(self):
+            return {"score": math.nan if self.score > 5 else self.score}
+
+    study = create()
+    run(study, Nan(), space=lambda trial: {"a": trial.suggest_categorical("a", [1, 100])}, n_trials=8, catch=())
+    assert {(t.params["a"], t.state) for t in study.trials} == {(1, TrialState.COMPLETE), (100, TrialState.FAIL)}
+
+
+def test_callbacks_are_called_and_may_stop_the_study():
+    seen = []
+
+    def stop_at_five(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        seen.append(trial.number)
+        if len(seen) == 5:
+            study.stop()
+
+    study = create()
+    run(study, n_trials=None, algorithm=FullTraining(window=1), callbacks=[stop_at_five])
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_the_store_answers_what_was_trained_before():
+    journal = MemoryJournal()
+    store = {"store": journal}
+    first = run(create(), **store)
+    assert first.savings.steps_trained > 0
+    again = run(create(), **store)
+    assert again.savings.steps_trained == 0
+    assert [t.value for t in again.study.trials] == [t.value for t in first.study.trials]
+
+
+def test_another_workload_is_refused_and_named():
+    class Other(Tape):
+        version = "2"
+
+    journal = MemoryJournal()
+    run(create(), store=journal)
+    with pytest.raises(StoreError, match="another workload .*version"):
+        run(create(), Other(), store=journal)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_trials": 0}, "n_trials is 0"),
+        ({"n_trials": -3}, "n_trials is -3"),
+        ({"steps": 0}, "steps is 0"),
+        ({"steps": 1.5}, "steps is 1.5"),
+        ({"metric": ""}, "metric"),
+        ({"metric": "accuracy"}, "'hash', 'score', but metric='accuracy'"),
+        ({"timeout": -1}, "timeout"),
+        ({"algorithm": "sha"}, "algorithm"),
+        ({"algorithm": SuccessiveHalving(min_steps=9)}, "min_steps is 9, but a trial has 8 steps"),
+        ({"algorithm": SuccessiveHalving(reduction_factor=1)}, "reduction_factor is 1"),
+        ({"algorithm": SuccessiveHalving(min_steps=0)}, "min_steps is 0"),
+        ({"algorithm": SuccessiveHalving(), "n_trials": None}, "give n_trials"),
+        ({"algorithm": FullTraining(window=0)}, "window is 0"),
+        ({"space": 3}, "space is a int"),
+        ({"space": lambda trial: [1]}, "space\\(\\) returned list"),
+        ({"space": lambda trial: {}}, "no hyper-parameters"),
+        ({"space": lambda trial: {"a": math.nan}}, "'a'"),
+        ({"space": lambda trial: {"a": [1, 2]}}, "'a'"),
+        ({"space": lambda trial: {"a": s.onecycle(0.1, 5)}}, "'a' ends at step 5, but the trial has 8 steps"),
+        ({"space": lambda trial: {"a": s.onecycle(1, 9), "b": s.onecycle(1, 10)}}, "end at different steps"),
+        ({"executor": 7}, "executor is a int"),
+        ({"store": "redis://localhost"}, "not supported yet"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+    ],
+)
+def test_bad_input_is_named_before_anything_is_trained(options, message):
+    class Untouched(Tape):
+        def train(self, step, hp):
+            raise AssertionError("trained")
+
+    study = create()
+    with pytest.raises(UsageError, match=message):
+        run(study, Untouched(), **options)
+    assert all(t.state == TrialState.FAIL for t in study.trials)
+
+
+def test_a_multi_objective_study_is_refused():
+    with pytest.raises(UsageError, match="2 objectives"):
+        run(optuna.create_study(directions=["maximize", "minimize"]))
+
+
+def test_schedule_errors_name_the_trial_and_the_hyper_parameter():
+    with pytest.raises(ScheduleError, match="trial 0.*'lr'"):
+        run(create(), space=lambda trial: {"lr": float("inf")})
+
+
+def test_conditional_spaces_work():
+    def conditional(trial: optuna.Trial) -> dict[str, object]:
+        if trial.suggest_categorical("kind", ["x", "y"]) == "x":
+            return {"a": 1}
+        return {"a": 1, "b": trial.suggest_int("b", 1, 2)}
+
+    study = create()
+    result = run(study, space=conditional)
+    for trial in study.trials:
+        line = result.plan.trials[f"{study.study_name}/{trial.number}"].schedules
+        assert trial.value == alone(line, 8).score
+
+
+def test_values_of_every_json_kind_can_be_sequences():
+    values = ["adam", "sgd", True, False, 1, 2.5, None]
+    pieces = s.piecewise(dict(enumerate(values)))
+    study = create()
+    run(study, space=lambda trial: {"a": 1, "odd": pieces}, n_trials=1, steps=8)
+    assert study.trials[0].value == alone({"a": s.constant(1), "odd": pieces}, 8).score

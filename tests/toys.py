@@ -1,0 +1,72 @@
+"""Small exact trainables, with an oracle that trains a trial alone in a plain loop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from hpstage.schedule import Scalar, Schedule
+
+
+class Tape:
+    """Its state is a running hash of every step's number and values: two states are equal only if all of it was."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        self.digest = ""
+        self.score = 0.0
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        self.digest = _hash(["setup", sorted(hp.items())])
+        self.score = 0.0
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        self.digest = _hash([self.digest, step, sorted(hp.items())])
+        numbers = [value for value in hp.values() if isinstance(value, int | float)]
+        self.score = 0.9 * self.score + sum(numbers) / (step + 1)
+
+    def evaluate(self) -> Mapping[str, float]:
+        return {"score": self.score, "hash": float(int(self.digest[:12], 16))}
+
+    def state_dict(self) -> object:
+        return {"digest": self.digest, "score": self.score}
+
+    def load_state_dict(self, state: object) -> None:
+        assert isinstance(state, dict)
+        self.digest, self.score = state["digest"], state["score"]
+
+
+def _hash(what: object) -> str:
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
+def alone(schedules: Mapping[str, Schedule], stop: int) -> Tape:
+    """A trial trained alone, without any of hpstage's planning."""
+    tape = Tape()
+    tape.setup({name: schedule.value(0) for name, schedule in schedules.items()})
+    for step in range(stop):
+        tape.train(step, {name: schedule.value(step) for name, schedule in schedules.items()})
+    return tape
+
+
+class Failing(Tape):
+    """Raises in training, in evaluation or in set-up where a value says so."""
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        if hp.get("a") == 13:
+            raise RuntimeError("setup does not like 13")
+        super().setup(hp)
+        self.bad = False
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        if hp.get("a") == 7:
+            raise ZeroDivisionError(f"the user's own error at step {step}")
+        self.bad = hp.get("a") == 5
+        super().train(step, hp)
+
+    def evaluate(self) -> Mapping[str, float]:
+        if self.bad:
+            raise ValueError("evaluation fails under a=5")
+        return super().evaluate()
