@@ -150,15 +150,23 @@ class FolderCheckpoints(CheckpointStore):
 
     @contextmanager
     def _present(self, key: StateKey) -> Iterator[None]:
-        """Tell a checkpoint that is missing, or was deleted while it was read, from one that lacks a file."""
+        """Tell a checkpoint that is missing, or is deleted while it is read, from one that lacks a file."""
+        folder = self._folder(key)
+        missing = CheckpointMissing(f"no checkpoint of state {key} under {self.path}")
+        try:
+            held = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise missing from error
         try:
             yield
         except FileNotFoundError as error:
-            folder = self._folder(key)
-            # If the file is there by now, the checkpoint was deleted and saved again: it was missing for a moment.
-            if folder.exists() and not Path(error.filename).exists():
+            # A deleted checkpoint loses its place before its files. As long as the folder is held open, no other
+            # one can be taken for it.
+            if _is_at(folder, held):
                 raise CheckpointCorrupt(f"{folder} lacks {Path(error.filename).name}") from error
-            raise CheckpointMissing(f"no checkpoint of state {key} under {self.path}") from error
+            raise missing from error
+        finally:
+            os.close(held)
 
     @contextmanager
     def _explained(self, key: StateKey, action: str) -> Iterator[None]:
@@ -184,6 +192,14 @@ def _rename(source: Path, target: Path) -> bool:
             return False
         raise
     return True
+
+
+def _is_at(folder: Path, held: int) -> bool:
+    """Whether the open folder ``held`` is still the one at this path."""
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(held))
+    except FileNotFoundError:
+        return False
 
 
 def _names(folder: Path) -> list[str]:

@@ -167,7 +167,7 @@ class CheckpointContract:
         expected = digest(_changing())
         seen: set[str | None] = set()
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            writing = pool.apply_async(_save_and_delete, (open_store, 200))
+            writing = pool.apply_async(_save_and_delete, (open_store, 300))
             while not writing.ready():
                 try:
                     seen.add(digest(store.load(KEY)))

@@ -80,6 +80,7 @@ class JournalContract:
         assert journal.append([b"a"], request="r") == 0
         assert journal.append([b"a"], request="R") == 1
         assert journal.append([b"a"], request="") == 2
+        assert journal.append([b"a"], request="") == 2
         assert len(journal) == 3
 
     def test_an_append_is_refused_when_the_log_is_not_as_long_as_expected(self, journal: Journal) -> None:

@@ -141,6 +141,7 @@ def test_any_reader_of_safetensors_can_open_the_tensors(store: FolderCheckpoints
     path = store.path / KEY[:2] / KEY / files.TENSORS
     opened = safetensors.torch.load_file(path)
     assert len(opened) == len(tensors) + 3
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0  # the values begin aligned
     assert torch.equal(opened["model.float32-3"], tensors["float32-3"])
     assert torch.equal(opened["model.complex64-3"], torch.zeros(3, 2))
     assert torch.equal(opened["1'"], torch.ones(2))

@@ -105,6 +105,14 @@ def test_a_failed_append_changes_nothing_and_the_journal_works_on(
         assert len(journal) == 11
 
 
+def test_an_append_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:
+    with closing(SQLiteJournal(tmp_path / "journal.db")) as journal:
+        with pytest.raises(StoreError):
+            journal.append([b"a", object()], request="r")  # type: ignore[list-item]
+        assert len(journal) == 0
+        assert journal.append([b"a"], request="r") == 0
+
+
 def test_a_read_only_folder_is_named_with_the_remedy(
     open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
 ) -> None:
