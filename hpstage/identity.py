@@ -18,7 +18,6 @@ import importlib.util
 import inspect
 import sys
 import sysconfig
-import textwrap
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -70,8 +69,7 @@ def code_identity(obj: object) -> dict[str, str]:
     if version is not None:
         described["code"] = f"version {version}"
     else:
-        walk.refer(root)
-        described["code"] = f"source {walk.digest()}"
+        described["code"] = f"source {walk.digest(root)}"
     return described
 
 
@@ -82,8 +80,9 @@ class _Walk:
         self._entries: set[str] = set()
         self._visited: dict[int, object] = {}  # holds what it has seen, so that ids stay its own
 
-    def digest(self) -> str:
-        return _hash("\n".join([_FORMAT, *sorted(self._entries)]))
+    def digest(self, root: object) -> str:
+        """The digest of ``root`` and of all that it names."""
+        return _hash("\n".join([_FORMAT, self.refer(root), *sorted(self._entries)]))
 
     def attributes(self, obj: object, *, strict: bool) -> list[str]:
         """``name=value`` of the instance's own attributes, sorted."""
@@ -283,7 +282,10 @@ def _tree(function: FunctionType) -> ast.AST | None:
         return None
     try:
         # Of the code, not of the function: that would look through functools.wraps.
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
+        source = inspect.getsource(function.__code__)
+        # Not dedented: a text over several lines may begin left of the function.
+        indented = source[0].isspace()
+        tree = ast.parse(f"if True:\n{source}" if indented else source)
     except (OSError, TypeError, SyntaxError):
         return None
     for node in ast.walk(tree):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, UsageError
@@ -27,7 +27,8 @@ class Batches:
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, device: torch.device) -> None:
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        stream = isinstance(dataset, IterableDataset)
+        if stream or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise UsageError(
                 f"dataset() returned {type(dataset).__name__}; it must return a map-style data set, with __len__ and "
                 "__getitem__: a stream cannot be forked at any step"

@@ -122,7 +122,11 @@ def test_indexing_at_once_gives_the_batch_that_collating_gives(dataset: Any) -> 
 
 def test_a_stream_of_data_is_refused() -> None:
     class Stream(IterableDataset[Any]):
-        pass
+        def __iter__(self) -> Any:
+            return iter(())
+
+        def __len__(self) -> int:
+            return 3
 
     with pytest.raises(UsageError, match="map-style"):
         Batches(Stream(), None, CPU)

@@ -1,0 +1,356 @@
+"""Function style: an ordinary loop stepped from outside, in a thread that is never left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpstage.checkpoints.state_tree import clone, digest
+from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.functional import FunctionTrainable, Run
+from hpstage.trainable import as_trainable
+from tests.torch.trainables import advance, fresh, hp_at, network, ordinary_loop, samples
+
+
+class Total:
+    """The least that can be attached."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
+events: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Any:
+    events.clear()
+    before = threading.active_count()
+    yield
+    if threading.active_count() != before:
+        gc.collect()  # an error's traceback may still hold its trainable
+    assert threading.active_count() == before
+
+
+def adding(run: Run) -> None:
+    total = Total()
+    run.attach(total=total)
+    try:
+        for step in run.steps():
+            total.value += run.hp["lr"] * (step + 1)
+            if run.wants_report:
+                events.append(f"reported at {step}")
+                run.report(total=total.value)
+    finally:
+        events.append("unwound")
+
+
+def made(function: Any) -> FunctionTrainable:
+    trainable = as_trainable(function)
+    assert isinstance(trainable, FunctionTrainable)
+    trainable.setup({"lr": 1})
+    return trainable
+
+
+def trained(trainable: FunctionTrainable, *values: float) -> FunctionTrainable:
+    for step, value in enumerate(values):
+        trainable.train(step, {"lr": value})
+    return trainable
+
+
+def test_the_loop_sees_the_present_values_at_each_step() -> None:
+    assert trained(made(adding), 1, 10, 100).evaluate() == {"total": 321.0}
+
+
+def test_the_function_is_asked_for_metrics_only_where_they_are_wanted() -> None:
+    trainable = made(adding)
+    for step in range(4):
+        trainable.announce(step == 2)
+        trainable.train(step, {"lr": 1})
+        if step == 2:
+            assert trainable.evaluate() == {"total": 6.0}
+    assert events == ["reported at 2"]
+    with pytest.raises(TrainingError, match=r"not known: adding was not asked .* run.report"):
+        trainable.evaluate()
+
+
+def test_a_kept_state_holds_its_metrics_and_is_evaluated_without_a_step() -> None:
+    state = clone(trained(made(adding), 1, 10).state_dict())
+    loaded = made(adding)
+    loaded.load_state_dict(state)
+    assert loaded.evaluate() == {"total": 21.0}
+    loaded.train(2, {"lr": 100})
+    assert loaded.evaluate() == {"total": 321.0}
+
+
+def test_a_report_before_the_loop_gives_the_metrics_of_the_state_it_begins_with() -> None:
+    def reporting(run: Run) -> None:
+        total = Total()
+        run.attach(total=total)
+        if run.wants_report:
+            run.report(total=total.value)
+        for _ in run.steps():
+            total.value += 1
+
+    trainable = made(reporting)
+    assert trainable.evaluate() == {"total": 0.0}
+    trained(trainable, 1, 1)
+    state = clone(trainable.state_dict())
+    loaded = made(reporting)
+    loaded.load_state_dict(state)
+    assert loaded.evaluate() == {"total": 2.0}
+
+
+def test_metrics_that_are_wanted_and_not_given_are_missed_at_once() -> None:
+    def silent(run: Run) -> None:
+        run.attach()
+        for _ in run.steps():
+            pass
+
+    trainable = made(silent)
+    trainable.announce(True)
+    with pytest.raises(TrainingError, match=r"silent gave no metrics at step 0, .* call run.report"):
+        trainable.train(0, {})
+
+
+def test_an_attached_optimizer_follows_the_schedules() -> None:
+    rates = []
+
+    def loop(run: Run) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=run.hp["lr"])
+        run.attach(model=model, optimizer=optimizer)
+        for _ in run.steps():
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    trainable = trained(made(loop), 1, 0.5)
+    state = clone(trainable.state_dict())
+    trainable.setup({"lr": 1})
+    trainable.load_state_dict(state)
+    trainable.train(2, {"lr": 0.25})
+    assert rates == [1, 0.5, 0.25]
+
+
+def test_bits_in_the_thread_of_the_function_are_those_of_the_main_thread() -> None:
+    results: list[Any] = []
+
+    def work() -> tuple[str, bool, int]:
+        torch.default_generator.manual_seed(1)
+        x, y = samples()
+        big = torch.randn(512, 512)
+        model = network()
+        nn.functional.cross_entropy(model(x), y).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        return digest([gradients, big @ big, big.sum(0)]), torch.is_grad_enabled(), torch.get_num_threads()
+
+    def loop(run: Run) -> None:
+        run.attach()
+        for _ in run.steps():
+            results.append(work())
+
+    made(loop).train(0, {})
+    assert results == [work()]
+
+
+def test_function_style_trains_as_the_same_loop_in_the_main_thread_does() -> None:
+    from hpstage.order import SampleOrder
+    from hpstage.randomness import Purpose, rekey
+    from tests.torch.trainables import sgd
+
+    rekey(3, 0, Purpose.SETUP)
+    x, y = samples()
+    model = network()
+    optimizer = sgd(model.parameters(), hp_at(0))
+    order, position = SampleOrder(len(x)), 0
+    for step in range(10):
+        (group,) = optimizer.param_groups
+        group["lr"] = hp_at(step)["lr"]
+        rekey(3, step)
+        batch = order.take(3, position, hp_at(step)["batch_size"])
+        position += len(batch)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+    state: Any = advance(fresh(ordinary_loop), 0, 10).state_dict()
+    assert digest(state["parts"]) == digest({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+def test_an_error_surfaces_with_the_users_traceback() -> None:
+    def helper() -> None:
+        raise ZeroDivisionError("of the user")
+
+    def broken(run: Run) -> None:
+        run.attach()
+        for step in run.steps():
+            if step == 1:
+                helper()
+
+    trainable = trained(made(broken), 1)
+    with pytest.raises(ZeroDivisionError, match="of the user") as caught:
+        trainable.train(1, {})
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[-2:] == ["broken", "helper"]
+    with pytest.raises(TrainingError, match="has ended"):
+        trainable.train(1, {})
+    trainable.setup({})
+    trainable.train(0, {})
+
+
+def attaches_late(run: Run) -> None:
+    run.attach()
+    for _ in run.steps():
+        run.attach(total=Total())
+
+
+def attaches_never(run: Run) -> None:
+    for _ in run.steps():
+        pass
+
+
+def attaches_a_list(run: Run) -> None:
+    run.attach(numbers=[1])
+
+
+def loops_never(run: Run) -> None:
+    run.attach()
+
+
+def loops_twice(run: Run) -> None:
+    run.attach()
+    for _ in run.steps():
+        break
+    for _ in run.steps():
+        pass
+
+
+def takes_other_data(run: Run) -> None:
+    run.attach()
+    for step in run.steps():
+        run.indices(10 + step, 2)
+
+
+def takes_too_little(run: Run) -> None:
+    run.attach()
+    for _ in run.steps():
+        run.indices(10, 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (attaches_late, "before the loop"),
+        (attaches_never, r"call run.attach\(...\) with all that training changes"),
+        (attaches_a_list, r"run.attach\(numbers=...\): list has no state_dict"),
+        (loops_never, "returned without a step"),
+        (loops_twice, "called twice"),
+        (takes_other_data, "10 samples before and 11 now"),
+        (takes_too_little, "batch size is 0"),
+    ],
+)
+def test_misuse_is_told_with_its_remedy(function: Any, match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        trained(made(function), 1, 1)
+
+
+def test_a_function_that_leaves_its_loop_is_told_so() -> None:
+    def leaving(run: Run) -> None:
+        run.attach()
+        for _ in run.steps():
+            break
+
+    with pytest.raises(TrainingError, match="leaving returned at step 0"):
+        trained(made(leaving), 1)
+
+
+def test_a_state_with_other_parts_is_refused() -> None:
+    state = clone(trained(made(adding), 1).state_dict())
+
+    def other(run: Run) -> None:
+        run.attach(sum=Total())
+        for _ in run.steps():
+            pass
+
+    with pytest.raises(StateError, match=r"\['total'\], but attached were \['sum'\]"):
+        made(other).load_state_dict(state)
+    with pytest.raises(StateError, match="no state of a training function"):
+        made(adding).load_state_dict({})
+
+
+# --- the end ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_abandoning_a_run_unwinds_the_function_and_ends_its_thread(steps: int) -> None:
+    trainable = trained(made(adding), *[1] * steps)
+    trainable.announce(False)
+    trainable.state_dict()
+    assert threading.active_count() > 1
+    trainable.close()
+    assert events[-1] == "unwound"
+    trainable.close()
+
+
+def test_dropping_a_trainable_ends_its_thread() -> None:
+    trainable = trained(made(adding), 1)
+    del trainable
+    gc.collect()
+    assert events[-1] == "unwound"
+
+
+def test_a_function_that_catches_everything_is_unwound_all_the_same() -> None:
+    def stubborn(run: Run) -> None:
+        run.attach()
+        for _ in run.steps():
+            pass
+
+    def catching(run: Run) -> None:
+        try:
+            stubborn(run)
+        except BaseException:
+            events.append("caught")
+
+    trained(made(catching), 1).close()
+    assert events == ["caught"]
+
+
+def test_a_function_that_imports_its_library_begins_again_with_keyed_generators() -> None:
+    """In a process without torch, since here it is imported long since."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    script = """
+import sys
+from hpstage.functional import FunctionTrainable
+assert "torch" not in sys.modules
+def loop(run):
+    import torch
+    model = torch.nn.Linear(3, 3)
+    run.attach(model=model)
+    for step in run.steps():
+        pass
+def first(seed):
+    trainable = FunctionTrainable(loop)
+    trainable.setup({"seed": seed})
+    return trainable.state_dict()["parts"]["model"]["weight"].tolist()
+assert first(1) == first(1) != first(2)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,290 @@
+"""Code identity: changes when the code that trains changes, and only then."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpstage.errors import UsageError
+from hpstage.identity import code_identity
+from hpstage.trainable import as_trainable
+from tests.torch.trainables import Small, adam, ordinary_loop
+
+SCRIPT = '''
+import math
+import helpers
+from helpers import scale
+
+WIDTH = 3
+OTHER = 4
+
+
+class Base:
+    def __init__(self, depth=2):
+        self.depth = depth
+
+    def shared(self):
+        return 1
+
+
+class Digits(Base):
+    """What it is."""
+
+    rate = 0.5
+
+    def model(self):
+        # a comment
+        def inner():
+            return WIDTH
+        return helpers.layers.build(inner()) + scale(1) + math.pi
+
+    @property
+    def half(self):
+        return self.rate / 2
+
+    @staticmethod
+    def fixed():
+        return {"a", "b", "c"}
+
+
+def train(run):
+    from late import chosen
+    return decorated(run) + chosen()
+
+
+def twice(function):
+    import functools
+
+    @functools.wraps(function)
+    def wrapper(*args):
+        return 2 * function(*args)
+    return wrapper
+
+
+@twice
+def decorated(run):
+    return 5
+
+
+def space(trial):
+    return OTHER
+'''
+HELPERS = """
+import layers
+
+FACTOR = 2
+
+
+def scale(x):
+    return x * FACTOR
+
+
+def unused():
+    return 1
+"""
+LAYERS = """
+def build(width):
+    return [width] * 2
+"""
+LATE = """
+def chosen():
+    return 7
+"""
+
+Identities = Callable[..., tuple[dict[str, str], dict[str, str]]]
+
+
+@pytest.fixture
+def identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Identities:
+    """The identities of an object of class Digits and of the function train, in modules with some text replaced."""
+    made = 0
+
+    def identify(*changes: tuple[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        nonlocal made
+        made += 1
+        folder = tmp_path / str(made)
+        folder.mkdir()
+        texts = {"script": SCRIPT, "helpers": HELPERS, "layers": LAYERS, "late": LATE}
+        for old, new in changes:
+            assert any(old in text for text in texts.values()), old
+            texts = {name: text.replace(old, new) for name, text in texts.items()}
+        for name, text in texts.items():
+            (folder / f"{name}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        with monkeypatch.context() as context:
+            context.syspath_prepend(str(folder))
+            script = importlib.import_module("script")
+            found = code_identity(script.Digits()), code_identity(script.train)
+        for name in texts:
+            sys.modules.pop(name, None)
+        return found
+
+    return identify
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("# a comment", "# another comment\n"),
+        ("What it is.", "What it was."),
+        ('{"a", "b", "c"}', "{\n  'a',\n  'b',   'c'}"),
+        ("OTHER = 4", "OTHER = 5"),
+        ("return OTHER", "return OTHER + 1"),
+        ("def unused():\n    return 1", "def unused():\n    return 2"),
+        ("def space(trial)", "NEW = 3\n\n\ndef space(trial)"),
+    ],
+)
+def test_what_does_not_decide_training_does_not_change_the_identity(
+    change: tuple[str, str], identities: Identities
+) -> None:
+    assert identities(change) == identities()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("self.rate / 2", "self.rate / 3"),
+        ("rate = 0.5", "rate = 0.25"),
+        ("WIDTH = 3", "WIDTH = 4"),
+        ('"a", "b"', '"a", "z"'),
+        ("def shared(self):\n        return 1", "def shared(self):\n        return 2"),
+        ("depth=2", "depth=3"),
+        ("FACTOR = 2", "FACTOR = 3"),
+        ("x * FACTOR", "x + FACTOR"),
+        ("[width] * 2", "[width] * 3"),
+        ("math.pi", "math.e"),
+    ],
+)
+def test_what_a_class_reaches_changes_its_identity(change: tuple[str, str], identities: Identities) -> None:
+    changed, same = identities(change)
+    digits, train = identities()
+    assert changed != digits
+    assert same == train
+
+
+@pytest.mark.parametrize(
+    "change", [("return 5", "return 6"), ("2 * function", "3 * function"), ("return 7", "return 8")]
+)
+def test_what_a_function_reaches_changes_its_identity(change: tuple[str, str], identities: Identities) -> None:
+    same, changed = identities(change)
+    digits, train = identities()
+    assert changed != train
+    assert same == digits
+
+
+def test_the_identity_is_equal_in_every_process(tmp_path: Path) -> None:
+    for name, text in {"script": SCRIPT, "helpers": HELPERS, "layers": LAYERS, "late": LATE}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    program = "import script\nfrom hpstage.identity import code_identity\n"
+    program += "print(code_identity(script.Digits()), code_identity(script.train))"
+    root = str(Path(__file__).parents[2])
+    outputs = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([root, str(tmp_path)])}
+        command = [sys.executable, "-c", program]
+        outputs.add(
+            subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        )
+    assert len(outputs) == 1
+
+
+def test_code_without_source_is_identified_by_its_bytecode() -> None:
+    def typed(text: str) -> Any:
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(textwrap.dedent(text), names)  # as a read-eval-print loop does
+        return names["train"]
+
+    one = """
+        def helper(x):
+            return x + 1
+
+        def train(run):
+            return [helper(y) in {"a", "b", "c"} for y in run]
+    """
+    assert code_identity(typed(one)) == code_identity(typed(one.replace("helper(x):", "helper(x):  # adds")))
+    assert code_identity(typed(one)) != code_identity(typed(one.replace("x + 1", "x + 2")))
+    assert code_identity(typed(one)) != code_identity(typed(one.replace('"b"', '"d"')))
+
+
+def closing_over(width: Any) -> Any:
+    def train(run: Any) -> Any:
+        return width
+
+    return train
+
+
+def test_what_a_function_closes_over_counts() -> None:
+    assert code_identity(closing_over(3)) == code_identity(closing_over(3))
+    assert code_identity(closing_over(3)) != code_identity(closing_over(4))
+    assert code_identity(closing_over(np.arange(3))) != code_identity(closing_over(np.arange(4)))
+    one, other = (functools.partial(closing_over, width) for width in (1, 2))
+    assert code_identity(one) != code_identity(other)
+
+
+def test_lambdas_on_one_line_are_told_apart() -> None:
+    one, other = (lambda run: 1), (lambda run: 2)
+    assert code_identity(one)["code"] != code_identity(other)["code"]
+
+
+class Configured:
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def train(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (32, 64),
+        ("a", "b"),
+        ([1, {"a": None}], [1, {"a": 0}]),
+        ((1, 2), (2, 1)),
+        (np.arange(3), np.arange(3.0)),
+        (torch.zeros(2), torch.ones(2)),
+        (torch.float32, torch.float64),
+        (adam, ordinary_loop),
+        (torch.nn.ReLU, torch.nn.GELU),
+        (torch.relu, torch.tanh),
+        (functools.partial(adam, lr=1), functools.partial(adam, lr=2)),
+    ],
+)
+def test_attributes_of_the_object_count_by_value(one: Any, other: Any) -> None:
+    assert code_identity(Configured(a=one)) == code_identity(Configured(a=one))
+    assert code_identity(Configured(a=one)) != code_identity(Configured(a=other))
+
+
+def test_an_attribute_without_a_digest_is_refused_with_the_remedy() -> None:
+    with pytest.raises(
+        UsageError, match=r"Configured\.loader is a object, which has no digest.*state the attribute version"
+    ):
+        code_identity(Configured(loader=object()))
+
+
+def test_a_stated_version_stands_for_the_code_and_for_what_has_no_digest() -> None:
+    stated = code_identity(Configured(version="3", loader=object(), width=3))
+    assert stated == {**code_identity(Configured(version="3", width=3)), "code": "version 3"}
+    assert stated != code_identity(Configured(version="3", width=4))
+    assert stated != code_identity(Configured(version="4", width=3))
+
+
+def test_an_engine_has_the_identity_of_what_it_trains_also_after_training() -> None:
+    small = Small()
+    before = code_identity(small)
+    trainable = as_trainable(small)
+    trainable.setup({"lr": 0.1, "momentum": 0.9, "batch_size": 4})
+    trainable.evaluate()
+    assert code_identity(trainable) == before
+    assert code_identity(as_trainable(ordinary_loop)) == code_identity(ordinary_loop)
+    assert before != code_identity(Small(adam))
