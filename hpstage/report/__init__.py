@@ -1,0 +1,58 @@
+"""The report of a search: a folder with one page to read, its pictures, and the rows behind them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpstage.report.page import page
+from hpstage.report.rows import search_of, stage_rows, trial_rows
+from hpstage.report.stage_tree import draw_stage_tree
+from hpstage.report.style import png
+from hpstage.report.timeline import draw_timeline
+
+if TYPE_CHECKING:
+    from hpstage.result import Result
+
+__all__ = ["write_report"]
+
+
+def write_report(folder: str | PathLike[str], result: Result) -> Path:
+    """Write the report of a search into ``folder`` (made if needed) and return its first page.
+
+    ``index.html`` holds everything that is to be read, pictures included. Beside it lie ``timeline.png``,
+    ``stage_tree.png``, ``savings.json``, ``trials.csv`` (a row per trial of the study) and ``stages.csv`` (a row per
+    stage that this search trained). Files of an earlier report are replaced, the page last.
+    """
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    search = search_of(result)
+    pictures = {
+        "timeline.png": png(draw_timeline(search.facts)),
+        "stage_tree.png": png(draw_stage_tree(result, search)),
+    }
+    for name, picture in pictures.items():
+        (place / name).write_bytes(picture)
+    (place / "savings.json").write_text(json.dumps(result.savings.as_dict(), indent=2) + "\n", encoding="utf-8")
+    _write_csv(place / "trials.csv", [row.as_dict() for row in trial_rows(result)])
+    _write_csv(place / "stages.csv", [row.as_dict() for row in stage_rows(result, search)])
+    first = place / "index.html"
+    first.write_text(page(result, search, pictures), encoding="utf-8")
+    return first
+
+
+def _write_csv(path: Path, rows: Iterable[dict[str, object]]) -> None:
+    """One column per name that any row has, in order of appearance; ``None`` and missing values are left empty.
+
+    Numbers are written so that reading them gives them back exactly.
+    """
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

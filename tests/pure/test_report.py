@@ -1,0 +1,270 @@
+"""The report of a search: its rows against the plan, its page against hostile names, its pictures against nothing."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import math
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import FullTraining, SuccessiveHalving
+from hpstage.events import ChainLost, NodeId, StageFailed, StateReached, TrialId, UserFailure, WorkerId
+from hpstage.plan import SearchPlan, Totals
+from hpstage.report.rows import search_of, stage_rows, trial_rows
+from hpstage.report.stage_tree import lay_out
+from hpstage.report.timeline import bars
+from hpstage.result import Result, savings
+from hpstage.simulate import SimulatedExecutor
+from hpstage.store.memory import MemoryJournal
+from tests.pure.searches import WORKLOAD, histories, trial
+
+HOSTILE = "<script>alert('x')</script> & $\\frac{$"
+
+
+def space(trial: optuna.Trial) -> dict[str, s.Schedule | float]:
+    lr = trial.suggest_categorical("lr", [0.2, 0.1])
+    first = trial.suggest_categorical("first", [4, 8, 20])
+    grow = trial.suggest_categorical("grow", [6, 16])
+    return {
+        "lr": s.multistep(lr, milestones=[first, 24], gamma=trial.suggest_categorical("gamma", [0.1, 0.3])),
+        "batch_size": s.piecewise({0: 64, grow: 128}),
+    }
+
+
+def search(
+    journal: MemoryJournal | None = None,
+    *,
+    name: str = "study",
+    n_trials: int = 24,
+    metric: str = "value",
+    seed: int = 0,
+) -> Result:
+    """A search on three simulated workers, where everything takes its time."""
+    study = optuna.create_study(study_name=name, direction="maximize", sampler=optuna.samplers.RandomSampler(seed=seed))
+    return hpstage.optimize(
+        study,
+        object(),
+        space,
+        metric=metric,
+        steps=32,
+        n_trials=n_trials,
+        algorithm=SuccessiveHalving(min_steps=8, reduction_factor=2),
+        executor=SimulatedExecutor(
+            3,
+            step_seconds=lambda hp: 0.1 * 64 / float(hp["batch_size"] or 1),
+            evaluate_seconds=0.3,
+            load_seconds=load_seconds,
+            save_seconds=0.1,
+            measure=lambda key, step: {metric: int(key, 16) / 16 ** len(key)},
+        ),
+        store=MemoryJournal() if journal is None else journal,
+    )
+
+
+def handmade(plan: SearchPlan, **changes: object) -> Result:
+    """The result of a search that no simulated worker would come to."""
+    saved = savings(plan, Totals(), list(plan.trials), makespan=0.0, workers=0)
+    result = Result(optuna.create_study(study_name="handmade"), saved, None, plan, ())
+    return replace(result, **changes)  # type: ignore[arg-type]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+class Links(HTMLParser):
+    """What a page loads, and the tags that it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return search()
+
+
+def test_stages_sum_to_the_totals_of_the_plan(result: Result, tmp_path: Path) -> None:
+    rows = read(result.write_report(tmp_path).with_name("stages.csv"))
+    totals = result.plan.totals
+    assert sum(int(row["steps"]) for row in rows) == totals.steps_trained == result.savings.steps_trained
+    for name in ("train_seconds", "load_seconds", "evaluate_seconds", "save_seconds"):
+        total = 0.0
+        for row in rows:  # as the plan sums: one by one, in the order of the journal
+            total += float(row[name])
+        assert total == getattr(totals, name)
+    assert all(int(row["stop"]) - int(row["start"]) == int(row["steps"]) for row in rows)
+
+
+def test_trials_sum_to_the_steps_asked_and_their_new_steps_to_the_unique_ones(result: Result, tmp_path: Path) -> None:
+    rows = read(result.write_report(tmp_path).with_name("trials.csv"))
+    assert len(rows) == 24
+    assert sum(int(row["steps_asked"]) for row in rows) == result.plan.steps_asked
+    assert sum(int(row["steps_new"]) for row in rows) == result.plan.steps_unique
+    assert [float(row["value"]) for row in rows] == [trial.value for trial in result.study.trials]
+
+
+def test_shared_steps_are_the_prefixes_that_another_trial_has_too(result: Result) -> None:
+    planned = list(result.plan.trials.values())
+    prefixes = []
+    for mine in planned:
+        added = trial(0, dict(mine.schedules), mine.steps)
+        prefixes.append(histories([added], [mine.asked]))
+    for i, row in enumerate(trial_rows(result)):
+        others = set().union(*prefixes[:i], *prefixes[i + 1 :])
+        assert row.steps_shared == len(prefixes[i] & others)
+        assert row.steps_new == len(prefixes[i] - set().union(*prefixes[:i]))
+
+
+def test_a_second_search_on_the_same_plan_reports_only_what_it_trained() -> None:
+    journal = MemoryJournal()
+    first = search(journal, name="first", n_trials=8)
+    second = search(journal, name="second", seed=1)
+    steps = sum(row.steps for row in stage_rows(second, search_of(second)))
+    assert steps == second.savings.steps_trained > 0
+    assert second.plan.totals.steps_trained == steps + first.savings.steps_trained
+
+
+def test_a_search_that_trains_nothing_new_has_a_report(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    search(journal, name="first")
+    again = search(journal, name="again")
+    page = again.write_report(tmp_path).read_text(encoding="utf-8")
+    assert "Nothing had to be trained" in page
+    assert read(tmp_path / "stages.csv") == []
+    assert sum(int(row["steps_new"]) for row in read(tmp_path / "trials.csv")) == again.plan.steps_unique > 0
+
+
+def test_bars_of_a_worker_do_not_overlap_and_sum_to_its_seconds() -> None:
+    # A simulated chain that is amended while it loads gets the rest of its loading for nothing: hence none here.
+    result = search(load_seconds=0.0)
+    drawn = list(bars(search_of(result).facts))
+    assert math.isclose(sum(bar.seconds for bar in drawn), result.savings.worker_seconds)
+    for worker in {bar.worker for bar in drawn}:
+        mine = sorted((bar.began, bar.began + bar.seconds) for bar in drawn if bar.worker == worker)
+        assert all(stop <= start + 1e-9 for (_, stop), (start, _) in pairwise(mine))
+
+
+def test_bars_lie_before_the_time_of_their_fact_in_the_order_in_which_things_are_done() -> None:
+    worker = WorkerId("w")
+    reached = StateReached(
+        NodeId(0), 0, 1, worker, at=10.0, train_seconds=4.0, load_seconds=1.0, evaluate_seconds=2.0, save_seconds=0.5
+    )
+    lost = ChainLost(NodeId(0), 1, worker, at=12.0, outcome="lost", seconds=1.5, steps=1)
+    assert [(bar.activity, bar.began, bar.began + bar.seconds) for bar in bars([reached, lost])] == [
+        ("load", 2.5, 3.5),
+        ("train", 3.5, 7.5),
+        ("evaluate", 7.5, 9.5),
+        ("save", 9.5, 10.0),
+        ("thrown away", 10.5, 12.0),
+    ]
+
+
+def test_no_line_of_the_stage_tree_is_crossed_or_overlaid(result: Result) -> None:
+    planned = {int(id.rpartition("/")[2]): trial for id, trial in result.plan.trials.items()}
+    lanes = lay_out(planned, "value", maximize=True)
+    assert sum(lane.reach - lane.node.start for lane in lanes) == result.plan.steps_unique
+    assert sorted(number for lane in lanes for number in lane.ends) == sorted(planned)
+    assert max(lane.value or 0.0 for lane in lanes) == lanes_best(result)
+    rows = {lane.node.id: lane.row for lane in lanes}
+    for lane in lanes:
+        beside = [other for other in lanes if other.row == lane.row and other is not lane]
+        assert all(other.reach <= lane.node.start or lane.reach <= other.node.start for other in beside)
+        if lane.node.parent is None:
+            continue
+        top, x = rows[lane.node.parent.id], lane.node.start
+        between = [other for other in lanes if top < other.row < lane.row]
+        assert not any(other.node.start < x <= other.reach for other in between)
+
+
+def lanes_best(result: Result) -> float:
+    """The best value that any state of the plan was found to have."""
+    metrics = [state.metrics for node in result.plan.nodes for state in node.states.values()]
+    return max(found["value"] for found in metrics if found is not None)
+
+
+def test_the_page_needs_nothing_besides_itself(result: Result, tmp_path: Path) -> None:
+    page = result.write_report(tmp_path)
+    assert page == tmp_path / "index.html"
+    found = Links(page.read_text(encoding="utf-8"))
+    assert found.links.count("") == 0 and len(found.links) == 2
+    assert all(link.startswith("data:image/png;base64,") for link in found.links)
+    assert not {"script", "link", "iframe"} & set(found.tags)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "index.html",
+        "savings.json",
+        "trials.csv",
+        "stages.csv",
+        "timeline.png",
+        "stage_tree.png",
+    }
+    assert json.loads((tmp_path / "savings.json").read_text()) == result.savings.as_dict()
+    assert f"Trial {result.best_trial.number}" in page.read_text(encoding="utf-8")
+
+
+def test_text_of_the_user_is_escaped_in_the_page_and_taken_literally_in_pictures(tmp_path: Path) -> None:
+    result = search(name=HOSTILE, n_trials=4, metric=HOSTILE)
+    page = result.write_report(tmp_path).read_text(encoding="utf-8")
+    assert "<script" not in page and "script" not in Links(page).tags
+    assert page.count(html.escape(HOSTILE)) >= 3  # title, heading, metric
+
+
+def test_failures_are_shown_with_their_traceback_escaped(tmp_path: Path) -> None:
+    plan = SearchPlan(WORKLOAD)
+    added = trial(0, {"lr": s.constant(1.0)}, 4)
+    failure = UserFailure(summary=f"ValueError: {HOSTILE}", traceback=f"Traceback: {HOSTILE}")
+    facts = (added, StageFailed(NodeId(0), 2, False, failure))
+    for fact in facts:
+        plan.apply(fact)
+    plan.ask(TrialId("study/0"), 4)
+    page = handmade(plan, journal=facts).write_report(tmp_path).read_text(encoding="utf-8")
+    assert page.count(html.escape(HOSTILE)) == 2 and "<script" not in page
+    assert "No trial has been completed." in page
+
+
+def test_an_empty_search_has_a_report(tmp_path: Path) -> None:
+    page = handmade(SearchPlan(WORKLOAD)).write_report(tmp_path / "new" / "folder").read_text(encoding="utf-8")
+    assert "No trial has been completed." in page
+    assert read(tmp_path / "new" / "folder" / "trials.csv") == []
+
+
+def test_trials_that_the_plan_does_not_know_are_listed_without_steps(tmp_path: Path) -> None:
+    study = optuna.create_study()
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=2)
+    handmade(SearchPlan(WORKLOAD), study=study).write_report(tmp_path)
+    rows = read(tmp_path / "trials.csv")
+    assert [(row["number"], row["steps_asked"]) for row in rows] == [("0", "0"), ("1", "0")]
+    assert [float(row["params_x"]) for row in rows] == [trial.params["x"] for trial in study.trials]
+
+
+def test_a_search_whose_every_value_is_equal_has_a_report(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="flat", sampler=optuna.samplers.RandomSampler(seed=0))
+    result = hpstage.optimize(
+        study,
+        object(),
+        space,
+        metric="loss",
+        steps=32,
+        n_trials=4,
+        algorithm=FullTraining(),
+        executor=SimulatedExecutor(1, measure=lambda key, step: {"loss": 0.0}),
+        store=MemoryJournal(),
+    )
+    assert result.write_report(tmp_path).exists()
