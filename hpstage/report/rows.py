@@ -57,8 +57,8 @@ def planned(result: Result) -> dict[int, PlannedTrial]:
 @dataclass(frozen=True, slots=True)
 class TrialRow:
     """A trial of the study. Of the steps that this search asked of it (none, if it is from an earlier search),
-    ``steps_shared`` were asked of another trial too, and ``steps_new`` of none before it: summed over all trials, they are
-    the plan's unique steps."""
+    ``steps_shared`` were asked of another trial too, and ``steps_new`` of none before it: summed over all trials, they
+    are the plan's unique steps."""
 
     number: int
     state: str

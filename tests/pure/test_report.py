@@ -47,6 +47,7 @@ def search(
     n_trials: int = 24,
     metric: str = "value",
     seed: int = 0,
+    load_seconds: float = 0.2,
 ) -> Result:
     """A search on three simulated workers, where everything takes its time."""
     study = optuna.create_study(study_name=name, direction="maximize", sampler=optuna.samplers.RandomSampler(seed=seed))
