@@ -51,8 +51,8 @@ _CAPTIONS = {
     ),
     "stage_tree.png": (
         "Stage tree",
-        "Each line is trained once, for all trials that run along it: the thicker, the more. Dots are evaluations; the "
-        "numbers at a line's end name the trials that go no farther.",
+        "Each line is trained once, for all trials that run along it: the thicker, the more. Dots are evaluations. "
+        "Where there is room, the numbers at a line's end name the trials that go no farther.",
     ),
 }
 
@@ -178,6 +178,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if abs(seconds) < 1:
+        return f"{1000 * seconds:.0f} ms"
     if abs(seconds) < 60:
         return f"{seconds:.2f} s"
     if abs(seconds) < 3600:

@@ -116,7 +116,9 @@ def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
 
     values = [lane.value for lane in lanes if lane.value is not None]
     scale, shades = _scale(values, maximize), style.shades(maximize)
-    tints = [style.FAINT if lane.value is None else shades(float(scale(lane.value))) for lane in lanes]
+    tints: list[style.Colour] = [
+        style.FAINT if lane.value is None else shades(float(scale(lane.value))) for lane in lanes
+    ]
 
     best = best_of(result)
     way = trials.get(best.number) if best is not None else None
@@ -127,13 +129,21 @@ def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
             LineCollection(marked, colors=style.VERMILION, linewidths=max(widths) + 2.5, capstyle="round", zorder=1)
         )
     rows_of = {lane.node.id: lane.row for lane in lanes}
-    connectors: list[Segment] = [
-        ((lane.node.start, rows_of[lane.node.parent.id]), (lane.node.start, lane.row))
-        for lane in lanes
-        if lane.node.parent is not None
-    ]
-    joined = [tint for lane, tint in zip(lanes, tints, strict=True) if lane.node.parent is not None]
-    axes.add_collection(LineCollection(connectors, colors=joined, linewidths=0.6 * thin, zorder=2))
+    connectors: list[tuple[float, Segment, style.Colour]] = []
+    for lane, tint in zip(lanes, tints, strict=True):
+        if lane.node.parent is not None:
+            merit = -math.inf if lane.value is None else lane.value if maximize else -lane.value
+            at = lane.node.start
+            connectors.append((merit, ((at, rows_of[lane.node.parent.id]), (at, lane.row)), tint))
+    connectors.sort(key=lambda connector: connector[0])  # the best on top, where several lie on each other
+    axes.add_collection(
+        LineCollection(
+            [segment for _, segment, _ in connectors],
+            colors=[tint for _, _, tint in connectors],
+            linewidths=0.6 * thin,
+            zorder=2,
+        )
+    )
     lines: list[Segment] = [((lane.node.start, lane.row), (lane.reach, lane.row)) for lane in lanes]
     axes.add_collection(LineCollection(lines, colors=tints, linewidths=widths, zorder=3))
     dots = [(step, lane.row, value) for lane in lanes for step, value in lane.measured]

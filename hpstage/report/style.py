@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito, "Color Universal Design" (2008): distinct under every common form of colour blindness.
 BLUE = "#0072B2"
-SKY = "#56B4E9"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
 VERMILION = "#D55E00"
 PURPLE = "#CC79A7"
+
+Colour = str | tuple[float, float, float, float]
 
 INK = "#222222"
 FAINT = "#B5B5B5"
