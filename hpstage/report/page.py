@@ -52,7 +52,7 @@ _CAPTIONS = {
     "stage_tree.png": (
         "Stage tree",
         "Each line is trained once, for all trials that run along it: the thicker, the more. Dots are evaluations. "
-        "Where there is room, the numbers at a line's end name the trials that go no farther.",
+        "Where there is room, the numbers at a line's end name the trials that end somewhere on it.",
     ),
 }
 

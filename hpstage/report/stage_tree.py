@@ -37,7 +37,7 @@ class Lane:
     reach: int
     row: int = 0
     trials: int = 0
-    ends: list[int] = field(default_factory=list)  # numbers of the trials that go no farther
+    ends: list[int] = field(default_factory=list)  # numbers of the trials that end on it, anywhere
     children: list[Lane] = field(default_factory=list)
     measured: list[tuple[int, float]] = field(default_factory=list)  # (step, value)
     value: float | None = None
