@@ -3,59 +3,42 @@
 What counts is what the training code reaches: the methods of a class and of its user-defined bases, and the functions,
 classes and constants that they name, transitively through the user's own modules. The rest of a script (the search
 space, the study) does not count. Of libraries the name and version of the package count. An object in a global name
-that has no digest (a logger) counts by its class.
+that can be neither digested nor pickled counts by its class.
 """
 
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import hashlib
 import importlib
-import importlib.metadata
-import importlib.util
-import inspect
-import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from hpstage.errors import UsageError
+from hpstage.errors import StateError, UsageError
+from hpstage.source import bytecode_text, globals_of, imports_of, is_users, syntax_tree, version_of
 
 _FORMAT = "hpstage-code-1"
-_HERE = Path(__file__).parent
-# algos and cluster may stand beside the package; links in it lead there.
-_LIBRARIES = tuple(
-    Path(path).resolve()
-    for path in (
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
-        _HERE,
-        _HERE / "algos",
-        _HERE / "cluster",
-    )
-)
 _NOT_STATE = ("hp", "version", "data_version")
 
 
 def code_identity(obj: object) -> dict[str, str]:
-    """The identity of a trainable's code: ``trainable`` (name), ``code`` and, where there are any, ``attributes``.
+    """The identity of a trainable's code: ``trainable`` (name), ``code``, and where there are any ``attributes`` and
+    ``data version``.
 
     ``obj`` is the user's object or function, or what :func:`~hpstage.trainable.as_trainable` made of it. A stated
     ``version`` stands for the code and for attributes that have no digest; other attributes always count.
 
     Raises:
-        UsageError: an attribute can be neither written as JSON nor digested, and no ``version`` is stated.
+        UsageError: an attribute can be neither digested nor pickled, and no ``version`` is stated.
     """
     from hpstage.trainable import Adapter
 
     if isinstance(obj, Adapter):
         obj = obj.subject
-    version = getattr(obj, "version", None)
+    version, data_version = getattr(obj, "version", None), getattr(obj, "data_version", None)
     walk = _Walk()
     if _is_function(obj):
         described = {"trainable": getattr(obj, "__qualname__", type(obj).__name__)}
@@ -66,6 +49,8 @@ def code_identity(obj: object) -> dict[str, str]:
         attributes = walk.attributes(obj, strict=version is None)
         if attributes:
             described["attributes"] = _hash("\n".join(attributes))
+    if data_version is not None:
+        described["data version"] = str(data_version)
     if version is not None:
         described["code"] = f"version {version}"
     else:
@@ -73,11 +58,20 @@ def code_identity(obj: object) -> dict[str, str]:
     return described
 
 
+def packages(obj: object) -> frozenset[str]:
+    """The names, as imported, of the libraries that the code of a trainable or function names."""
+    walk = _Walk()
+    walk.digest(obj if _is_function(obj) else type(obj))
+    return frozenset(walk.packages)
+
+
 class _Walk:
     """Visits code and what it names; the digest is over the set of entries, whatever the order of visits."""
 
     def __init__(self) -> None:
+        self.packages: set[str] = set()
         self._entries: set[str] = set()
+        self._open: set[int] = set()  # objects being written, which may refer to themselves
         self._visited: dict[int, object] = {}  # holds what it has seen, so that ids stay its own
 
     def digest(self, root: object) -> str:
@@ -97,7 +91,8 @@ class _Walk:
                 raise UsageError(
                     f"{type(obj).__name__}.{name} is a {type(value).__qualname__}, which has no digest, so that it is "
                     "not known whether two runs train the same: make it in a method from plain values (numbers, "
-                    "texts, lists, arrays), or state the attribute version and change it when the code or this changes"
+                    "texts, lists, arrays, what can be pickled), or state the attribute version and change it when the "
+                    "code or this changes"
                 )
         return found
 
@@ -115,13 +110,28 @@ class _Walk:
             return None if None in pairs else self._joined("dict", sorted(filter(None, pairs)))
         if isinstance(value, Enum):
             return f"{type(value).__qualname__}.{value.name}"
-        if isinstance(value, Path):
-            return f"path {str(value)!r}"
         if isinstance(value, type) or _is_function(value):
             return self.refer(value)
-        if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
-            return repr(value)
-        return _array(value)
+        return _array(value) or self._reduced(value)
+
+    def _reduced(self, value: Any) -> str | None:
+        """An object by what pickling would keep of it: how it is made, and its attributes."""
+        if id(value) in self._open:
+            return f"within {type(value).__qualname__}"
+        self._open.add(id(value))
+        try:
+            reduced = value.__reduce_ex__(4)
+            if isinstance(reduced, str):
+                return f"global {reduced}"
+            make, arguments, *rest = reduced
+            parts = [part if part is None or index == 0 else list(part) for index, part in enumerate(rest[:3])]
+            return self._joined(
+                f"{self.refer(type(value))} {self.refer(make)}", [self.value(arguments), self.value(parts)]
+            )
+        except Exception:  # whatever an object that cannot be pickled raises
+            return None
+        finally:
+            self._open.discard(id(value))
 
     @staticmethod
     def _joined(kind: str, items: list[str | None] | list[str]) -> str | None:
@@ -135,12 +145,12 @@ class _Walk:
         if isinstance(target, MethodType):
             return f"{self.refer(target.__self__)}.{self.refer(target.__func__)}"
         if isinstance(target, ModuleType):
-            return self._library(target.__name__) if not _is_users(target.__name__) else f"module {target.__name__}"
+            return self._library(target.__name__) if not is_users(target.__name__) else f"module {target.__name__}"
         if not isinstance(target, type) and not hasattr(target, "__qualname__"):
             return self._instance(target)
         module = getattr(target, "__module__", None) or "builtins"
         name = getattr(target, "__qualname__", type(target).__qualname__)
-        if not _is_users(module):
+        if not is_users(module):
             self._library(module)
             return f"library {module}.{name}"
         if id(target) not in self._visited:
@@ -153,14 +163,17 @@ class _Walk:
 
     def _library(self, module: str) -> str:
         package = module.partition(".")[0]
-        self._entries.add(f"library {package} {_version(package)}")
+        self.packages.add(package)
+        if package != "hpstage":  # what of hpstage decides bits has a name of its own: the class of numerics
+            self._entries.add(f"library {package} {version_of(package)}")
         return f"library {module}"
 
     def _instance(self, obj: object) -> str:
-        """An object in a global name: its class and those of its attributes that have a digest."""
+        """An object in a global name; without a digest, its class and those of its attributes that have one."""
         kind = type(obj)
-        if not _is_users(kind.__module__):
-            return self.value(obj) or self.refer(kind)
+        text = self.value(obj)
+        if text is not None or not is_users(kind.__module__):
+            return text or self.refer(kind)
         if id(obj) in self._visited:
             return f"a {kind.__qualname__}"
         self._visited[id(obj)] = obj
@@ -174,6 +187,8 @@ class _Walk:
                 continue
             for part in _functions_in(value):
                 self._entries.add(f"{name}.{member}: {self.refer(part)}")
+            if member.startswith("__") and not _is_function(value):
+                continue
             text = self.value(value)
             if text is not None:
                 self._entries.add(f"{name}.{member} = {text}")
@@ -184,9 +199,9 @@ class _Walk:
             self._entries.add(f"{name} wraps {self.refer(wrapped)}")
         if not isinstance(function, FunctionType):
             return
-        tree = _tree(function)
+        tree = syntax_tree(function)
         code = function.__code__
-        self._entries.add(f"function {name}: {_hash(ast.dump(tree) if tree is not None else _code_text(code))}")
+        self._entries.add(f"function {name}: {_hash(ast.dump(tree) if tree is not None else bytecode_text(code))}")
         defaults = self.value((function.__defaults__ or (), function.__kwdefaults__ or {}))
         self._entries.add(f"defaults of {name}: {defaults}")
         for cell_name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -196,9 +211,9 @@ class _Walk:
                 continue  # not bound yet
             if cell_name != "__class__":
                 self._named(name, cell_name, content)
-        for path, content in _globals_of(code, function.__globals__):
+        for path, content in globals_of(code, function.__globals__):
             self._named(name, path, content)
-        for module in _imports(tree, function.__globals__) if tree is not None else ():
+        for module in imports_of(tree, function.__globals__) if tree is not None else ():
             self._entries.add(f"{name} imports {self._imported(module)}")
 
     def _named(self, function: str, name: str, content: object) -> None:
@@ -208,7 +223,7 @@ class _Walk:
     def _imported(self, name: str) -> str:
         """What a function imports when it runs: a user's module or a member of one is visited, as if named."""
         module, _, member = name.partition(":")
-        if not _is_users(module):
+        if not is_users(module):
             return self._library(module)
         content: object = importlib.import_module(module)
         if not member:
@@ -217,14 +232,8 @@ class _Walk:
         return self.value(content) or self.refer(content)
 
 
-_IGNORED_MEMBERS = frozenset(
-    (
-        *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__"),
-        *("__static_attributes__", "__annotate_func__", "__annotations_cache__", "__abstractmethods__", "_abc_impl"),
-        *("__parameters__", "__orig_bases__", "__hash__", "__match_args__", "__slots__", "__dataclass_fields__"),
-        *_NOT_STATE,
-    )
-)
+# Python's own bookkeeping; what else it keeps under names like __slotnames__, sometimes late, is no function.
+_IGNORED_MEMBERS = frozenset(("_abc_impl", "__annotate__", "__annotate_func__", *_NOT_STATE))
 
 
 def _functions_in(member: Any) -> Iterator[Any]:
@@ -243,109 +252,9 @@ def _is_function(obj: object) -> bool:
     )
 
 
-@functools.cache
-def _is_users(module: str) -> bool:
-    """Whether a module is the user's own: neither of the standard library, nor installed, nor of hpstage."""
-    package = module.partition(".")[0]
-    if package == "__main__":
-        return True
-    if package in sys.stdlib_module_names:
-        return False
-    try:
-        # Of the package alone: for a module inside it, the package would be imported.
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return package in sys.modules  # made by hand
-    if spec is None:
-        return False
-    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    file = Path(places[0] or "").resolve() if places else Path()
-    installed = {"site-packages", "dist-packages"} & set(file.parts)
-    return bool(places) and not installed and not any(file.is_relative_to(library) for library in _LIBRARIES)
-
-
-@functools.cache
-def _version(package: str) -> str:
-    """The version of an installed package, by the name it is imported under; without importing it."""
-    if package in sys.stdlib_module_names:
-        return f"{sys.version_info.major}.{sys.version_info.minor}"
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        names = importlib.metadata.packages_distributions().get(package, [])
-        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
-
-
-def _tree(function: FunctionType) -> ast.AST | None:
-    """The function's syntax tree without docstrings; ``None`` for lambdas and where there is no source."""
-    if function.__name__ == "<lambda>":
-        return None
-    try:
-        # Of the code, not of the function: that would look through functools.wraps.
-        source = inspect.getsource(function.__code__)
-        # Not dedented: a text over several lines may begin left of the function.
-        indented = source[0].isspace()
-        tree = ast.parse(f"if True:\n{source}" if indented else source)
-    except (OSError, TypeError, SyntaxError):
-        return None
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            and ast.get_docstring(node) is not None
-        ):
-            node.body = node.body[1:] or [ast.Pass()]
-    return tree
-
-
-def _code_text(code: CodeType) -> str:
-    """Bytecode, names and constants: no addresses, no line numbers, no order of a hash table."""
-    return repr((code.co_code, code.co_names, code.co_varnames, [_constant_text(item) for item in code.co_consts]))
-
-
-def _constant_text(constant: object) -> str:
-    if isinstance(constant, CodeType):
-        return _code_text(constant)
-    if isinstance(constant, frozenset):
-        return f"frozenset({sorted(map(_constant_text, constant))})"
-    if isinstance(constant, tuple):
-        return f"({', '.join(map(_constant_text, constant))})"
-    return repr(constant)
-
-
-def _globals_of(code: CodeType, names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Path and content of each global that the code loads; through modules on to the member that it takes."""
-    instructions = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "EXTENDED_ARG")]
-    for index, instruction in enumerate(instructions):
-        if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF") or instruction.argval not in names:
-            continue
-        path, content = instruction.argval, names[instruction.argval]
-        for following in instructions[index + 1 :]:
-            taken = following.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(content, ModuleType)
-            if not taken or not hasattr(content, following.argval):
-                break
-            path, content = f"{path}.{following.argval}", getattr(content, following.argval)
-        yield path, content
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals_of(constant, names)
-
-
-def _imports(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[str]:
-    """``module`` or ``module:member`` for each import statement inside a function."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            if node.level:
-                module = importlib.util.resolve_name(module, names.get("__package__"))
-            yield from (module if alias.name == "*" else f"{module}:{alias.name}" for alias in node.names)
-
-
 def _array(value: Any) -> str | None:
     """A digest of a tensor or array, or ``None`` for what is none."""
     from hpstage.checkpoints.state_tree import digest
-    from hpstage.errors import StateError
 
     try:
         return f"{type(value).__qualname__} {digest(value)}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from hpstage.errors import TrainingError, UsageError
+from hpstage.identity import packages
 from hpstage.randomness import Purpose, libraries, rekey, seed_of
 from hpstage.schedule import Scalar
 
@@ -22,8 +24,9 @@ class Trainable(Protocol):
     step from ``hp["seed"]`` (0 if there is none) and the step. ``hp`` maps every hyper-parameter to its value at
     that step (whole numbers are ``int``, others ``float``, ``str``, ``bool`` or ``None``).
 
-    Three more methods are called where there are any: ``synchronize()`` before time is taken, ``announce(report)``
-    before each step with whether the state after it will be evaluated or kept, ``close()`` at the end.
+    More methods are called where there are any: ``synchronize()`` before time is taken, ``announce(report)`` before
+    each step with whether the state after it will be evaluated or kept, ``close()`` at the end, ``describe_data()`` (a
+    short text) and ``describe_environment()`` (a dict of short texts) for what else decides bits.
     """
 
     @abstractmethod
@@ -55,43 +58,55 @@ class Adapter:
 
     subject: object
 
+    def describe_environment(self) -> dict[str, str]:
+        """What decides the bits of training here: that of torch, pinned, if the subject's code names torch.
+
+        It depends on the code alone, not on what happens to be imported: workers of one cluster must agree.
+        """
+        if "torch" not in packages(self.subject):
+            return {}
+        from hpstage.torch import environment
+
+        environment.pin()
+        return environment.describe()
+
 
 class Keyed(Adapter):
-    """A user's own Trainable with the global generators keyed before each call that may use them."""
+    """A user's own Trainable with the global generators keyed before each call that may use them.
 
-    subject: Trainable
+    It trains a copy: what training sets on the object must not touch the user's, whose identity is asked for again.
+    """
 
     def __init__(self, subject: Trainable) -> None:
-        self.subject = subject
-        self._seed = 0
-        for name in ("synchronize", "announce", "close"):
-            method = getattr(subject, name, None)
+        self.subject: Trainable = subject
+        self._user = copy.copy(subject)
+        for name in ("synchronize", "announce", "close", "describe_data", "describe_environment"):
+            method = getattr(self._user, name, None)
             if callable(method):
                 setattr(self, name, method)
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        self._seed = seed_of(hp)
         before = libraries()
-        rekey(self._seed, 0, Purpose.SETUP)
-        self.subject.setup(hp)
+        rekey(seed_of(hp), 0, Purpose.SETUP)
+        self._user.setup(hp)
         if libraries() != before:
-            rekey(self._seed, 0, Purpose.SETUP)
-            self.subject.setup(hp)
+            # It has imported NumPy or torch: what it drew from them was not keyed.
+            rekey(seed_of(hp), 0, Purpose.SETUP)
+            self._user.setup(hp)
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        self._seed = seed_of(hp)
-        rekey(self._seed, step)
-        self.subject.train(step, hp)
+        rekey(seed_of(hp), step)
+        self._user.train(step, hp)
 
     def evaluate(self) -> Mapping[str, float]:
         rekey(0, 0, Purpose.EVALUATE)
-        return self.subject.evaluate()
+        return self._user.evaluate()
 
     def state_dict(self) -> object:
-        return self.subject.state_dict()
+        return self._user.state_dict()
 
     def load_state_dict(self, state: object) -> None:
-        self.subject.load_state_dict(state)
+        self._user.load_state_dict(state)
 
 
 def as_trainable(obj: object) -> Trainable:

@@ -34,7 +34,7 @@ def use_deterministic_algorithms() -> None:
 
 
 def describe(device: torch.device | str | None = None) -> dict[str, str]:
-    """What decides the bits of training on ``device``, by short names; part of a workload's key."""
+    """What decides the bits of training on ``device`` (default: the default device), by short names."""
     device = default_device() if device is None else torch.device(device)
     backends: Any = torch.backends  # its types lag behind
     described = {

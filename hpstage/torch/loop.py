@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,10 +57,11 @@ class _Built:
 
 
 class TorchLoop(Adapter):
-    """The training loop of one TorchTrainable. Not thread-safe; one per process, since torch's generators are global.
+    """The training loop of a copy of one TorchTrainable. One per process, since torch's generators are global.
 
-    A state holds the model, its non-persistent buffers, the optimizer, the samples consumed, the last hyper-parameters
-    and the user's extra state. Randomness and the order of data are functions of (seed, step) and (seed, position).
+    A state holds the model, its non-persistent buffers, the optimizer, the samples consumed, the last
+    hyper-parameters and the user's extra state. Randomness and the order of data are functions of (seed, step) and
+    (seed, position).
     """
 
     subject: TorchTrainable
@@ -68,6 +70,8 @@ class TorchLoop(Adapter):
         if subject.step_unit not in ("batch", "epoch"):
             raise UsageError(f"step_unit is {subject.step_unit!r}; it must be 'batch' or 'epoch'")
         self.subject = subject
+        # What training sets on the object must not touch the user's: its identity, and its next training.
+        self._user = copy.copy(subject)
         self.device = environment.default_device() if subject.device is None else torch.device(subject.device)
         self._by_epoch = subject.step_unit == "epoch"
         self._initial: dict[str, Scalar] = {}
@@ -97,21 +101,21 @@ class TorchLoop(Adapter):
             batch = batches.take(self._seed, self._samples, size)
             self._samples += size
             left -= size
-            self.subject.update(built.model, built.optimizer, batch)
+            self._user.update(built.model, built.optimizer, batch)
 
     def evaluate(self) -> Mapping[str, float]:
         model = self._ready().model
-        self.subject.hp = self._hp
+        self._user.hp = self._hp
         modes = [(module, module.training) for module in model.modules()]
         rekey(0, 0, Purpose.EVALUATE)
         model.eval()
         try:
             with torch.no_grad():
-                metrics = self.subject.evaluate(model)
+                metrics = self._user.evaluate(model)
         finally:
             for module, training in modes:
                 module.training = training
-        return checked_metrics(metrics, f"{type(self.subject).__name__}.evaluate()")
+        return checked_metrics(metrics, f"{type(self._user).__name__}.evaluate()")
 
     def state_dict(self) -> object:
         """The state; its tensors are those in use. Raises :class:`StateError` for training beside the state."""
@@ -126,7 +130,7 @@ class TorchLoop(Adapter):
             "parameters": built.names,
             "samples": self._samples,
             "hp": dict(self._hp),
-            "extra": self.subject.extra_state(),
+            "extra": self._user.extra_state(),
         }
 
     def load_state_dict(self, state: object) -> None:
@@ -159,7 +163,7 @@ class TorchLoop(Adapter):
         self._pending = False
         self._samples = kept["samples"]
         self._turn(kept["hp"])
-        self.subject.load_extra_state(clone(kept["extra"]))
+        self._user.load_extra_state(clone(kept["extra"]))
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -167,15 +171,15 @@ class TorchLoop(Adapter):
 
     def describe_data(self) -> str:
         """The data set as it goes into the workload's key: the version stated, else length and digest."""
-        stated = self.subject.data_version
+        stated = self._user.data_version
         return self._data().describe() if stated is None else f"version {stated}"
 
     def describe_environment(self) -> dict[str, str]:
         """What decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
         return {
             **environment.describe(self.device),
-            "deterministic": "yes" if self.device.type == "cpu" or self.subject.deterministic else "no",
-            "step": self.subject.step_unit,
+            "deterministic": "yes" if self.device.type == "cpu" or self._user.deterministic else "no",
+            "step": self._user.step_unit,
         }
 
     def _ready(self) -> _Built:
@@ -187,35 +191,35 @@ class TorchLoop(Adapter):
     def _build(self) -> None:
         """Model and optimizer anew, at step 0."""
         if self.device.type == "cuda":
-            if self.subject.deterministic:
+            if self._user.deterministic:
                 environment.use_deterministic_algorithms()
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
         self._built = None  # frees the memory of the last one first
-        self.subject.hp = self._hp = self._initial
+        self._user.hp = self._hp = self._initial
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
-        self._built = _Built(self.subject, self._initial, self.device)
+        self._built = _Built(self._user, self._initial, self.device)
         self._turn(self._initial)
         self._samples = 0
         self._pending = False
 
     def _turn(self, hp: Mapping[str, Scalar]) -> None:
         """New values take effect."""
-        self._hp = self.subject.hp = dict(hp)
+        self._hp = self._user.hp = dict(hp)
         self._seed = seed_of(hp)
-        size = hp["batch_size"] if "batch_size" in hp else getattr(self.subject, "batch_size", None)
+        size = hp["batch_size"] if "batch_size" in hp else getattr(self._user, "batch_size", None)
         if type(size) is not int or size < 1:
             raise UsageError(
-                f"{type(self.subject).__name__}: the batch size is {size!r}; give a hyper-parameter 'batch_size', "
+                f"{type(self._user).__name__}: the batch size is {size!r}; give a hyper-parameter 'batch_size', "
                 "or an attribute batch_size, that is a whole number of at least 1"
             )
         self._batch_size = size
 
     def _data(self) -> Batches:
         if self._batches is None:
-            subject = self.subject
-            own = type(subject).collate is not TorchTrainable.collate
+            user = self._user
+            own = type(user).collate is not TorchTrainable.collate
             rekey(0, 0, Purpose.DATA)
-            self._batches = Batches(subject.dataset(), subject.collate if own else None, self.device)
+            self._batches = Batches(user.dataset(), user.collate if own else None, self.device)
         return self._batches
 
 

@@ -92,3 +92,15 @@ class Half:
 def test_what_cannot_be_trained_is_told_why(obj: object, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         as_trainable(obj)
+
+
+def test_a_users_own_trainable_is_trained_as_a_copy() -> None:
+    subject = Drawing()
+    as_trainable(subject).setup({})
+    assert vars(subject) == {}
+
+
+def test_the_environment_holds_what_decides_torchs_bits_where_the_code_names_torch() -> None:
+    assert as_trainable(ordinary_loop).describe_environment()["numerics"] == "eager-v1"  # type: ignore[attr-defined]
+    assert as_trainable(Small()).describe_environment()["step"] == "batch"  # type: ignore[attr-defined]
+    assert as_trainable(Drawing()).describe_environment() == {}  # type: ignore[attr-defined]

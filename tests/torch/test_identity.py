@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,6 +258,11 @@ class Configured:
         (torch.float32, torch.float64),
         (adam, ordinary_loop),
         (torch.nn.ReLU, torch.nn.GELU),
+        (torch.nn.CrossEntropyLoss(label_smoothing=0.1), torch.nn.CrossEntropyLoss(label_smoothing=0.2)),
+        (Path("a"), Path("b")),
+        (range(3), range(4)),
+        (float("nan"), 0.0),
+        (torch.device("cpu"), torch.device("cuda")),
         (torch.relu, torch.tanh),
         (functools.partial(adam, lr=1), functools.partial(adam, lr=2)),
     ],
@@ -267,13 +274,13 @@ def test_attributes_of_the_object_count_by_value(one: Any, other: Any) -> None:
 
 def test_an_attribute_without_a_digest_is_refused_with_the_remedy() -> None:
     with pytest.raises(
-        UsageError, match=r"Configured\.loader is a object, which has no digest.*state the attribute version"
+        UsageError, match=r"Configured\.lock is a lock, which has no digest.*state the attribute version"
     ):
-        code_identity(Configured(loader=object()))
+        code_identity(Configured(lock=threading.Lock()))
 
 
 def test_a_stated_version_stands_for_the_code_and_for_what_has_no_digest() -> None:
-    stated = code_identity(Configured(version="3", loader=object(), width=3))
+    stated = code_identity(Configured(version="3", lock=threading.Lock(), width=3))
     assert stated == {**code_identity(Configured(version="3", width=3)), "code": "version 3"}
     assert stated != code_identity(Configured(version="3", width=4))
     assert stated != code_identity(Configured(version="4", width=3))
@@ -288,3 +295,39 @@ def test_an_engine_has_the_identity_of_what_it_trains_also_after_training() -> N
     assert code_identity(trainable) == before
     assert code_identity(as_trainable(ordinary_loop)) == code_identity(ordinary_loop)
     assert before != code_identity(Small(adam))
+
+
+CRITERION = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+REGISTRY: dict[str, Any] = {"lock": threading.Lock()}
+
+
+def uses_objects(run: Any) -> Any:
+    return CRITERION, REGISTRY
+
+
+def test_objects_in_global_names_count_by_value_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = code_identity(uses_objects)
+    monkeypatch.setitem(REGISTRY, "more", 1)
+    assert code_identity(uses_objects) == before
+    monkeypatch.setattr(f"{__name__}.CRITERION", torch.nn.CrossEntropyLoss(label_smoothing=0.2))
+    assert code_identity(uses_objects) != before
+
+
+def test_objects_that_refer_to_themselves_have_an_identity() -> None:
+    one, other = Configured(a=1), Configured(a=2)
+    one.itself, other.itself = one, other  # type: ignore[attr-defined]
+    assert code_identity(Configured(a=one)) == code_identity(Configured(a=one))
+    assert code_identity(Configured(a=one)) != code_identity(Configured(a=other))
+
+
+def test_a_stated_data_version_counts_in_every_style() -> None:
+    assert code_identity(Configured(data_version="1")) != code_identity(Configured(data_version="2"))
+
+
+def test_the_identity_does_not_depend_on_what_else_was_done_with_the_class() -> None:
+    class Pickled(Configured):
+        pass
+
+    before = code_identity(Pickled())
+    copy.copy(Pickled())  # Python keeps notes on the class
+    assert code_identity(Pickled()) == before

@@ -17,7 +17,7 @@ from hpstage.order import SampleOrder
 from hpstage.torch.data import Batches
 from hpstage.torch.environment import describe
 from hpstage.trainable import as_trainable
-from tests.torch.trainables import SAMPLES, Small, adam, advance, fresh, hp_at, samples
+from tests.torch.trainables import SAMPLES, Averaged, Small, adam, advance, fresh, hp_at, samples
 
 CPU = torch.device("cpu")
 
@@ -223,7 +223,7 @@ def test_evaluating_restores_modes_and_leaves_gradients_off_only_inside() -> Non
         def model(self, hp: Any) -> nn.Module:
             model = super().model(hp)
             model[1].eval()  # type: ignore[index]  # its statistics are not to change
-            self.built = model
+            models.append(model)
             return model
 
         def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -231,10 +231,10 @@ def test_evaluating_restores_modes_and_leaves_gradients_off_only_inside() -> Non
             assert not torch.is_grad_enabled()
             return super().evaluate(model)
 
-    subject = Frozen()
-    trainable = advance(fresh(subject), 0, 1)
+    models: list[Any] = []
+    trainable = advance(fresh(Frozen()), 0, 1)
     trainable.evaluate()
-    assert [module.training for module in subject.built] == [True, False, True, True, True, True]  # type: ignore[operator, union-attr, attr-defined]
+    assert [module.training for module in models[0]] == [True, False, True, True, True, True]  # type: ignore[operator, union-attr, attr-defined]
     assert torch.is_grad_enabled()
 
 
@@ -257,9 +257,11 @@ def test_the_model_is_reused_when_it_was_built_under_the_same_values() -> None:
     assert len(built) == 2
 
 
-def test_importing_a_trainable_needs_no_init_of_its_base() -> None:
-    assert Small.__init__ is not object.__init__
-    assert as_trainable(Small()).subject.hp == {}  # type: ignore[attr-defined]
+def test_what_training_sets_on_the_object_does_not_touch_the_users() -> None:
+    subject = Averaged()
+    before = dict(vars(subject))
+    advance(fresh(subject), 0, 1)
+    assert vars(subject) == before
 
 
 # --- errors -----------------------------------------------------------------------------------------------
