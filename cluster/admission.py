@@ -54,7 +54,8 @@ def explain(description: Description) -> str:
     if problem.kind == "import":
         return (
             f"worker {description.worker} cannot import what the trainable needs ({problem.summary}); install it "
-            f"there, or put the module on the workers' PYTHONPATH (client.upload_file sends a single file)\n\n{problem.traceback}"
+            f"there, or put the module on the workers' PYTHONPATH (client.upload_file sends a single file)"
+            f"\n\n{problem.traceback}"
         )
     return f"the trainable cannot be set up on worker {description.worker}: {problem.summary}\n\n{problem.traceback}"
 

@@ -7,18 +7,17 @@ import pickle
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import dask
-from distributed import Client, Future, LocalCluster
+from distributed import CancelledError, Client, Future, LocalCluster
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.cluster import worker as side
 from hpstage.cluster.admission import environment_of, refusal
 from hpstage.cluster.courier import Courier
+from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.launch import local_cluster
 from hpstage.cluster.messages import (
     Amend,
@@ -26,13 +25,12 @@ from hpstage.cluster.messages import (
     Order,
     Stop,
     decode_description,
-    decode_report,
     encode,
     name_of,
 )
 from hpstage.cluster.shipping import pack
-from hpstage.errors import ClusterError, HpstageError, InternalError, UsageError
-from hpstage.events import Amendment, Chain, ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
+from hpstage.errors import ClusterError, InternalError, UsageError
+from hpstage.events import Amendment, Chain, ChainId, Report, WorkerId
 from hpstage.executor import Environment, Executor
 from hpstage.schedule import Scalar
 
@@ -40,14 +38,8 @@ logger = logging.getLogger("hpstage")
 
 _STARTING = 60.0
 """Seconds that a cluster which has no worker yet is given."""
-
-
-@dataclass(slots=True)
-class _Running:
-    worker: WorkerId
-    future: Future | None = None
-    told: int = 0  # reports handed on so far
-    ended: bool = False
+_LOOK = 0.5
+"""Seconds between two looks at the connection while nothing is heard."""
 
 
 class DaskExecutor(Executor):
@@ -78,19 +70,17 @@ class DaskExecutor(Executor):
         self._name = name_of(self._run)
         self._cluster: LocalCluster | None = None
         self._client: Client | None = None
+        self._connection: object = None  # another one means another scheduler
         self._courier: Courier | None = None
-        self._environment: Environment | None = None
+        self._inbox = Inbox()
         self._checkpoints = b""
         self._registered = False
-        # Below: shared among the driver's thread, Dask's loop and its callback thread.
-        self._changed = threading.Condition()
-        self._reports: deque[Report] = deque()
-        self._workers: set[WorkerId] = set()
-        self._early: dict[WorkerId, Description | None] = {}  # came (or left: None) while open() was under way
-        self._running: dict[ChainId, _Running] = {}
         self._started = 0
+        self._futures: dict[ChainId, Future] = {}
+        self._lock = threading.Lock()  # over futures, and what is below
+        self._environment: Environment | None = None
+        self._early: dict[WorkerId, Description | None] = {}  # came (or left: None) while open() was under way
         self._feeding = threading.Event()
-        self._broken: HpstageError | None = None
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         packed = pack(trainable)
@@ -120,15 +110,14 @@ class DaskExecutor(Executor):
                 f"a worker was lost while it was being set up ({error}); run the same command again"
             ) from error
         told: dict[str, bytes | None] = client.run(side.described, self._run, on_error="ignore")
-        with self._changed:
-            present = {WorkerId(name): decode_description(text) for name, text in told.items() if text is not None}
-            present.update({name: text for name, text in self._early.items() if text is not None})
-            present = {name: text for name, text in present.items() if self._early.get(name, text) is not None}
+        with self._lock:
+            found = {WorkerId(name): decode_description(text) for name, text in told.items() if text is not None}
+            present = [text for text in (found | self._early).values() if text is not None]
             if not present:
                 raise ClusterError("all workers have left while they were being set up; look at their logs")
-            self._environment = environment_of(present.values(), self._gpus)
-            for name in present:
-                self._join(name)
+            self._environment = environment_of(present, self._gpus)
+            for description in present:
+                self._inbox.join(WorkerId(description.worker))
         if checkpoints is not None:
             self.use(checkpoints)
         return self._environment
@@ -144,6 +133,7 @@ class DaskExecutor(Executor):
             client = Client(self._given.scheduler.address, security=self._given.security, set_as_default=False)
         # Dask's client collects messages for 10 ms; a worker would stand idle meanwhile.
         client.scheduler_comm.interval = 0.001
+        self._connection = client.scheduler_comm
         return client
 
     def _listen(self, client: Client) -> None:
@@ -163,10 +153,9 @@ class DaskExecutor(Executor):
         self._checkpoints = pickle.dumps(checkpoints)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        with self._changed:
-            if not self._workers:
-                return None
-            worker = next(iter(self._workers))
+        if not self._inbox.workers:
+            return None
+        worker = self._inbox.workers[0]
         future = self._submit(
             worker, f"{self._name}-try", side.try_out, self._run, encode(dict(initial)), self._checkpoints
         )
@@ -174,22 +163,16 @@ class DaskExecutor(Executor):
         return metrics
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
-        with self._changed:
-            if worker not in self._workers:
-                return  # its WorkerLeft is on the way to the driver
-            if any(running.worker == worker for running in self._running.values() if not running.ended):
-                raise InternalError(f"{chain.id} was started on {worker}, which is not idle")
-            running = self._running[chain.id] = _Running(worker)
+        if not self._inbox.begin(chain.id, worker):
+            return
         self._started += 1
-        key = f"{self._name}-{self._started}"
+        key = f"{self._name}-{self._started}"  # never used again: Dask would mistake one task for the other
         future = self._submit(worker, key, side.run_chain, self._run, key, encode(chain), self._checkpoints)
-        with self._changed:
-            running.future = future
-            left = self._running.get(chain.id) is not running
-        if left:
-            future.release()
-        else:
-            future.add_done_callback(lambda done: self._on_done(chain.id, done))
+        with self._lock:
+            self._futures[chain.id] = future
+        if self._inbox.runs_on(chain.id) is None:
+            self._release([chain.id])  # its worker has left meanwhile
+        future.add_done_callback(lambda done: self._on_done(chain.id, done))
 
     def _submit(self, worker: WorkerId, key: str, function: Any, *arguments: object) -> Future:
         assert self._client is not None, "open() comes first"
@@ -206,33 +189,23 @@ class DaskExecutor(Executor):
 
     def _order(self, chain: ChainId, order: Order) -> None:
         assert self._courier is not None, "open() comes first"
-        with self._changed:
-            running = self._running.get(chain)
-            if running is None or running.ended:
-                return
-        self._courier.send(running.worker, order)
+        worker = self._inbox.runs_on(chain)
+        if worker is not None:
+            self._courier.send(worker, order)
 
     def wait(self, timeout: float | None) -> list[Report]:
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while not self._reports:
-                self._check()
-                left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
-                if left <= 0:
-                    break
-                self._changed.wait(left)
-            reports = list(self._reports)
-            self._reports.clear()
-        return reports
+        while True:
+            left = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
+            reports = self._inbox.wait(left)
+            if reports or (deadline is not None and time.monotonic() >= deadline):
+                return reports
+            if not self._connected():
+                self._inbox.fail(_scheduler_lost())
 
-    def _check(self) -> None:
-        if self._broken is not None:
-            raise self._broken
-        if self._client is None or self._client.status != "running":
-            raise ClusterError(
-                "the connection to Dask's scheduler is lost; start the cluster again and run the same command again: "
-                "nothing that was reached is lost"
-            )
+    def _connected(self) -> bool:
+        client = self._client
+        return client is not None and client.status == "running" and client.scheduler_comm is self._connection
 
     def clock(self) -> float:
         return time.time()
@@ -245,11 +218,7 @@ class DaskExecutor(Executor):
                     client.unregister_worker_plugin(self._name)
                 except (OSError, ValueError):
                     logger.warning("the workers could not be told that the run is over", exc_info=True)
-            with self._changed:
-                running, self._running = self._running, {}
-            for chain in running.values():
-                if chain.future is not None:
-                    chain.future.release()
+            self._release(list(self._futures))
             if client.status == "running":
                 # Else the scheduler would tell us of our own leaving, and log that it cannot.
                 client.unsubscribe_topic("all")
@@ -267,85 +236,59 @@ class DaskExecutor(Executor):
         elif "ready" in message:
             self._on_ready(decode_description(message["ready"]))
         else:
-            with self._changed:
-                self._hand_on(ChainId(message["chain"]), message["sequence"], [message["report"]])
+            self._inbox.hear(ChainId(message["chain"]), message["sequence"], [message["report"]])
 
     def _on_ready(self, description: Description) -> None:
         worker = WorkerId(description.worker)
-        with self._changed:
+        with self._lock:
             if self._environment is None:
                 self._early[worker] = description
                 return
-            reason = refusal(description, self._environment)
-            if reason is None:
-                self._join(worker)
-                return
-        logger.warning("worker %s is not used: %s", worker, reason)
-
-    def _join(self, worker: WorkerId) -> None:
-        if worker not in self._workers:
-            self._workers.add(worker)
-            self._tell(WorkerJoined(worker, self.clock()))
+        reason = refusal(description, self._environment)
+        if reason is None:
+            self._inbox.join(worker)
+        else:
+            logger.warning("worker %s is not used: %s", worker, reason)
 
     def _on_cluster(self, event: tuple[float, dict[str, Any]]) -> None:
         _, message = event
         if message.get("action") != "remove-worker":
             return
         worker = WorkerId(message["worker"])
-        with self._changed:
+        with self._lock:
             if self._environment is None:
                 self._early[worker] = None
                 return
-            if worker not in self._workers:
-                return
-            self._workers.remove(worker)
-            lost = [name for name, running in self._running.items() if running.worker == worker]
-            futures = [self._running.pop(name).future for name in lost]
-            self._tell(WorkerLeft(worker, self.clock()))
-        for future in futures:
+        self._release(self._inbox.leave(worker))  # else their tasks would wait for ever for a worker of that address
+
+    def _release(self, chains: list[ChainId]) -> None:
+        for chain in chains:
+            with self._lock:
+                future = self._futures.pop(chain, None)
             if future is not None:
-                future.release()  # else its task would wait for ever for a worker of that address
+                future.release()
 
     def _on_done(self, chain: ChainId, future: Future) -> None:
-        with self._changed:
-            running = self._running.get(chain)
-            if running is None:
+        worker = self._inbox.runs_on(chain)
+        if worker is not None:
+            # The feed has lost something, or our own code on the worker has failed, or the task was cancelled.
+            try:
+                self._inbox.hear(chain, 0, future.result())
+            except CancelledError:
+                if not self._connected():
+                    self._inbox.fail(_scheduler_lost())
+                    return
+            except Exception as error:
+                problem = InternalError(f"{chain} failed on {worker} outside of your code: {error!r}")
+                problem.__cause__ = error
+                self._inbox.fail(problem)
                 return
-            if running.ended:
-                del self._running[chain]
-                return
-        # The feed has lost something, or our own code on the worker has failed.
-        try:
-            reports, problem = future.result(), None
-        except Exception as error:
-            reports, problem = [], error
-        with self._changed:
-            if self._running.get(chain) is not running:
-                return
-            self._hand_on(chain, 0, reports)
-            if not running.ended and future.status == "error":
-                self._broken = InternalError(f"{chain} failed on {running.worker} outside of your code: {problem!r}")
-                self._broken.__cause__ = problem
-                self._changed.notify_all()
-            elif not running.ended:
-                # Cancelled: by a lost scheduler, which wait() tells, or by somebody's client.restart().
-                self._tell(ChainEnded(chain, running.worker, "lost", self.clock(), message=repr(problem)))
-            self._running.pop(chain, None)
+        self._inbox.forget(chain)
+        self._release([chain])
 
-    def _hand_on(self, chain: ChainId, first: int, encoded: list[bytes]) -> None:
-        """Hand on those of a chain's reports, numbered from ``first``, whose turn it is.
 
-        After a gap in the feed it is nobody's turn: the rest comes with the result.
-        """
-        running = self._running.get(chain)
-        if running is None or first > running.told:
-            return
-        for report in encoded[running.told - first :]:
-            decoded = decode_report(report)
-            running.told += 1
-            running.ended = isinstance(decoded, ChainEnded)
-            self._tell(decoded)
-
-    def _tell(self, report: Report) -> None:
-        self._reports.append(report)
-        self._changed.notify_all()
+def _scheduler_lost() -> ClusterError:
+    return ClusterError(
+        "the connection to Dask's scheduler is lost; start the cluster again and run the same command again: nothing "
+        "that was reached is lost"
+    )

@@ -1,8 +1,8 @@
 """How a worker's C library keeps memory between steps. Settings of glibc; elsewhere nothing is done.
 
 Dask's nanny sets ``MALLOC_TRIM_THRESHOLD_=65536``. That returns freed memory to the system at once, and it also
-switches off glibc's adaptive threshold for mmap, so that every tensor from 128 KiB on is mapped, faulted in page by page
-and unmapped again, in each step: small CNNs train 1.8 to 2.8 times slower on the CPU
+switches off glibc's adaptive threshold for mmap, so that every tensor from 128 KiB on is mapped, faulted in page by
+page and unmapped again, in each step: small CNNs train 1.8 to 2.8 times slower on the CPU
 (``scripts/bench_worker_speed.py``). What cures is the mmap threshold; generous trimming alone does not help larger
 models, since threads other than the main one allocate from arenas of 64 MiB.
 
