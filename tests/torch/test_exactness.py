@@ -17,7 +17,24 @@ from torch import nn
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.events import StateKey
-from tests.torch.trainables import CASES, FORK, STEPS, Averaged, Small, advance, forked, fresh, hp_at, outcome
+from hpstage.order import SampleOrder
+from hpstage.randomness import Purpose, rekey
+from tests.torch.trainables import (
+    CASES,
+    FORK,
+    STEPS,
+    Averaged,
+    Small,
+    advance,
+    forked,
+    fresh,
+    hp_at,
+    network,
+    ordinary_loop,
+    outcome,
+    samples,
+    sgd,
+)
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +179,25 @@ def test_different_seeds_give_different_models_orders_and_noise() -> None:
 def test_the_average_of_weights_is_kept_and_forked() -> None:
     state: Any = advance(fresh(Averaged()), 0, FORK).state_dict()
     assert digest(state["extra"]) != digest(state["model"])
+
+
+def test_both_styles_train_as_a_loop_written_by_hand_does() -> None:
+    rekey(3, 0, Purpose.SETUP)
+    x, y = samples()
+    model = network()
+    optimizer = sgd(model.parameters(), hp_at(0))
+    order, position = SampleOrder(len(x)), 0
+    for step in range(STEPS):
+        hp = hp_at(step)
+        optimizer.param_groups[0]["lr"] = hp["lr"]
+        rekey(3, step)
+        batch = order.take(3, position, hp["batch_size"])
+        position += len(batch)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+    by_hand = digest({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    one: Any = advance(fresh(Small()), 0, STEPS).state_dict()
+    other: Any = advance(fresh(ordinary_loop), 0, STEPS).state_dict()
+    assert digest({"model": one["model"], "optimizer": one["optimizer"]}) == by_hand
+    assert digest(other["parts"]) == by_hand

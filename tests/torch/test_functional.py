@@ -15,7 +15,7 @@ from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import StateError, TrainingError, UsageError
 from hpstage.functional import FunctionTrainable, Run
 from hpstage.trainable import as_trainable
-from tests.torch.trainables import advance, fresh, hp_at, network, ordinary_loop, samples
+from tests.torch.trainables import network, samples
 
 
 class Total:
@@ -162,29 +162,6 @@ def test_bits_in_the_thread_of_the_function_are_those_of_the_main_thread() -> No
 
     made(loop).train(0, {})
     assert results == [work()]
-
-
-def test_function_style_trains_as_the_same_loop_in_the_main_thread_does() -> None:
-    from hpstage.order import SampleOrder
-    from hpstage.randomness import Purpose, rekey
-    from tests.torch.trainables import sgd
-
-    rekey(3, 0, Purpose.SETUP)
-    x, y = samples()
-    model = network()
-    optimizer = sgd(model.parameters(), hp_at(0))
-    order, position = SampleOrder(len(x)), 0
-    for step in range(10):
-        (group,) = optimizer.param_groups
-        group["lr"] = hp_at(step)["lr"]
-        rekey(3, step)
-        batch = order.take(3, position, hp_at(step)["batch_size"])
-        position += len(batch)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-        optimizer.step()
-    state: Any = advance(fresh(ordinary_loop), 0, 10).state_dict()
-    assert digest(state["parts"]) == digest({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
 
 
 # --- errors -----------------------------------------------------------------------------------------------
