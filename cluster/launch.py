@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import multiprocessing
 import os
 import socket
 from typing import Any
@@ -13,9 +14,7 @@ from dask.system import CPU_COUNT
 from distributed import LocalCluster
 
 from hpstage.cluster import memory
-from hpstage.errors import ClusterError
-
-_STARTING = 60.0  # seconds
+from hpstage.errors import ClusterError, UsageError
 
 
 def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> LocalCluster:
@@ -29,8 +28,14 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> L
         gpus: how many GPUs to use (0: none; ``None``: all).
 
     Raises:
-        ClusterError: there are fewer than ``gpus`` GPUs.
+        UsageError: a worker process, too, runs the script that calls this.
+        ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "worker processes import your script, and so come to this call again; put what starts the search under "
+            '`if __name__ == "__main__":`'
+        )
     devices = [] if gpus == 0 else visible_devices()
     if gpus is not None:
         if len(devices) < gpus:
@@ -62,14 +67,18 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
             scheduler_kwargs={"dashboard": dashboard},
             config=dask.config.merge(dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}),
         )
-        self.scale(n_workers)
+        for _ in range(n_workers):
+            self.worker_spec.update(self.new_worker_spec())
         try:
-            self.wait_for_workers(n_workers, timeout=_STARTING)
-        except TimeoutError as error:
+            self.sync(self._correct_state)  # scale() would do it in the background, and swallow what goes wrong
+        except BaseException as error:
             self.close()
-            raise ClusterError(
-                f"the local workers did not start within {_STARTING:.0f} s ({error}); see the log above"
-            ) from error
+            if isinstance(error, RuntimeError):
+                raise ClusterError(
+                    f"the local workers did not start ({error}); what they said is above. A script must start its "
+                    f'search under `if __name__ == "__main__":`, since workers import it'
+                ) from None
+            raise
 
     def new_worker_spec(self) -> dict[Any, Any]:
         spec: dict[Any, Any] = super().new_worker_spec()

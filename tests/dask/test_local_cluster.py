@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import dask.config
@@ -32,6 +34,21 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(launch, "visible_devices", lambda: ["0"])
     with pytest.raises(ClusterError, match="2 GPUs were asked for, but torch finds 1"):
         local_cluster(gpus=2)
+
+
+def test_a_script_without_a_main_guard_is_told_so_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from hpstage.cluster import local_cluster\nlocal_cluster(1, gpus=0)\n")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
 
 
 def test_an_executor_without_a_client_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:
