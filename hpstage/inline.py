@@ -37,9 +37,7 @@ class InlineExecutor(Executor):
 
     def use(self, checkpoints: CheckpointStore) -> None:
         assert self._trainable is not None, "open() comes first"
-        self._runner = ChainRunner(
-            self._trainable, checkpoints, LiveCache(), worker=_WORKER, clock=self.clock
-        )
+        self._runner = ChainRunner(self._trainable, checkpoints, LiveCache(), worker=_WORKER, clock=self.clock)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         assert self._runner is not None, "use() comes first"

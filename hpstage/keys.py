@@ -68,9 +68,7 @@ class History:
 
         Values that stay the same are not changes: the encoding would depend on where a history was cut.
         """
-        self._hasher.update(
-            b"@%d;" % step + b"".join([encode(name) + encode(value) for name, value in changes])
-        )
+        self._hasher.update(b"@%d;" % step + b"".join([encode(name) + encode(value) for name, value in changes]))
 
     def key(self, step: int) -> StateKey:
         """Key of the state after ``step`` steps; all changes before ``step`` have been told, and none after."""

@@ -78,10 +78,6 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(
-            f"cannot make the folder {folder}: {error.strerror}; choose another with store="
-        ) from error
+        raise StoreError(f"cannot make the folder {folder}: {error.strerror}; choose another with store=") from error
     if not os.access(folder, os.W_OK):
-        raise StoreError(
-            f"the folder {folder} is not writable; choose another with store=, or mend its permissions"
-        )
+        raise StoreError(f"the folder {folder} is not writable; choose another with store=, or mend its permissions")

@@ -150,7 +150,7 @@ class SimulatedExecutor(Executor):
             source, load = ("continued", 0.0) if continued else ("disk", self._load_seconds)
         course = Course(chain)
         start = course.stages[0].start
-        flight = _Flight(chain, worker, course, (0, start), self._now, start, load, source)
+        flight = _Flight(chain, worker, course, (0, start), self._now + load, start, load, source)
         self._flights[chain.id] = flight
         self._aim(flight, extra=load)
 
@@ -167,7 +167,7 @@ class SimulatedExecutor(Executor):
                 for id, step in missed
             ]
             self._at(0.0, lambda: late)
-        flight.place, flight.since = place, self._now
+        flight.place, flight.since = place, self._now - left_over
         self._aim(flight, extra=-left_over)
 
     def stop(self, chain: ChainId) -> None:
@@ -223,9 +223,11 @@ class SimulatedExecutor(Executor):
         return self._step_seconds({name: form.value(step) for name, form in stage.forms.items()})
 
     def _progress(self, flight: _Flight) -> tuple[tuple[int, int], float]:
-        """Where the chain stands now, and the seconds that it has spent on the step under way."""
+        """Where the chain stands now, and the seconds that it has spent on the step under way (below 0: to load)."""
         index, step = flight.place
         spent = self._now - flight.since
+        if spent <= 0:
+            return flight.place, spent  # still loading
         first = min(flight.course.boundaries)
         while (index, step) < first:
             stage = flight.course.stages[index]
@@ -237,7 +239,7 @@ class SimulatedExecutor(Executor):
                 break
             spent -= seconds
             step += 1
-        return (index, step), max(0.0, spent)
+        return (index, step), spent
 
     def _aim(self, flight: _Flight, extra: float) -> None:
         """Put the chain's next boundary on the agenda."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -28,6 +30,7 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
+from hpstage.cluster import DaskExecutor
 
 STEPS = 120
 N_TRIALS = 48
@@ -90,14 +93,23 @@ def space(trial: optuna.Trial) -> dict[str, s.Schedule | float]:
     }
 
 
-def search(folder: Path, executor: object, *, sharing: bool, quiet: bool) -> hpstage.Result:
-    study = optuna.create_study(
-        study_name="digits" if sharing else "digits-alone",
+def open_study(folder: Path) -> optuna.Study:
+    folder.mkdir(parents=True, exist_ok=True)
+    return optuna.create_study(
+        study_name="digits",
         storage=JournalStorage(JournalFileBackend(str(folder / "optuna.log"))),
         sampler=optuna.samplers.RandomSampler(seed=0),
         direction="maximize",
         load_if_exists=True,
     )
+
+
+def search(folder: Path, executor: DaskExecutor, *, sharing: bool, quiet: bool) -> hpstage.Result:
+    study = open_study(folder)
+    if sum(trial.state.is_finished() for trial in study.trials) >= N_TRIALS:
+        # Killed after its end, before its figures were written: another call would add trials to it.
+        shutil.rmtree(folder)
+        study = open_study(folder)
     return hpstage.optimize(
         study,
         Digits(),
@@ -107,105 +119,104 @@ def search(folder: Path, executor: object, *, sharing: bool, quiet: bool) -> hps
         n_trials=N_TRIALS,
         algorithm=SuccessiveHalving(min_steps=15, reduction_factor=4),
         executor=executor,
-        store=folder / ("plan" if sharing else "plan-alone"),
+        store=folder,
         show_progress_bar=not quiet,
         sharing=sharing,
     )
 
 
-def states(result: hpstage.Result) -> dict[tuple[int, int], tuple[dict[str, float], str]]:
-    """Metrics and digest of the weights of every (trial number, step) that was evaluated."""
-    found = {}
+def states(result: hpstage.Result) -> dict[str, list[object]]:
+    """Metrics and digest of the weights of every state that was evaluated, by "trial number/step"."""
+    found: dict[str, list[object]] = {}
     for id, trial in result.plan.trials.items():
         for step in range(1, trial.asked + 1):
             state = trial.node_at(step).states.get(step)
             if state is not None and state.metrics is not None and state.kept is not None:
-                found[int(id.rpartition("/")[2]), step] = (state.metrics, state.kept.digest)
+                found[f"{id.rpartition('/')[2]}/{step}"] = [state.metrics, state.kept.digest]
     return found
 
 
-def equal(shared: hpstage.Result, alone: hpstage.Result) -> tuple[bool, int]:
-    """Do all states that the trials alone were evaluated at have the same metrics and weights, bit for bit?"""
-    ours, theirs = states(shared), states(alone)
-    return bool(theirs) and all(ours.get(target) == found for target, found in theirs.items()), len(theirs)
+def phase(folder: Path, workers: int, *, sharing: bool, quiet: bool) -> dict[str, Any]:
+    """Figures of the search; taken from the file that an interrupted demo left, if it had come so far."""
+    place = folder / ("stage-tree" if sharing else "alone")
+    written = place / "figures.json"
+    if written.exists():
+        return json.loads(written.read_text())
+    began = time.perf_counter()
+    result = search(place, DaskExecutor(n_workers=workers), sharing=sharing, quiet=quiet)
+    wall = time.perf_counter() - began
+    best = result.best_trial
+    figures: dict[str, Any] = {
+        **result.savings.as_dict(),
+        "wall": wall,
+        "best_value": best.value,
+        "best_trial": best.number,
+        "best_params": best.params,
+        "table": str(result.savings),
+        "report": str(result.write_report(place / "report")),
+        "states": states(result),
+    }
+    written.with_suffix(".part").write_text(json.dumps(figures))
+    written.with_suffix(".part").rename(written)
+    return figures
 
 
-def figures(result: hpstage.Result, wall: float) -> dict[str, object]:
-    savings = result.savings
+def compared(ours: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+    """The stage tree against the same trials trained alone."""
+    theirs: dict[str, Any] = alone["states"]
+    ideal = alone["worker_seconds"] / ours["cost_weighted_merge_rate"]
     return {
-        **savings.as_dict(),
-        "wall_seconds": wall,
-        "wall_seconds_alone": None,
-        "worker_seconds_alone_measured": None,
-        "metrics_equal": None,
-        "best_value": result.best_value,
-        "best_trial": result.best_trial.number,
-        "makespan_over_bound": savings.makespan / savings.lower_bound_seconds if savings.lower_bound_seconds else None,
+        "worker_seconds_alone": alone["worker_seconds"],
+        "wall_seconds_alone": alone["wall"],
+        "makespan_alone": alone["makespan"],
+        "steps_trained_alone": alone["steps_trained"],
+        "states_compared": len(theirs),
+        "metrics_equal": bool(theirs) and all(ours["states"].get(target) == found for target, found in theirs.items()),
+        "worker_seconds_over_ideal": ours["worker_seconds"] / ideal,
     }
 
 
-def timed(folder: Path, workers: int, *, sharing: bool, quiet: bool) -> tuple[hpstage.Result, float]:
-    from hpstage.cluster import DaskExecutor
-
-    began = time.perf_counter()
-    result = search(folder, DaskExecutor(n_workers=workers), sharing=sharing, quiet=quiet)
-    return result, time.perf_counter() - began
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--compare", action="store_true", help="train the same trials without sharing as well")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
-    parser.add_argument("--folder", type=Path, default=Path(".hpstage/demo"), help="where the study is kept")
+    parser.add_argument("--folder", type=Path, default=Path(".hpstage/demo"), help="default: .hpstage/demo")
     parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder: Path = options.folder
-    finished = folder / "finished"
-    if finished.exists():
+    if (folder / "finished").exists():
         shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
 
-    result, wall = timed(folder, options.workers, sharing=True, quiet=options.quiet)
-    written = figures(result, wall)
-    best = result.best_trial
-    print(f"\nBest trial     {best.number}: accuracy {best.value:.4f} with {best.params}")
-    print(result.savings)
-    print(f"{'bound':<19} {result.savings.lower_bound_seconds:.1f} s (makespan / bound {written['makespan_over_bound']:.2f})")
-    print(f"{'report':<19} {result.write_report(folder / 'report')}")
+    ours = phase(folder, options.workers, sharing=True, quiet=options.quiet)
+    over = ours["makespan"] / ours["lower_bound_seconds"] if ours["lower_bound_seconds"] else math.nan
+    print(f"\nBest trial {ours['best_trial']}: accuracy {ours['best_value']:.4f} with {ours['best_params']}\n")
+    print(ours["table"])
+    print(f"{'lower bound':<19}  {ours['lower_bound_seconds']:.1f} s (makespan / bound = {over:.3f})")
+    print(f"{'report':<19}  {ours['report']}")
+    figures = {name: value for name, value in ours.items() if name not in ("states", "table", "wall")}
+    figures |= {"wall_seconds": ours["wall"], "wall_seconds_alone": None, "metrics_equal": None}
+    figures["makespan_over_bound"] = over
     failed = False
     if options.compare:
-        alone, wall_alone = timed(folder, options.workers, sharing=False, quiet=options.quiet)
-        same, compared = equal(result, alone)
-        ours, theirs = result.savings, alone.savings
-        share = ours.worker_seconds / (theirs.worker_seconds / ours.cost_weighted_merge_rate)
-        written |= {
-            "wall_seconds_alone": wall_alone,
-            "makespan_alone": theirs.makespan,
-            "steps_trained_alone": theirs.steps_trained,
-            "worker_seconds_alone_measured": theirs.worker_seconds,
-            "metrics_equal": same,
-            "states_compared": compared,
-            "worker_seconds_over_ideal": share,
-        }
-        written["worker_seconds_alone"] = theirs.worker_seconds
-        print(f"\n{'':<19} {'stage tree':>14} {'alone':>14}")
-        rows = [
-            ("steps trained", ours.steps_trained, theirs.steps_trained, ",d"),
-            ("worker-seconds", ours.worker_seconds, theirs.worker_seconds, ",.1f"),
-            ("makespan, s", ours.makespan, theirs.makespan, ",.1f"),
-            ("best accuracy", result.best_value, alone.best_value, ".4f"),
-        ]
-        for name, mine, other, style in rows:
-            print(f"{name:<19} {mine:>14{style}} {other:>14{style}}")
-        print(f"worker-seconds / (alone / cost-weighted merge rate) = {share:.3f}")
-        verdict = "equal bit for bit" if same else "NOT EQUAL"
-        print(f"metrics and weights of all {compared} evaluated states: {verdict}")
-        failed = not same or ours.steps_trained != ours.steps_unique
-    finished.touch()
+        alone = phase(folder, options.workers, sharing=False, quiet=options.quiet)
+        figures |= compared(ours, alone)
+        print(f"\n{'':<19} {'stage tree':>12} {'alone':>12}")
+        for name, key, style in (
+            ("steps trained", "steps_trained", ",d"),
+            ("worker-seconds", "worker_seconds", ",.1f"),
+            ("makespan, s", "makespan", ",.1f"),
+            ("best accuracy", "best_value", ".4f"),
+        ):
+            print(f"{name:<19} {ours[key]:>12{style}} {alone[key]:>12{style}}")
+        print(f"worker-seconds / (alone / cost-weighted merge rate) = {figures['worker_seconds_over_ideal']:.3f}")
+        verdict = "equal bit for bit" if figures["metrics_equal"] else "NOT EQUAL"
+        print(f"metrics and weights of all {figures['states_compared']} evaluated states: {verdict}")
+        failed = not figures["metrics_equal"] or ours["steps_trained"] != ours["steps_unique"]
+    (folder / "finished").touch()
     if options.json is not None:
-        options.json.write_text(json.dumps(written, indent=2) + "\n")
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return int(failed)
 
 

@@ -54,20 +54,14 @@ def histories(trials: Sequence[TrialAdded], stops: Sequence[int]) -> set[tuple[o
 class Search:
     """A driver on simulated workers, its parts within reach."""
 
-    def __init__(
-        self, executor: SimulatedExecutor, journal: MemoryJournal | None = None, **options: object
-    ) -> None:
+    def __init__(self, executor: SimulatedExecutor, journal: MemoryJournal | None = None, **options: object) -> None:
         self.executor = executor
         self.journal = MemoryJournal() if journal is None else journal
         self.plan = open_plan(self.journal, WORKLOAD, {}, sharing=bool(options.pop("sharing", True)))
-        self.scheduler = Scheduler(
-            self.plan, checkpoint_every=options.pop("checkpoint_every", 10**9), **options
-        )  # type: ignore[arg-type]
+        self.scheduler = Scheduler(self.plan, checkpoint_every=options.pop("checkpoint_every", 10**9), **options)  # type: ignore[arg-type]
         self.driver = Driver(self.plan, self.scheduler, executor, self.journal)
 
-    def run(
-        self, trials: Sequence[TrialAdded], stops: Sequence[int], *, validate: bool = True
-    ) -> list[Answer]:
+    def run(self, trials: Sequence[TrialAdded], stops: Sequence[int], *, validate: bool = True) -> list[Answer]:
         """Ask for every trial up to its stop and wait for all answers."""
         self.driver.add(trials)
         for added, stop in zip(trials, stops, strict=True):

@@ -7,6 +7,8 @@ import statistics
 from functools import cache
 
 from hpstage import schedule as s
+from hpstage.driver import read_facts
+from hpstage.events import StateReached
 from hpstage.simulate import SimulatedExecutor
 from tests.pure.searches import Search, trial
 
@@ -105,3 +107,24 @@ def test_enough_workers_reach_the_critical_path():
         tree = random_tree(rng, 7)
         longest = max(stop for _, stop in zip(*as_trials(tree), strict=True))
         assert makespan(tree, 7) == longest
+
+
+def test_a_load_is_paid_in_full_when_its_chain_is_amended_meanwhile():
+    """While a fork is loaded, a trial arrives that puts a boundary on its way."""
+    executor = SimulatedExecutor(1, load_seconds=5.0)
+    search = Search(executor)
+    search.run([trial(0, {"a": s.piecewise({0: 1, 4: 2})}, 6), trial(9, {"a": s.constant(7)}, 1)], [6, 1])
+    began = executor.clock()
+    search.driver.add([trial(1, {"a": s.piecewise({0: 1, 4: 3})}, 10)])
+    search.driver.ask(trial(1, {}, 1).trial, 10)
+    executor.join(1.0)  # something that happens while the chain loads
+    assert search.driver.wait() == [] and executor.clock() == began + 1.0
+    search.driver.add([trial(2, {"a": s.piecewise({0: 1, 4: 3, 7: 4})}, 10)])
+    search.driver.ask(trial(2, {}, 1).trial, 10)
+    search.answers(2)
+    first = next(fact for fact in facts(search) if fact.node == 3 and fact.step == 7)
+    assert first.at == began + 5.0 + 3
+
+
+def facts(search: Search) -> list[StateReached]:
+    return [fact for fact in read_facts(search.journal) if isinstance(fact, StateReached)]

@@ -221,6 +221,4 @@ def test_the_plan_is_the_fold_of_its_journal():
             theirs.seconds,
         )
         known = {step: (s.metrics, s.kept) for step, s in mine.states.items() if s.metrics or s.kept}
-        assert known == {
-            step: (s.metrics, s.kept) for step, s in theirs.states.items() if s.metrics or s.kept
-        }
+        assert known == {step: (s.metrics, s.kept) for step, s in theirs.states.items() if s.metrics or s.kept}

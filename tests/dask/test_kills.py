@@ -1,0 +1,91 @@
+"""kill -9 of the driver and of workers, at random moments of a study, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SECONDS = 0.04  # per step: about a second of training
+ROOT = Path(__file__).parents[2]
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.dask.searcher", str(folder), str(SECONDS)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outcome(process: subprocess.Popen[str], folder: Path) -> dict[str, object]:
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err[-5000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+def workers(folder: Path) -> list[int]:
+    """Process ids of workers that began to train."""
+    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("worker-*"))
+
+
+def until_training(process: subprocess.Popen[str], folder: Path, count: int = 1) -> None:
+    deadline = time.monotonic() + 60
+    while len(workers(folder)) < count and process.poll() is None:
+        assert time.monotonic() < deadline, "no worker began to train"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    found = outcome(start(folder), folder)
+    assert found["trained"] == found["unique"]
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 13))])
+def test_a_driver_killed_at_random_finishes_with_the_same_study_when_run_again(undisturbed, tmp_path, seed):
+    rng = random.Random(seed)
+    for _ in range(1 if seed < 3 else 3):
+        process = start(tmp_path)
+        until_training(process, tmp_path, len(workers(tmp_path)) + 1)
+        time.sleep(rng.uniform(0.0, 1.0))
+        process.kill()
+        process.communicate()
+    found = outcome(start(tmp_path), tmp_path)
+    assert found["trials"] == undisturbed["trials"]
+    # What the journal holds is trained once; only what chains had trained beyond their last boundary is trained again.
+    assert found["trained"] in (undisturbed["unique"], None)
+
+
+def test_workers_killed_at_random_cost_nothing_that_was_reported(undisturbed, tmp_path):
+    rng = random.Random(11)
+    process = start(tmp_path)
+    until_training(process, tmp_path)
+    for _ in range(3):
+        time.sleep(rng.uniform(0.05, 0.4))
+        for pid in rng.sample(workers(tmp_path), 1):
+            if process.poll() is None and alive(pid):
+                os.kill(pid, signal.SIGKILL)
+    found = outcome(process, tmp_path)
+    assert found["trials"] == undisturbed["trials"]
+    assert found["trained"] == undisturbed["unique"]
+
+
+def alive(pid: int) -> bool:
+    """Is this process of ours still there?"""
+    try:
+        return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
