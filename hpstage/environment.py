@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 import sys
 
@@ -18,9 +19,8 @@ def describe(trainable: Trainable) -> Environment:
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "machine": platform.machine(),
     }
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        described["numpy"] = str(numpy.__version__)
+    # Whether it is imported here already or not: workers with different pasts must agree.
+    described["numpy"] = importlib.metadata.version("numpy")
     if "torch" in sys.modules:
         from hpstage.torch.environment import pin
 

@@ -78,3 +78,7 @@ class InlineExecutor(Executor):
         if self._running is not None:
             self._running[1].close()
             self._running = None
+        close = getattr(self._trainable, "close", None)
+        if close is not None:
+            close()
+        self._trainable = None
