@@ -157,22 +157,35 @@ class DaskExecutor(Executor):
             return None
         worker = self._inbox.workers[0]
         future = self._submit(
-            worker, f"{self._name}-try", side.try_out, self._run, encode(dict(initial)), self._checkpoints
+            worker, self._new_key(), side.try_out, self._run, encode(dict(initial)), self._checkpoints
         )
-        metrics: dict[str, float] | None = future.result()
+        metrics: dict[str, float] | None = None
+        while True:
+            try:
+                metrics = future.result(timeout=_LOOK)
+                break
+            except TimeoutError:
+                # The task of a worker that left would wait for another at its address.
+                if worker not in self._inbox.workers or not self._connected():
+                    break
+        future.release()
         return metrics
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         if not self._inbox.begin(chain.id, worker):
             return
-        self._started += 1
-        key = f"{self._name}-{self._started}"  # never used again: Dask would mistake one task for the other
+        key = self._new_key()
         future = self._submit(worker, key, side.run_chain, self._run, key, encode(chain), self._checkpoints)
         with self._lock:
             self._futures[chain.id] = future
         if self._inbox.runs_on(chain.id) is None:
             self._release([chain.id])  # its worker has left meanwhile
         future.add_done_callback(lambda done: self._on_done(chain.id, done))
+
+    def _new_key(self) -> str:
+        """A key that is never used again: Dask would mistake one task for the other."""
+        self._started += 1
+        return f"{self._name}-{self._started}"
 
     def _submit(self, worker: WorkerId, key: str, function: Any, *arguments: object) -> Future:
         assert self._client is not None, "open() comes first"

@@ -202,7 +202,7 @@ def summarise(rounds: dict[str, list[Block]]) -> dict[str, dict[str, Any]]:
     summary: dict[str, dict[str, Any]] = {}
     for name, blocks in rounds.items():
         summary[name] = {column: statistics.median(block[column] for block in blocks) for column in blocks[0]}
-        for column in ("wall", "cpu"):
+        for column in ("wall", "process"):
             ratios = [
                 block[f"{column}_ms"] / base[f"{column}_ms"]
                 for block, base in zip(blocks, rounds["plain"], strict=True)
@@ -243,7 +243,7 @@ def main() -> None:
         low, high = row["wall_ratio_quartiles"]
         print(
             f"{name:30} {row['wall_ms']:8.3f} {row['wall_ratio']:6.2f}  {low:5.2f}-{high:5.2f} "
-            f"{row['process_ms']:8.3f} {row['cpu_ratio']:6.2f} {row['faults']:8.1f}"
+            f"{row['process_ms']:8.3f} {row['process_ratio']:6.2f} {row['faults']:8.1f}"
         )
     if arguments.json:
         with open(arguments.json, "w") as file:

@@ -47,6 +47,17 @@ def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
     assert outcome(reports, "d").outcome == "done"
 
 
+class Deadly(Counter):
+    """Takes its worker along."""
+
+    def setup(self, hp: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_trying_out_does_not_wait_for_a_worker_that_died_of_it(open_executor: Open) -> None:
+    assert open_executor(Deadly()).try_out({"x": 1.0}) is None
+
+
 def test_a_worker_that_comes_later_joins_and_one_that_is_retired_leaves(
     open_executor: Open, cluster: LocalCluster
 ) -> None:
