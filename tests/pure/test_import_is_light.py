@@ -1,0 +1,70 @@
+"""``import hpstage`` and the parts that decide load nothing heavy; the rest loads when it is first used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+HEAVY = {"dask", "distributed", "torch", "redis", "optuna", "matplotlib", "numpy", "sklearn", "pandas"}
+PURE = [
+    "hpstage",
+    "hpstage.schedule",
+    "hpstage.plan",
+    "hpstage.scheduling",
+    "hpstage.stage_tree",
+    "hpstage.chains",
+    "hpstage.course",
+    "hpstage.driver",
+    "hpstage.keys",
+    "hpstage.algorithm",
+    "hpstage.executor",
+    "hpstage.trainable",
+    "hpstage.store.memory",
+    "hpstage.store.sqlite",
+    "hpstage.simulate",
+    "hpstage.inline",
+]
+
+
+def fresh_interpreter(script: str) -> object:
+    """What ``script`` puts into ``found``, run where nothing of this process is loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import json, sys\n{script}\nprint(json.dumps(found))"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_package_and_its_pure_modules_load_nothing_heavy():
+    imports = "\n".join(f"import {name}\nfound[{name!r}] = sorted(heavy & set(sys.modules))" for name in PURE)
+    found = fresh_interpreter(f"heavy = {HEAVY!r}\nfound = {{}}\n{imports}")
+    assert found == {name: [] for name in PURE}
+
+
+def test_parts_are_reached_as_attributes_of_the_package():
+    found = fresh_interpreter(
+        "import hpstage\n"
+        "found = [callable(hpstage.optimize), isinstance(hpstage.InlineExecutor, type)]\n"
+        "found += [hpstage.schedule.constant(1).value(0), isinstance(hpstage.torch.TorchTrainable, type)]"
+    )
+    assert found == [True, True, 1, True]
+
+
+def test_dir_names_what_is_there_and_loads_nothing():
+    names, heavy = fresh_interpreter(f"import hpstage\nfound = [dir(hpstage), sorted({HEAVY!r} & set(sys.modules))]")
+    assert {"optimize", "schedule", "torch", "InlineExecutor", "Result", "errors", "algos", "cluster"} <= set(names)
+    assert names == sorted(set(names))
+    assert heavy == []
+
+
+def test_every_name_that_dir_gives_can_be_had_and_no_other():
+    found = fresh_interpreter(
+        "import hpstage\n"
+        "found = [name for name in [*dir(hpstage), *hpstage.__all__] if not hasattr(hpstage, name)]\n"
+        "found += [name for name in ('nothing', 'Optimize') if hasattr(hpstage, name)]"
+    )
+    assert found == []
