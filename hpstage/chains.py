@@ -28,12 +28,15 @@ class RunningChain:
     legs: list[Leg]
     source: StateRef | None
     at: tuple[int, int]  # leg and step last reported
+    passed: tuple[int, int] = (0, 0)  # where it is known to have been, if that is beyond ``at``
     marks: list[tuple[int, int]] = field(default_factory=list)  # (leg, step) of each boundary ahead, in order
     evaluated: set[tuple[int, int]] = field(default_factory=set)  # marks that are to be evaluated
     fleeting: set[tuple[int, int]] = field(default_factory=set)  # marks that are only timed: no state is kept there
     since: float | None = None  # when that was, on the executor's clock
     end: tuple[int, int] | None = None
     stopping: bool = False
+    periodic: tuple[int, int] | None = None  # the mark that the interval has set
+    lateness: int = 0  # how often that mark came too late
 
     def seconds_between(self, a: tuple[int, int], b: tuple[int, int]) -> float:
         """Estimated training seconds along the chain from one mark to a later one."""
@@ -148,7 +151,7 @@ class Layer:
 
         On a workload without measurements the first step alone is timed, so that the bound soon holds in seconds.
         """
-        leg, step = chain.at
+        leg, step = place = max(chain.at, chain.passed)
         line, stop = chain.legs[leg].line, chain.legs[leg].stop
         measured = self._plan.totals.steps_trained > 0
         if self._checkpoint_every is not None:
@@ -157,10 +160,12 @@ class Layer:
             spacing = max(1, int(self._checkpoint_seconds / line.cost))
         else:
             spacing = 1
-        ahead = next((mark for mark in chain.marks if mark > chain.at), None)
+        # Where steps are faster than messages, the mark is set further ahead until word of it comes in time.
+        spacing <<= chain.lateness
+        ahead = next((mark for mark in chain.marks if mark > place), None)
         if step + spacing >= stop or (ahead is not None and ahead <= (leg, step + spacing)):
             return []
-        mark = (leg, step + spacing)
+        chain.periodic = mark = (leg, step + spacing)
         insort(chain.marks, mark)
         keep = measured or self._checkpoint_every is not None
         if not keep:

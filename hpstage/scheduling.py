@@ -241,11 +241,16 @@ class Scheduler:
             return
         for i, leg in enumerate(chain.legs):
             if leg.line.node.id == report.node:
-                chain.marks = [mark for mark in chain.marks if mark != (i, report.step)]
+                missed = i, report.step
+                chain.marks = [mark for mark in chain.marks if mark != missed]
+                chain.passed = max(chain.passed, (i, min(report.position, leg.stop)))
+                if chain.periodic == missed:
+                    chain.periodic = None
+                    chain.lateness += 1
                 cover = self._tree.cover_of(leg.line, report.step)
                 if cover is not None and cover.chain == chain.id and report.position < cover.stop:
                     self._tree.cover(leg.line.node, chain.id, report.position, cover.stop)
-                if chain.end == (i, report.step):
+                if chain.end == missed:
                     chain.end = None
 
     def _ended(self, report: ChainEnded, decision: Decision) -> None:

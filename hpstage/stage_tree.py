@@ -142,9 +142,13 @@ class StageTree:
     def cover(self, node: Node, chain: ChainId, start: int, stop: int) -> None:
         """A chain will train ``(start, stop]`` of this line; replaces what the chain covered of it."""
         line = self.line(node)
+        before = next((cover.start for cover in line.covers if cover.chain == chain), start)
         self._drop_cover(line, chain)
         line.covers.append(Cover(chain, start, stop))
         self._settle(line, stop)
+        # What the chain has passed without stopping there, since word of it came too late, is open again.
+        for step in list(line.wanted.irange(before, start, inclusive=(False, True))):
+            self._settle(line, step)
 
     def uncover(self, node: Node, chain: ChainId) -> None:
         line = self.line(node)
