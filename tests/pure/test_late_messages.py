@@ -100,15 +100,16 @@ def check(search: Search, answers: list[Answer], expected: set[tuple[str, int]])
 
 
 def test_what_a_chain_has_passed_before_word_of_it_came_is_trained_from_the_state_before():
-    executor = LateExecutor(1, back=lambda: 1.5)
+    executor = LateExecutor(1, out=lambda: 1.0, back=lambda: 1.5)
     search = Search(executor, checkpoint_every=2)
-    search.driver.add([trial(0, {"a": s.constant(1)}, 8), trial(1, {"a": s.constant(1)}, 3)])
+    search.driver.add([trial(i, {"a": s.constant(1)}, 8) for i in range(3)])
     search.driver.ask("study/0", 8)
+    search.driver.ask("study/1", 4)
     while not search.plan.totals.steps_trained:
         search.driver.wait()
-    search.driver.ask("study/1", 3)  # the state at 2 is known to be kept; the chain is beyond 3 by now
+    search.driver.ask("study/2", 3)  # the state at 2 is known to be kept; the chain is beyond 4 when word comes
     answers = finish(search, executor)
-    check(search, answers, {("study/0", 8), ("study/1", 3)})
+    check(search, answers, {("study/0", 8), ("study/1", 4), ("study/2", 3)})
     assert search.plan.totals.steps_trained == 8 + 1
 
 
