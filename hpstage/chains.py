@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+
+from sortedcontainers import SortedList
 
 from hpstage.errors import InternalError
 from hpstage.events import Boundary, ChainId, NodeId, Stage, StateRef, WorkerId
 from hpstage.plan import SearchPlan
 from hpstage.stage_tree import Line, StageTree
+
+# Boundaries that a chain is laid ahead: laying costs no more than that, however many there are on the way.
+_HORIZON = 64
 
 
 @dataclass(slots=True)
@@ -29,7 +34,7 @@ class RunningChain:
     source: StateRef | None
     at: tuple[int, int]  # leg and step last reported
     passed: tuple[int, int] = (0, 0)  # where it is known to have been, if that is beyond ``at``
-    marks: list[tuple[int, int]] = field(default_factory=list)  # (leg, step) of each boundary ahead, in order
+    marks: SortedList[tuple[int, int]] = field(default_factory=SortedList)  # (leg, step) of each boundary ahead, in order
     evaluated: set[tuple[int, int]] = field(default_factory=set)  # marks that are to be evaluated
     fleeting: set[tuple[int, int]] = field(default_factory=set)  # marks that are only timed: no state is kept there
     since: float | None = None  # when that was, on the executor's clock
@@ -77,6 +82,8 @@ class Layer:
 
     def prolong(self, chain: RunningChain) -> tuple[list[Stage], list[Boundary]]:
         """Go on past the chain's last state, if something hangs there that nothing else leads to."""
+        if len(chain.marks) > _HORIZON // 2:
+            return [], []  # it knows its way far enough for now
         last = chain.legs[-1]
         if chain.at == (len(chain.legs) - 1, last.stop):
             return [], []  # it stands at its end: it is over before word can reach it
@@ -118,22 +125,28 @@ class Layer:
             else:
                 chain.legs.append(Leg(line, leg.start, leg.stop))
             index = len(chain.legs) - 1
-            stages.append(Stage(node.id, leg.start, leg.stop, dict(zip(node.names, node.forms, strict=True))))
             # A kept state that is only to be evaluated has its boundary at the source itself.
-            steps = set(line.wanted.irange(leg.start, leg.stop, inclusive=(leg.start > node.start, True)))
-            steps.add(leg.stop)
+            steps = list(islice(line.wanted.irange(leg.start, leg.stop, (leg.start > node.start, True)), _HORIZON))
+            cut = len(steps) == _HORIZON and steps[-1] < leg.stop
+            if cut:
+                leg.stop = chain.legs[index].stop = steps[-1]
+            elif not steps or steps[-1] != leg.stop:
+                steps.append(leg.stop)
+            stages.append(Stage(node.id, leg.start, leg.stop, dict(zip(node.names, node.forms, strict=True))))
             covered_from = chain.at[1] if index == chain.at[0] else chain.legs[index].start
-            for step in sorted(steps):
+            for step in steps:
                 mark = (index, step)
                 if mark in chain.marks or (begun and mark <= chain.at):
                     continue
-                insort(chain.marks, mark)
+                chain.marks.add(mark)
                 boundary = self.boundary_at(line, step)
                 if boundary.evaluate:
                     chain.evaluated.add(mark)
                 boundaries.append(boundary)
                 covered_from = min(covered_from, step - 1)
             self._tree.cover(node, chain.id, covered_from, leg.stop)
+            if cut or len(chain.marks) >= _HORIZON:
+                break
         return stages, boundaries
 
     def boundary_at(self, line: Line, step: int, *, keep: bool = True) -> Boundary:
@@ -162,11 +175,11 @@ class Layer:
             spacing = 1
         # Where steps are faster than messages, the mark is set further ahead until word of it comes in time.
         spacing <<= chain.lateness
-        ahead = next((mark for mark in chain.marks if mark > place), None)
+        ahead = next(chain.marks.irange(place, None, (False, True)), None)
         if step + spacing >= stop or (ahead is not None and ahead <= (leg, step + spacing)):
             return []
         chain.periodic = mark = (leg, step + spacing)
-        insort(chain.marks, mark)
+        chain.marks.add(mark)
         keep = measured or self._checkpoint_every is not None
         if not keep:
             chain.fleeting.add(mark)

@@ -9,7 +9,6 @@ when a longer way waits elsewhere and no worker is idle, as a list scheduler wou
 
 from __future__ import annotations
 
-from bisect import insort
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -242,7 +241,7 @@ class Scheduler:
         for i, leg in enumerate(chain.legs):
             if leg.line.node.id == report.node:
                 missed = i, report.step
-                chain.marks = [mark for mark in chain.marks if mark != missed]
+                chain.marks.discard(missed)
                 chain.passed = max(chain.passed, (i, min(report.position, leg.stop)))
                 if chain.periodic == missed:
                     chain.periodic = None
@@ -371,7 +370,7 @@ class Scheduler:
                 continue  # once it is over, the step is open again
             mark = chain.leg_of(line.node.id), step
             if mark not in chain.marks:
-                insort(chain.marks, mark)
+                chain.marks.add(mark)
             elif mark not in chain.fleeting and (not wanted.evaluate or mark in chain.evaluated):
                 continue  # the state is kept there anyway
             chain.fleeting.discard(mark)
@@ -468,16 +467,18 @@ class Scheduler:
                 self._instructions.append(StopChain(chain.id))
                 continue
             end = last
-            left = 0.0
             rivals = waiting - self._switch_seconds()
             if rivals > 0:
-                ahead = [mark for mark in chain.marks if mark <= last]
-                for earlier, later in zip(reversed(ahead[:-1]), reversed(ahead[1:]), strict=True):
-                    left += chain.seconds_between(earlier, later)
+                tail = chain.legs[-1]
+                left = self._tree.remaining(tail.line, tail.stop) if last == chain.marks[-1] else 0.0
+                later = last
+                for mark in chain.marks.irange(None, last, (True, False), reverse=True):
                     if left >= rivals:
                         break
-                    if earlier not in chain.fleeting:
-                        end = earlier
+                    left += chain.seconds_between(mark, later)
+                    later = mark
+                    if left < rivals and mark not in chain.fleeting:
+                        end = mark
             wish = end if end != chain.marks[-1] else None
             if wish != chain.end:
                 chain.end = wish
@@ -493,7 +494,7 @@ class Scheduler:
         for worker in self._workers.values():
             assert worker.chain is None or self._running[worker.chain.id] is worker.chain
         for chain in self._running.values():
-            assert chain.marks == sorted(set(chain.marks))
+            assert list(chain.marks) == sorted(set(chain.marks))
             assert all(mark >= chain.at for mark in chain.marks)
             for a, b in zip(chain.legs, chain.legs[1:], strict=False):
                 assert b.line.node.parent is a.line.node and b.start == a.stop

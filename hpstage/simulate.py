@@ -32,7 +32,7 @@ from hpstage.events import (
     to_metrics,
 )
 from hpstage.executor import Environment, Executor
-from hpstage.schedule import Scalar
+from hpstage.schedule import Scalar, varies
 
 StepSeconds = Callable[[Mapping[str, Scalar]], float]
 Measure = Callable[[StateKey, int], dict[str, float]]
@@ -222,23 +222,34 @@ class SimulatedExecutor(Executor):
         step = min(place[1], stage.stop - 1)
         return self._step_seconds({name: form.value(step) for name, form in stage.forms.items()})
 
+    def _seconds_between(self, flight: _Flight, index: int, start: int, stop: int) -> float:
+        """Seconds for steps ``[start, stop)`` of a stage; in one go where they all take the same time."""
+        if not callable(self._step_seconds) or not any(map(varies, flight.course.stages[index].forms.values())):
+            return (stop - start) * self._seconds_at(flight, (index, start))
+        return sum(self._seconds_at(flight, (index, at)) for at in range(start, stop))
+
     def _progress(self, flight: _Flight) -> tuple[tuple[int, int], float]:
-        """Where the chain stands now, and the seconds that it has spent on the step under way (below 0: to load)."""
+        """Where the chain stands now, and the seconds spent on the step under way (below 0: it is still loading)."""
         index, step = flight.place
         spent = self._now - flight.since
         if spent <= 0:
-            return flight.place, spent  # still loading
+            return flight.place, spent
         first = min(flight.course.boundaries)
         while (index, step) < first:
-            stage = flight.course.stages[index]
-            if step == stage.stop:
-                index += 1
-                continue
+            stop = first[1] if index == first[0] else flight.course.stages[index].stop
+            whole = self._seconds_between(flight, index, step, stop)
+            if spent < whole - 1e-12:
+                break
+            spent -= whole
+            index, step = (index, stop) if index == first[0] else (index + 1, stop)
+        while (index, step) < first:
             seconds = self._seconds_at(flight, (index, step))
             if spent < seconds - 1e-12:
                 break
-            spent -= seconds
-            step += 1
+            uniform = not callable(self._step_seconds)
+            steps = max(1, int(spent / seconds)) if uniform and seconds else 1
+            spent -= steps * seconds
+            step += steps
         return (index, step), spent
 
     def _aim(self, flight: _Flight, extra: float) -> None:
@@ -247,13 +258,11 @@ class SimulatedExecutor(Executor):
         first = min(flight.course.boundaries)
         index, step = flight.place
         seconds = extra
-        while (index, step) < first:
-            stage = flight.course.stages[index]
-            if step == stage.stop:
-                index += 1
-                continue
-            seconds += self._seconds_at(flight, (index, step))
-            step += 1
+        while index < first[0]:
+            stop = flight.course.stages[index].stop
+            seconds += self._seconds_between(flight, index, step, stop)
+            index, step = index + 1, stop
+        seconds += self._seconds_between(flight, index, step, first[1])
         boundary = flight.course.boundaries[first]
         if boundary.evaluate:
             seconds += self._evaluate_seconds
@@ -276,7 +285,7 @@ class SimulatedExecutor(Executor):
         index, step = place
         stage = flight.course.stages[index]
         start = flight.counted_from if flight.place[0] == index else stage.start
-        trained = sum(self._seconds_at(flight, (index, at)) for at in range(start, step))
+        trained = self._seconds_between(flight, index, start, step)
         if boundary.keep:
             self.kept.add(boundary.key)
             self._stand[flight.worker] = boundary.key
