@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hpstage import errors, schedule, torch
     from hpstage.executor import Executor
     from hpstage.inline import InlineExecutor
-    from hpstage.optimize import optimize
+    from hpstage.front_door import optimize
     from hpstage.result import Result
     from hpstage.schedule import Schedule
 
@@ -25,7 +25,7 @@ _HOMES = {
     "InlineExecutor": "hpstage.inline",
     "Result": "hpstage.result",
     "Schedule": "hpstage.schedule",
-    "optimize": "hpstage.optimize",
+    "optimize": "hpstage.front_door",
 }
 _MODULES = {"algos", "checkpoints", "cluster", "errors", "report", "schedule", "store", "testing", "torch"}
 
