@@ -145,7 +145,7 @@ class Session:
         for number, frozen in by_number.items():
             if number > last and not frozen.state.is_finished() and "hpstage:search" in frozen.user_attrs:
                 # Cut off while it was being proposed; the next proposal takes its place.
-                self.study.tell(number, state=TrialState.FAIL)
+                _withdraw(self.study, frozen)
         for trial in self.trials:
             self._perform(self._search.added(trial.index))
 
@@ -172,11 +172,15 @@ class Session:
             trial.set_user_attr("hpstage:search", self._started.study)
             try:
                 schedules = self._describe(trial)
-                if not self.trials:
-                    self._before_first({name: schedule.value(0) for name, schedule in schedules.items()})
             except Exception:
                 self.study.tell(trial, state=TrialState.FAIL)
                 raise
+            if not self.trials:
+                try:
+                    self._before_first({name: schedule.value(0) for name, schedule in schedules.items()})
+                except Exception:
+                    _withdraw(self.study, self.study.get_trials(deepcopy=False)[trial.number])
+                    raise
             added = TrialAdded(TrialId(f"{self.study.study_name}/{trial.number}"), schedules, self._started.steps)
             proposed = TrialProposed(self._started.study, trial.number, added.trial, self._sampler.take())
             self.driver.add([added], [proposed])
@@ -278,6 +282,17 @@ class Session:
         for callback in self._callbacks:
             callback(self.study, frozen)
         self._stopping |= self.study._stop_flag
+
+
+def _withdraw(study: optuna.Study, trial: FrozenTrial) -> None:
+    """Take back a trial that was proposed and never trained, so that what it stood for is proposed again."""
+    ticks_off = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
+    if "fixed_params" not in trial.system_attrs and not isinstance(study.sampler, ticks_off):
+        study.tell(trial.number, state=TrialState.FAIL)
+    elif trial.state != TrialState.WAITING:
+        # Queued by the user, or the only trial of its place in a finite space, whose failure would tick it off: the
+        # same trial waits to be asked for again.
+        study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 
 def missing_metric(metric: str, metrics: Mapping[str, float]) -> str:
