@@ -42,7 +42,8 @@ def space(trial: optuna.Trial) -> dict[str, object]:
 
 def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.BruteForceSampler(seed=0))
+    grid = {"lr": [3e-3, 1e-3], "decay_steps": [50, 100, 200]}
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(grid, seed=0))
     result = hpstage.optimize(study, train, space, metric="accuracy", steps=400, n_trials=6)
     print(f"accuracy {result.best_value:.4f} with {result.best_params}")
     print(result.savings)

@@ -22,6 +22,14 @@ def pin() -> None:
     torch.backends.cudnn.benchmark = False
 
 
+def warm_up() -> None:
+    """Have torch import now what it imports when the first optimizer is made (its compiler: most of a second).
+
+    Workers are opened side by side; the first stage would keep all others waiting, and be charged for it.
+    """
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
 def use_deterministic_algorithms() -> None:
     """For GPUs, where some kernels add in any order; torch raises where it has no deterministic one."""
     # Read by cuBLAS when it starts.

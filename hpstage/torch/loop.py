@@ -176,6 +176,7 @@ class TorchLoop(Adapter):
 
     def describe_environment(self) -> dict[str, str]:
         """What decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
+        environment.warm_up()
         return {
             **environment.describe(self.device),
             "deterministic": "yes" if self.device.type == "cpu" or self._user.deterministic else "no",
