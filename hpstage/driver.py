@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from hpstage.errors import CheckpointError, ClusterError, StoreError
+from hpstage.errors import CheckpointError, ClusterError, InternalError, StoreError
 from hpstage.events import (
     AmendChain,
     ChainEnded,
@@ -38,15 +38,21 @@ def open_plan(
 
     Raises:
         StoreError: the journal belongs to another workload (naming what differs), was written by a newer hpstage, or
-            holds something that is no fact.
+            holds something that is no fact or contradicts itself.
     """
     if len(journal) == 0:
         created = PlanCreated(FORMAT, workload, dict(described))
         journal.append([_encode(created)], expect=0)  # whoever is first: the check below holds for both
     _check_header(journal.read(0, 1)[0], workload, described)
     plan = SearchPlan(workload, sharing=sharing)
-    for fact in read_facts(journal):
-        plan.apply(fact)
+    for position, fact in enumerate(read_facts(journal)):
+        try:
+            plan.apply(fact)
+        except InternalError as error:
+            raise StoreError(
+                f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose "
+                f"another store"
+            ) from error
     return plan
 
 
@@ -120,7 +126,7 @@ class Driver:
         self._alone_since: float | None = None
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
-        """Add trials to the plan, and remember further facts with them; trials that are there already stay as they are."""
+        """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
         self.remember([*(trial for trial in trials if not self._knows(trial)), *along])
 
     def remember(self, facts: Sequence[Fact]) -> None:
