@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpstage import errors, schedule, torch
     from hpstage.executor import Executor
-    from hpstage.inline import InlineExecutor
     from hpstage.front_door import optimize
+    from hpstage.inline import InlineExecutor
     from hpstage.result import Result
     from hpstage.schedule import Schedule
 

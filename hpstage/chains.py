@@ -34,7 +34,7 @@ class RunningChain:
     source: StateRef | None
     at: tuple[int, int]  # leg and step last reported
     passed: tuple[int, int] = (0, 0)  # where it is known to have been, if that is beyond ``at``
-    marks: SortedList[tuple[int, int]] = field(default_factory=SortedList)  # (leg, step) of each boundary ahead, in order
+    marks: SortedList[tuple[int, int]] = field(default_factory=SortedList)  # (leg, step) of each boundary ahead
     evaluated: set[tuple[int, int]] = field(default_factory=set)  # marks that are to be evaluated
     fleeting: set[tuple[int, int]] = field(default_factory=set)  # marks that are only timed: no state is kept there
     since: float | None = None  # when that was, on the executor's clock

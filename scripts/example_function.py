@@ -1,6 +1,6 @@
 """An ordinary PyTorch loop on a stage tree.
 
-    .venv/bin/python scripts/example_function.py
+.venv/bin/python scripts/example_function.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """scikit-learn's partial_fit on a stage tree: any object with five methods can be trained.
 
-    .venv/bin/python scripts/example_sklearn.py
+.venv/bin/python scripts/example_sklearn.py
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def test_another_workload_is_refused_and_named():
 
     journal = MemoryJournal()
     run(create(), store=journal)
-    with pytest.raises(StoreError, match="another workload .*version"):
+    with pytest.raises(StoreError, match=r"another workload .*version"):
         run(create(), Other(), store=journal)
 
 
@@ -238,7 +238,7 @@ def test_a_multi_objective_study_is_refused():
 
 
 def test_schedule_errors_name_the_trial_and_the_hyper_parameter():
-    with pytest.raises(ScheduleError, match="trial 0.*'lr'"):
+    with pytest.raises(ScheduleError, match=r"trial 0.*'lr'"):
         run(create(), space=lambda trial: {"lr": float("inf")})
 
 
