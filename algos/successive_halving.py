@@ -49,9 +49,7 @@ class SuccessiveHalving(Algorithm):
 
     def start(self, setting: Setting) -> Search:
         assert setting.n_trials is not None
-        return _HalvingSearch(
-            self.rungs(setting.steps), self.reduction_factor, setting.n_trials, setting.maximize
-        )
+        return _HalvingSearch(self.rungs(setting.steps), self.reduction_factor, setting.n_trials, setting.maximize)
 
 
 class _HalvingSearch(Search):

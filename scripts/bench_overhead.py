@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import optuna
@@ -112,7 +113,7 @@ def once(stages: int, megabytes: float, few: int) -> dict[str, float]:
         live = [r for r in ends if r.source == "live"]
         found["fork_live_ms"] = milliseconds([r.load_seconds for r in live])
         found["publish_ms"] = milliseconds([r.save_seconds for r in ends])
-        gaps = [b.at - a.at - b.train_seconds - b.evaluate_seconds for a, b in zip(ends, ends[1:], strict=False)]
+        gaps = [b.at - a.at - b.train_seconds - b.evaluate_seconds for a, b in pairwise(ends)]
         found["fork_live_stage_ms"] = milliseconds(gaps)
         found |= disk(Path(root), megabytes, few)
         found["fork_disk_stage_ms"] = found["fork_live_stage_ms"] - found["fork_live_ms"] + found["fork_disk_ms"]

@@ -69,10 +69,7 @@ def test_successive_halving_prunes_and_completes_as_the_plain_algorithm_does():
     result = run(study, n_trials=16, algorithm=SuccessiveHalving(min_steps=2, reduction_factor=2))
     scores = {}
     for trial in study.trials:
-        line = {
-            name: schedule
-            for name, schedule in result.plan.trials[f"{study.study_name}/{trial.number}"].schedules.items()
-        }
+        line = dict(result.plan.trials[f"{study.study_name}/{trial.number}"].schedules)
         scores[trial.number] = {step: alone(line, step).score for step in (2, 4, 8)}
     field = list(scores)
     expected = {}
