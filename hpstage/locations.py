@@ -36,8 +36,8 @@ def open_places(
 ) -> Places:
     """Open what ``store`` and ``checkpoints`` name; what is opened here is closed by ``closing``.
 
-    ``store`` is a folder, a :class:`Journal`, or ``None``: a folder of the workload's own below ``.hpstage``, so that an
-    edited trainable begins another plan. ``checkpoints`` is a folder, a :class:`CheckpointStore`, or ``None``: a
+    ``store`` is a folder, a :class:`Journal`, or ``None``: a folder of the workload's own below ``.hpstage``, so that
+    an edited trainable begins another plan. ``checkpoints`` is a folder, a :class:`CheckpointStore`, or ``None``: a
     folder beside the journal (for a journal that is no folder, a temporary one).
     """
     folder: Path | None = None
