@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from sortedcontainers import SortedList
-
 from hpstage.errors import InternalError
 from hpstage.events import Boundary, ChainId, NodeId, Stage, StateRef, WorkerId
+from hpstage.ordered import Ordered
 from hpstage.plan import SearchPlan
 from hpstage.stage_tree import Line, StageTree
 
@@ -34,7 +33,7 @@ class RunningChain:
     source: StateRef | None
     at: tuple[int, int]  # leg and step last reported
     passed: tuple[int, int] = (0, 0)  # where it is known to have been, if that is beyond ``at``
-    marks: SortedList[tuple[int, int]] = field(default_factory=SortedList)  # (leg, step) of each boundary ahead
+    marks: Ordered[tuple[int, int]] = field(default_factory=Ordered)  # (leg, step) of each boundary ahead
     evaluated: set[tuple[int, int]] = field(default_factory=set)  # marks that are to be evaluated
     fleeting: set[tuple[int, int]] = field(default_factory=set)  # marks that are only timed: no state is kept there
     since: float | None = None  # when that was, on the executor's clock
@@ -90,7 +89,7 @@ class Layer:
         line, step = last.line, last.stop
         wanted = line.wanted.get(step)
         children = wanted.children if wanted is not None else {}
-        ahead = next(line.wanted.irange(step, None, inclusive=(False, True)), None)
+        ahead = line.wanted.steps.first(step, inclusive=False)
         limit = self._tree.limit(line, step)
         if not children and (ahead is None or (limit is not None and ahead >= limit)):
             return [], []
@@ -126,7 +125,9 @@ class Layer:
                 chain.legs.append(Leg(line, leg.start, leg.stop))
             index = len(chain.legs) - 1
             # A kept state that is only to be evaluated has its boundary at the source itself.
-            steps = list(islice(line.wanted.irange(leg.start, leg.stop, (leg.start > node.start, True)), _HORIZON))
+            steps = list(
+                islice(line.wanted.steps.irange(leg.start, leg.stop, (leg.start > node.start, True)), _HORIZON)
+            )
             cut = len(steps) == _HORIZON and steps[-1] < leg.stop
             if cut:
                 leg.stop = chain.legs[index].stop = steps[-1]
@@ -175,7 +176,7 @@ class Layer:
             spacing = 1
         # Where steps are faster than messages, the mark is set further ahead until word of it comes in time.
         spacing <<= chain.lateness
-        ahead = next(chain.marks.irange(place, None, (False, True)), None)
+        ahead = chain.marks.first(place, inclusive=False)
         if step + spacing >= stop or (ahead is not None and ahead <= (leg, step + spacing)):
             return []
         chain.periodic = mark = (leg, step + spacing)

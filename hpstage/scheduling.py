@@ -114,7 +114,7 @@ class Scheduler:
         self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
         self._instructions: list[Instruction] = []
         self.most_workers = 0
-        self.draining = False  # no chain is started any more
+        self.draining = False  # no chain is started or prolonged any more
 
     # --- what users of the plan want ----------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class Scheduler:
         for chain in self._running.values():
             if chain.stopping:
                 continue
-            stages, boundaries = self._layer.prolong(chain)
+            stages, boundaries = ([], []) if self.draining else self._layer.prolong(chain)
             boundaries += self._layer.interval(chain)
             if stages or boundaries:
                 entry = touched.setdefault(chain.id, ([], []))
@@ -472,7 +472,7 @@ class Scheduler:
                 tail = chain.legs[-1]
                 left = self._tree.remaining(tail.line, tail.stop) if last == chain.marks[-1] else 0.0
                 later = last
-                for mark in chain.marks.irange(None, last, (True, False), reverse=True):
+                for mark in chain.marks.rrange(last, inclusive=False):
                     if left >= rivals:
                         break
                     left += chain.seconds_between(mark, later)

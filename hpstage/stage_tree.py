@@ -15,9 +15,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from sortedcontainers import SortedDict, SortedList
-
 from hpstage.events import ChainId
+from hpstage.ordered import Ordered, StepMap
 from hpstage.plan import Node, SearchPlan
 
 # A change of a node's measured seconds per step below this fraction does not re-sort anything.
@@ -53,8 +52,8 @@ class Line:
     def __init__(self, node: Node, cost: float) -> None:
         self.node = node
         self.cost = cost  # seconds per step, as used in ``far`` and ``length``
-        self.wanted: SortedDict[int, Wanted] = SortedDict()
-        self.sources: SortedList[int] = SortedList()  # kept steps after the start
+        self.wanted: StepMap[Wanted] = StepMap()
+        self.sources: Ordered[int] = Ordered()  # kept steps after the start
         self.covers: list[Cover] = []
         self.needy = False
         self.length = 0.0  # seconds of the longest remaining way, from the line's start
@@ -77,7 +76,7 @@ class StageTree:
         self.fresh: list[tuple[Line, int]] = []  # newly wanted steps; the scheduler takes them from here
         for node in plan.nodes:
             line = self.line(node)
-            line.sources.update(step for step, state in node.states.items() if state.kept is not None)
+            line.sources.extend(sorted(step for step, state in node.states.items() if state.kept is not None))
 
     def line(self, node: Node) -> Line:
         while len(self._lines) <= node.id:
@@ -147,7 +146,7 @@ class StageTree:
         line.covers.append(Cover(chain, start, stop))
         self._settle(line, stop)
         # What the chain has passed without stopping there, since word of it came too late, is open again.
-        for step in list(line.wanted.irange(before, start, inclusive=(False, True))):
+        for step in list(line.wanted.steps.irange(before, start, inclusive=(False, True))):
             self._settle(line, step)
 
     def uncover(self, node: Node, chain: ChainId) -> None:
@@ -208,8 +207,7 @@ class StageTree:
 
     @staticmethod
     def _last_source(line: Line, step: int) -> int | None:
-        index = line.sources.bisect_right(step) - 1
-        return line.sources[index] if index >= 0 else None
+        return line.sources.last(step)
 
     def _begins(self, line: Line) -> bool:
         """Can the line be started: is its parent's state a source?"""
@@ -227,7 +225,7 @@ class StageTree:
         """Restore neediness and queued heads after a change at ``step`` of the line."""
         needy = False
         if line.wanted:
-            first = line.wanted.peekitem(0)[0]
+            first = line.wanted.steps[0]
             needy = (not line.sources or line.sources[0] > first) and all(c.start >= first for c in line.covers)
         if needy != line.needy:
             line.needy = needy
@@ -282,7 +280,7 @@ class StageTree:
                 return None
         elif step not in line.sources:
             return None
-        first: int | None = next(line.wanted.irange(step, None), None)
+        first = line.wanted.steps.first(step)
         if first is None or self.source_of(line, first) != step:
             return None
         return first
@@ -333,7 +331,7 @@ class StageTree:
             if top is not None and top[1] >= step:
                 return -top[0], top[1], top[2]
         best: tuple[float, int, int] | None = None
-        for at in line.wanted.irange(step, limit, inclusive=(True, False)):
+        for at in line.wanted.steps.irange(step, limit, inclusive=(True, False)):
             wanted = line.wanted[at]
             if wanted.evaluate:
                 value = self._value(line, at, -1)
@@ -349,7 +347,7 @@ class StageTree:
 
     def limit(self, line: Line, step: int) -> int | None:
         """The first step after ``step`` that is reached from elsewhere: a later source, or beyond a cover's start."""
-        later = next(line.sources.irange(step, None, inclusive=(False, True)), None)
+        later = line.sources.first(step, inclusive=False)
         for cover in line.covers:
             if cover.start >= step and (later is None or cover.start + 1 < later):
                 later = cover.start + 1

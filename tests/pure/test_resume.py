@@ -16,7 +16,9 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.errors import UsageError
+from hpstage.simulate import SimulatedExecutor
 from hpstage.store import MemoryJournal
+from tests.pure.searches import Search, trial
 from tests.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -160,6 +162,20 @@ def test_a_timeout_leaves_trials_open_and_the_next_call_goes_on(tmp_path):
     assert first.plan.totals.steps_trained == 0
     second = call(tmp_path / "timed", "random-halving")
     assert outcome(second.study) == expected
+
+
+def test_when_the_time_is_up_no_running_chain_is_sent_further():
+    search = Search(SimulatedExecutor(1))
+    search.driver.add([trial(0, {"a": s.constant(1)}, 8)])
+    search.driver.ask("study/0", 4)
+    search.driver.wait()
+    assert search.scheduler.running
+    search.driver.drain()
+    search.driver.ask("study/0", 8)  # as an algorithm would that promotes the trial meanwhile
+    while search.scheduler.running:
+        search.driver.wait()
+        search.scheduler.validate()
+    assert search.plan.totals.steps_trained == 4
 
 
 def test_another_call_after_the_end_adds_as_many_trials_and_shares_what_is_known(tmp_path):

@@ -1,0 +1,80 @@
+"""Ordered lists and maps for the planner: sorted plain lists under ``bisect``.
+
+Most of them hold one or two items and there is one per node, so that being made cheaply matters most (sortedcontainers'
+take 15 microseconds each and weigh on the cyclic collector). Inserting moves memory: 20 microseconds at 100,000 items.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T", int, "tuple[int, int]")
+V = TypeVar("V")
+
+
+class Ordered(list[T]):
+    """Distinct items in ascending order."""
+
+    __slots__ = ()
+
+    def add(self, item: T) -> None:
+        if item not in self:
+            insort(self, item)
+
+    def discard(self, item: T) -> None:
+        at = bisect_left(self, item)
+        if at < len(self) and self[at] == item:
+            del self[at]
+
+    def __contains__(self, item: Any) -> bool:
+        at = bisect_left(self, item)
+        return at < len(self) and bool(self[at] == item)
+
+    def irange(
+        self, low: T | None = None, high: T | None = None, inclusive: tuple[bool, bool] = (True, True)
+    ) -> Iterator[T]:
+        """Items from ``low`` to ``high``, ascending; ``None`` is no limit. The list must not change meanwhile."""
+        start, stop = self._bounds(low, high, inclusive)
+        for at in range(start, stop):
+            yield self[at]
+
+    def rrange(self, high: T, inclusive: bool = True) -> Iterator[T]:
+        """Items up to ``high``, descending."""
+        for at in range(self._bounds(None, high, (True, inclusive))[1] - 1, -1, -1):
+            yield self[at]
+
+    def first(self, low: T, *, inclusive: bool = True) -> T | None:
+        """The first item from ``low`` on."""
+        at = bisect_left(self, low) if inclusive else bisect_right(self, low)
+        return self[at] if at < len(self) else None
+
+    def last(self, high: T) -> T | None:
+        """The last item up to ``high``."""
+        at = bisect_right(self, high) - 1
+        return self[at] if at >= 0 else None
+
+    def _bounds(self, low: T | None, high: T | None, inclusive: tuple[bool, bool]) -> tuple[int, int]:
+        start = 0 if low is None else (bisect_left if inclusive[0] else bisect_right)(self, low)
+        stop = len(self) if high is None else (bisect_right if inclusive[1] else bisect_left)(self, high)
+        return start, stop
+
+
+class StepMap(dict[int, V], Generic[V]):
+    """A dict by step that also knows its steps in order."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: Ordered[int] = Ordered()
+
+    def __setitem__(self, step: int, value: V) -> None:
+        if step not in self:
+            insort(self.steps, step)
+        super().__setitem__(step, value)
+
+    def __delitem__(self, step: int) -> None:
+        super().__delitem__(step)
+        self.steps.discard(step)
