@@ -37,7 +37,7 @@ class LateExecutor(SimulatedExecutor):
                 super(LateExecutor, self).start(worker, chain)
             return []
 
-        self._at(self._wait_for(chain.id, self._out()), act)
+        self._send(chain.id, act)
 
     def amend(self, amendment: Amendment) -> None:
         self.amendments += 1
@@ -46,14 +46,14 @@ class LateExecutor(SimulatedExecutor):
             super(LateExecutor, self).amend(amendment)
             return []
 
-        self._at(self._wait_for(amendment.chain, self._out()), act)
+        self._send(amendment.chain, act)
 
     def stop(self, chain: ChainId) -> None:
         def act() -> list[Report]:
             super(LateExecutor, self).stop(chain)
             return []
 
-        self._at(self._wait_for(chain, self._out()), act)
+        self._send(chain, act)
 
     def wait(self, timeout: float | None) -> list[Report]:
         arrived: list[Report] = []
@@ -65,16 +65,20 @@ class LateExecutor(SimulatedExecutor):
                 continue
             self._now, _, act = heapq.heappop(self._agenda)
             for report in act():
-                late = self._wait_for(report.worker, self._back())
-                heapq.heappush(self._under_way, (self._now + late, next(self._order), report))
+                when = self._arrival(report.worker, self._back())
+                heapq.heappush(self._under_way, (when, next(self._order), report))
         return arrived
 
     def nothing_is_coming(self) -> bool:
         return not self._agenda and not self._under_way
 
-    def _wait_for(self, whose: Hashable, delay: float) -> float:
+    def _send(self, chain: ChainId, act: Callable[[], list[Report]]) -> None:
+        heapq.heappush(self._agenda, (self._arrival(chain, self._out()), next(self._order), act))
+
+    def _arrival(self, whose: Hashable, delay: float) -> float:
+        """When a message arrives that leaves now: never before an earlier one of the same."""
         self._latest[whose] = max(self._latest.get(whose, 0.0), self._now + delay)
-        return self._latest[whose] - self._now
+        return self._latest[whose]
 
 
 def finish(search: Search, executor: LateExecutor) -> list[Answer]:
