@@ -12,19 +12,23 @@ from hpstage.driver import Driver
 
 # Terminals are redrawn at most this often.
 _INTERVAL = 0.2
+# tqdm's own rate and time left are of trials, which end in bursts.
+_FORMAT = "trials {n}/{total_fmt} |{bar}| {elapsed}{postfix}"
 
 
 class Progress:
-    """One line: trials finished, chains running, merge rate, share of the steps trained, worker-seconds saved.
+    """One line: trials finished, workers at work, steps trained of those asked for, worker-seconds saved, time left.
 
-    Shown when asked for and when standard error is a terminal: silent in logs and in CI.
+    The time left is that of what the algorithm has asked for so far. Shown when asked for and when standard error is
+    a terminal: silent in logs and in CI.
     """
 
     def __init__(self, shown: bool, n_trials: int | None) -> None:
         self._bar: tqdm | None = None
         if shown and sys.stderr.isatty():
-            self._bar = tqdm(total=n_trials, unit="trial", dynamic_ncols=True, file=sys.stderr)
+            self._bar = tqdm(total=n_trials, dynamic_ncols=True, file=sys.stderr, bar_format=_FORMAT)
         self._drawn = 0.0
+        self._trained_before: int | None = None
 
     def update(self, driver: Driver, finished: int) -> None:
         now = time.monotonic()
@@ -32,12 +36,15 @@ class Progress:
             return
         self._drawn = now
         plan, scheduler = driver.plan, driver.scheduler
-        seconds = plan.totals.train_seconds
+        if self._trained_before is None:
+            self._trained_before = plan.totals.steps_trained
+        trained = plan.totals.steps_trained - self._trained_before
+        left = max(0, plan.steps_unique - trained) * plan.average_step_seconds() / max(1, scheduler.workers)
+        saved = (plan.merge_rate - 1) * trained * plan.average_step_seconds()
         self._bar.n = finished
         self._bar.set_postfix_str(
-            f"workers {scheduler.running}/{scheduler.workers}, steps {plan.totals.steps_trained}/{plan.steps_unique}, "
-            f"merge rate {plan.merge_rate:.2f}, trained {seconds:.0f} s, "
-            f"saved {max(0.0, (plan.merge_rate - 1) * seconds):.0f} s",
+            f"workers {scheduler.running}/{scheduler.workers}, steps {trained}/{plan.steps_unique}, "
+            f"merge rate {plan.merge_rate:.2f}, saved {saved:.0f} s, left {left:.0f} s",
             refresh=True,
         )
 
