@@ -36,8 +36,9 @@ class RunningChain:
     marks: Ordered[tuple[int, int]] = field(default_factory=Ordered)  # (leg, step) of each boundary ahead
     evaluated: set[tuple[int, int]] = field(default_factory=set)  # marks that are to be evaluated
     fleeting: set[tuple[int, int]] = field(default_factory=set)  # marks that are only timed: no state is kept there
-    since: float | None = None  # when that was, on the executor's clock
+    since: float = 0.0  # when that was, or when the chain was started, on the executor's clock
     end: tuple[int, int] | None = None
+    cut: tuple[int, int] | None = None  # where it is cut so that all workers end together
     stopping: bool = False
     periodic: tuple[int, int] | None = None  # the mark that the interval has set
     lateness: int = 0  # how often that mark came too late

@@ -34,7 +34,6 @@ from hpstage.events import (
     StateLost,
     StateReached,
     StateRef,
-    StopChain,
     TrialId,
     UserFailure,
     WorkerId,
@@ -44,6 +43,7 @@ from hpstage.events import (
 )
 from hpstage.plan import Node, SearchPlan, State
 from hpstage.stage_tree import Line, StageTree
+from hpstage.yielding import Yielding
 
 # States that a worker may still hold live; only a preference hangs on it.
 _REMEMBERED = 64
@@ -106,7 +106,9 @@ class Scheduler:
         self._tree = StageTree(plan)
         self._prefix = prefix
         self._layer = Layer(plan, self._tree, checkpoint_seconds=checkpoint_seconds, checkpoint_every=checkpoint_every)
+        self._yielding = Yielding(plan, self._tree, self._layer)
         self._max_losses = max_losses
+        self._now = 0.0  # the latest time in a report
         self._workers: dict[WorkerId, _Worker] = {}
         self._running: dict[ChainId, RunningChain] = {}
         self._started = 0
@@ -154,6 +156,8 @@ class Scheduler:
     def handle(self, report: Report) -> Decision:
         """Take a report in. Reports of chains that are not running any more (zombies) change nothing."""
         decision = Decision()
+        if not isinstance(report, BoundaryMissed):
+            self._now = max(self._now, report.at)
         match report:
             case BoundaryReached():
                 self._boundary(report, decision)
@@ -294,7 +298,7 @@ class Scheduler:
         if step == chain.legs[leg].stop and leg + 1 < len(chain.legs):
             node = chain.legs[leg + 1].line.node
         self._retire(chain)
-        seconds = max(0.0, at - chain.since) if chain.since is not None else 0.0
+        seconds = max(0.0, at - chain.since)
         lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome="lost", seconds=seconds, steps=0)
         self._learn(lost, decision)
         place = (node.id, step)
@@ -341,7 +345,7 @@ class Scheduler:
         self._amend_running()
         if not self.draining:
             self._assign()
-        self._set_ends()
+        self._instructions += self._yielding.settle(list(self._running.values()), len(self._workers), self._now)
         instructions, self._instructions = self._instructions, []
         return instructions
 
@@ -403,7 +407,7 @@ class Scheduler:
             worker = next((w for w in idle if self._source(line, step) in w.live), idle[0])
             if len(idle) == 1:
                 for other, its_line, its_step in heads:
-                    if other < seconds - self._switch_seconds():
+                    if other < seconds - self._yielding.switch_seconds():
                         break
                     if self._source(its_line, its_step) in worker.live:
                         line, step = its_line, its_step
@@ -428,6 +432,7 @@ class Scheduler:
             legs=[],
             source=source,
             at=(0, step),
+            since=self._now,
         )
         stages, boundaries = self._layer.lay(chain, legs)
         boundaries += self._layer.interval(chain)
@@ -448,44 +453,6 @@ class Scheduler:
                 ),
             )
         )
-
-    def _switch_seconds(self) -> float:
-        """What it costs to leave a line and come back: a message, a load."""
-        totals = self._plan.totals
-        return 0.01 + (totals.load_seconds / totals.loads if totals.loads else 0.0)
-
-    def _set_ends(self) -> None:
-        """Where each running chain yields, or stops because nobody wants what lies ahead."""
-        top = next(self._tree.heads(), None)
-        waiting = top[0] if top is not None else 0.0
-        for chain in self._running.values():
-            if chain.stopping or not chain.marks:
-                continue
-            last = next((mark for mark in reversed(chain.marks) if self._is_wanted(chain, mark)), None)
-            if last is None:
-                chain.stopping = True
-                self._instructions.append(StopChain(chain.id))
-                continue
-            end = last
-            rivals = waiting - self._switch_seconds()
-            if rivals > 0:
-                tail = chain.legs[-1]
-                left = self._tree.remaining(tail.line, tail.stop) if last == chain.marks[-1] else 0.0
-                later = last
-                for mark in chain.marks.rrange(last, inclusive=False):
-                    if left >= rivals:
-                        break
-                    left += chain.seconds_between(mark, later)
-                    later = mark
-                    if left < rivals and mark not in chain.fleeting:
-                        end = mark
-            wish = end if end != chain.marks[-1] else None
-            if wish != chain.end:
-                chain.end = wish
-                self._instructions.append(AmendChain(Amendment(chain.id, end=chain.ref(wish))))
-
-    def _is_wanted(self, chain: RunningChain, mark: tuple[int, int]) -> bool:
-        return mark[1] in chain.legs[mark[0]].line.wanted
 
     def validate(self) -> None:
         """Assert every cross-collection invariant. For tests: O(plan)."""
