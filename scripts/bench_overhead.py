@@ -154,7 +154,7 @@ def main() -> int:
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
-    runs = [once(options.stages, options.megabytes, 8) for _ in range(options.repeats)]
+    runs = [once(options.stages, options.megabytes, 5) for _ in range(options.repeats)]
     table = {name: sorted(run[name] for run in runs) for name in runs[0]}
     print(f"{'':<22} {'median':>9} {'min':>9} {'max':>9}   ms, {options.repeats} runs, {options.megabytes:g} MB")
     for name, values in table.items():
