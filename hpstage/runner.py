@@ -7,8 +7,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-
-import msgspec
+from typing import Literal
 
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
@@ -21,7 +20,6 @@ from hpstage.events import (
     BoundaryReached,
     Chain,
     ChainEnded,
-    NodeId,
     Stage,
     StateKey,
     UserFailure,
@@ -74,6 +72,56 @@ class Values(dict[str, Scalar]):
             self[name] = form.value(step)
 
 
+class _Flight:
+    """A chain under way: where it is, and what it has done since its last report."""
+
+    __slots__ = (
+        "_began",
+        "at_boundary",
+        "chain",
+        "course",
+        "index",
+        "load_seconds",
+        "parent",
+        "since",
+        "source",
+        "stage",
+        "step",
+        "train_seconds",
+    )
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.course = Course(chain)
+        self.index = 0
+        self.stage = self.course.stages[0]
+        self.step = self.since = self.stage.start  # ``since``: the first step that was not reported yet
+        self.parent = chain.source  # the last kept state on the way
+        self.source: Literal["fresh", "continued", "live", "disk"] | None = None
+        self.load_seconds = 0.0
+        self.train_seconds = 0.0
+        self.at_boundary = False
+        self._began: float | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.index, self.step
+
+    def turn(self) -> None:
+        """On to the next stage; the end of a stage is always a boundary, so all before it was reported."""
+        self.index += 1
+        self.stage = self.course.stages[self.index]
+        self.since = self.stage.start
+
+    def start_clock(self) -> None:
+        self._began = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        if self._began is not None:
+            self.train_seconds += time.perf_counter() - self._began
+            self._began = None
+
+
 class ChainRunner:
     """Runs chains one after the other on one trainable.
 
@@ -109,107 +157,60 @@ class ChainRunner:
 
     def run(self, chain: Chain, control: Control) -> Generator[ChainReport, None, None]:
         """Train a chain to its end; the last report is its ``ChainEnded``."""
-        course = Course(chain)
-        here = course.stages[0]
-        began = time.perf_counter()
+        flight = _Flight(chain)
         try:
-            source = self._enter(chain)
+            self._enter(chain, flight)
         except CheckpointError as error:
-            self._stands_at = None
-            yield self._over(chain, "unreadable", here.node, here.start, message=str(error))
+            yield self._over(flight, "unreadable", message=str(error))
             return
         except Exception as error:
-            self._stands_at = None
-            yield self._over(chain, "failed", here.node, here.start, failure=_failure(error))
+            yield self._over(flight, "failed", failure=_failure(error))
             return
-        load_seconds: float | None = time.perf_counter() - began
-        parent = chain.source
-        index, step, since = 0, here.start, here.start
-        values = Values(here)
-        train_seconds = 0.0
-        began = time.perf_counter()
+        try:
+            outcome = yield from self._train(flight, control)
+        except CheckpointError as error:
+            yield self._over(flight, "full", message=str(error))
+        except Exception as error:
+            if flight.at_boundary:
+                flight.step -= 1  # the state cannot be had, as if the step before it had failed
+            yield self._over(flight, "failed", failure=_failure(error))
+        else:
+            yield self._over(flight, outcome)
+
+    def _train(self, flight: _Flight, control: Control) -> Generator[ChainReport, None, Literal["done", "stopped"]]:
+        """Train from the chain's source on; reports boundaries, and returns how the chain ended."""
+        course = flight.course
+        values = Values(flight.stage)
+        flight.start_clock()
         while True:
-            boundary = course.boundaries.pop((index, step), None)
+            boundary = course.boundaries.pop(flight.place, None)
             if boundary is not None:
                 self._settle()
-                train_seconds += time.perf_counter() - began
-                try:
-                    report = self._reach(chain, boundary, since, train_seconds, parent)
-                except CheckpointError as error:
-                    yield self._over(
-                        chain,
-                        "full",
-                        here.node,
-                        step,
-                        message=str(error),
-                        wasted=(step - since, train_seconds),
-                    )
-                    return
-                except Exception as error:
-                    # The state cannot be had, as if the step before it had failed.
-                    yield self._over(
-                        chain,
-                        "failed",
-                        here.node,
-                        step - 1,
-                        failure=_failure(error),
-                        wasted=(step - since, train_seconds),
-                    )
-                    return
-                if load_seconds is not None:
-                    report = msgspec.structs.replace(report, load_seconds=load_seconds, source=source)
-                    load_seconds = None
-                if report.kept is not None:
-                    parent = boundary.key
-                since, train_seconds = step, 0.0
-                yield report
-                if (index, step) == course.end or not (course.boundaries or control.called):
-                    yield self._over(chain, "done", here.node, step)
-                    return
-                began = time.perf_counter()
+                flight.stop_clock()
+                yield self._reach(flight, boundary)
+                if flight.place == course.end or not (course.boundaries or control.called):
+                    return "done"
+                flight.start_clock()
             if control.called:
                 stopped = control.stopped
                 for amendment in control.take():
-                    for node, at in course.amend(amendment, (index, step)):
-                        yield BoundaryMissed(
-                            chain.id, self._worker, node, at, step if node == here.node else here.start
-                        )
+                    for node, step in course.amend(amendment, flight.place):
+                        position = flight.step if node == flight.stage.node else flight.stage.start
+                        yield BoundaryMissed(flight.chain.id, self._worker, node, step, position)
                 if stopped or not course.boundaries:
                     self._settle()
-                    train_seconds += time.perf_counter() - began
-                    yield self._over(
-                        chain,
-                        "stopped" if stopped else "done",
-                        here.node,
-                        step,
-                        wasted=(step - since, train_seconds),
-                    )
-                    return
-            if step == here.stop:
-                index += 1
-                here = course.stages[index]
-                since = here.start
-                values = Values(here)
+                    return "stopped" if stopped else "done"
+            if flight.step == flight.stage.stop:
+                flight.turn()
+                values = Values(flight.stage)
                 continue
             if self._announce is not None:
-                coming = course.boundaries.get((index, step + 1))
+                coming = course.boundaries.get((flight.index, flight.step + 1))
                 self._announce(coming is not None and (coming.evaluate or coming.keep))
-            values.move(step)
+            values.move(flight.step)
             self._stands_at = None
-            try:
-                self._trainable.train(step, values)
-            except Exception as error:
-                train_seconds += time.perf_counter() - began
-                yield self._over(
-                    chain,
-                    "failed",
-                    here.node,
-                    step,
-                    failure=_failure(error),
-                    wasted=(step - since, train_seconds),
-                )
-                return
-            step += 1
+            self._trainable.train(flight.step, values)
+            flight.step += 1
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         """Metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
@@ -222,33 +223,35 @@ class ChainRunner:
             # comes up again, with its traceback, in the first chain.
             return None
 
-    def _enter(self, chain: Chain) -> str:
-        """Bring the trainable to the chain's source; how: fresh, continued, live or disk."""
+    def _enter(self, chain: Chain, flight: _Flight) -> None:
+        """Bring the trainable to the chain's source, and note how."""
+        began = time.perf_counter()
         if chain.source is None:
             self._stands_at = None
             self._trainable.setup(chain.initial)
-            return "fresh"
-        if self._stands_at == chain.source:
-            return "continued"
-        self._stands_at = None
-        state = self._live.get(chain.source)
-        source = "live"
-        if state is None:
-            state = self._checkpoints.load(chain.source)
-            source = "disk"
-        self._trainable.setup(chain.initial)
-        self._trainable.load_state_dict(state)
-        self._stands_at = chain.source
-        return source
+            flight.source = "fresh"
+        elif self._stands_at == chain.source:
+            flight.source = "continued"
+        else:
+            self._stands_at = None
+            state = self._live.get(chain.source)
+            flight.source = "live"
+            if state is None:
+                state = self._checkpoints.load(chain.source)
+                flight.source = "disk"
+            self._trainable.setup(chain.initial)
+            self._trainable.load_state_dict(state)
+            self._stands_at = chain.source
+        flight.load_seconds = time.perf_counter() - began
 
     def _settle(self) -> None:
         """Let work that was handed to a device finish, so that its time is counted where it belongs."""
         if self._synchronize is not None:
             self._synchronize()
 
-    def _reach(
-        self, chain: Chain, boundary: Boundary, since: int, train_seconds: float, parent: StateKey | None
-    ) -> BoundaryReached:
+    def _reach(self, flight: _Flight, boundary: Boundary) -> BoundaryReached:
+        """Do what a boundary asks; afterwards the flight counts from here."""
+        flight.at_boundary = True
         metrics: dict[str, float] | None = None
         failure: UserFailure | None = None
         kept = None
@@ -261,48 +264,56 @@ class ChainRunner:
         evaluated = time.perf_counter()
         if boundary.keep:
             self._stands_at = boundary.key
-            if boundary.key != parent:
+            if boundary.key != flight.parent:
                 state = self._trainable.state_dict()
-                kept = self._checkpoints.save(boundary.key, state, step=boundary.step, parent=parent)
+                kept = self._checkpoints.save(boundary.key, state, step=boundary.step, parent=flight.parent)
                 self._live.put(boundary.key, state)
         saved = time.perf_counter()
-        return BoundaryReached(
-            chain=chain.id,
+        report = BoundaryReached(
+            chain=flight.chain.id,
             worker=self._worker,
             node=boundary.node,
-            start=since,
+            start=flight.since,
             step=boundary.step,
             at=self._clock(),
-            train_seconds=train_seconds,
+            train_seconds=flight.train_seconds,
+            load_seconds=flight.load_seconds,
             evaluate_seconds=evaluated - began if boundary.evaluate else 0.0,
             save_seconds=saved - evaluated if kept is not None else 0.0,
+            source=flight.source,
             metrics=None if metrics is None else to_metrics(metrics),
             kept=kept,
             failure=failure,
         )
+        flight.since, flight.train_seconds = flight.step, 0.0
+        flight.source, flight.load_seconds = None, 0.0
+        flight.at_boundary = False
+        if kept is not None:
+            flight.parent = boundary.key
+        return report
 
     def _over(
         self,
-        chain: Chain,
-        outcome: str,
-        node: NodeId,
-        step: int,
+        flight: _Flight,
+        outcome: Literal["done", "stopped", "failed", "unreadable", "full"],
         *,
         failure: UserFailure | None = None,
         message: str = "",
-        wasted: tuple[int, float] = (0, 0.0),
     ) -> ChainEnded:
+        if outcome in ("failed", "unreadable"):
+            self._stands_at = None
+        flight.stop_clock()
         return ChainEnded(
-            chain=chain.id,
+            chain=flight.chain.id,
             worker=self._worker,
-            outcome=outcome,  # type: ignore[arg-type]
+            outcome=outcome,
             at=self._clock(),
-            node=node,
-            step=step,
+            node=flight.stage.node,
+            step=flight.step,
             failure=failure,
             message=message,
-            wasted_steps=wasted[0],
-            wasted_seconds=wasted[1],
+            wasted_steps=max(0, flight.step - flight.since),
+            wasted_seconds=flight.train_seconds,
         )
 
 
