@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
+from hpstage.algos.rungs import check_rungs, rung_steps
 from hpstage.errors import UsageError
 
 
@@ -27,32 +28,22 @@ class SuccessiveHalving(Algorithm):
     reduction_factor: int = 4
 
     def check(self, setting: Setting) -> None:
-        if self.reduction_factor < 2:
-            raise UsageError(f"reduction_factor is {self.reduction_factor}; it must be 2 or more")
-        if self.min_steps < 1:
-            raise UsageError(f"min_steps is {self.min_steps}; it must be 1 or more")
-        if self.min_steps > setting.steps:
-            raise UsageError(
-                f"min_steps is {self.min_steps}, but a trial has {setting.steps} steps; lower min_steps or raise steps"
-            )
+        check_rungs(self.min_steps, self.reduction_factor, setting.steps)
         if setting.n_trials is None:
             raise UsageError("SuccessiveHalving compares a fixed number of trials; give n_trials")
 
     def rungs(self, steps: int) -> list[int]:
         """The steps at which trials are compared; the last is the end."""
-        rungs = []
-        step = self.min_steps
-        while step < steps:
-            rungs.append(step)
-            step *= self.reduction_factor
-        return [*rungs, steps]
+        return rung_steps(self.min_steps, self.reduction_factor, steps)
 
     def start(self, setting: Setting) -> Search:
         assert setting.n_trials is not None
-        return _HalvingSearch(self.rungs(setting.steps), self.reduction_factor, setting.n_trials, setting.maximize)
+        return HalvingSearch(self.rungs(setting.steps), self.reduction_factor, setting.n_trials, setting.maximize)
 
 
-class _HalvingSearch(Search):
+class HalvingSearch(Search):
+    """One halving of ``n_trials``, whatever their indices."""
+
     def __init__(self, rungs: list[int], factor: int, n_trials: int, maximize: bool) -> None:
         self._rungs = rungs
         self._factor = factor

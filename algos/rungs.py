@@ -1,0 +1,31 @@
+"""Rungs: the steps at which trials are compared, common to the algorithms that halve."""
+
+from __future__ import annotations
+
+from hpstage.errors import UsageError
+
+
+def rung_steps(min_steps: int, reduction_factor: int, steps: int) -> list[int]:
+    """``min_steps * reduction_factor**k`` below the last step, and the last step."""
+    rungs = []
+    step = min_steps
+    while step < steps:
+        rungs.append(step)
+        step *= reduction_factor
+    return [*rungs, steps]
+
+
+def check_rungs(min_steps: int, reduction_factor: int, steps: int) -> None:
+    """Raise :class:`UsageError` if there are no such rungs."""
+    check_whole("reduction_factor", reduction_factor, least=2)
+    check_whole("min_steps", min_steps, least=1)
+    if min_steps > steps:
+        raise UsageError(
+            f"min_steps is {min_steps}, but a trial has {steps} steps; lower min_steps or raise steps of the study"
+        )
+
+
+def check_whole(name: str, value: object, *, least: int) -> None:
+    """Raise :class:`UsageError` if a parameter is no whole number from ``least`` on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} is {value!r}; it must be a whole number, {least} or more")
