@@ -1,6 +1,7 @@
 """Algorithms that propose how far each trial is trained. One file each, behind ``hpstage.algorithm``."""
 
+from hpstage.algos.asha import ASHA
 from hpstage.algos.full_training import FullTraining
 from hpstage.algos.successive_halving import SuccessiveHalving
 
-__all__ = ["FullTraining", "SuccessiveHalving"]
+__all__ = ["ASHA", "FullTraining", "SuccessiveHalving"]
