@@ -2,6 +2,7 @@
 
 from hpstage.algos.asha import ASHA
 from hpstage.algos.full_training import FullTraining
+from hpstage.algos.hyperband import Bracket, Hyperband
 from hpstage.algos.successive_halving import SuccessiveHalving
 
-__all__ = ["ASHA", "FullTraining", "SuccessiveHalving"]
+__all__ = ["ASHA", "Bracket", "FullTraining", "Hyperband", "SuccessiveHalving"]
