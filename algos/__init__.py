@@ -3,6 +3,7 @@
 from hpstage.algos.asha import ASHA
 from hpstage.algos.full_training import FullTraining
 from hpstage.algos.hyperband import Bracket, Hyperband
+from hpstage.algos.median_stopping import MedianStopping
 from hpstage.algos.successive_halving import SuccessiveHalving
 
-__all__ = ["ASHA", "Bracket", "FullTraining", "Hyperband", "SuccessiveHalving"]
+__all__ = ["ASHA", "Bracket", "FullTraining", "Hyperband", "MedianStopping", "SuccessiveHalving"]
