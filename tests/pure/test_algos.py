@@ -1,0 +1,449 @@
+"""Searches by themselves: against the papers' rules written anew, and laws that hold for any values and failures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Setting
+from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, SuccessiveHalving
+from hpstage.errors import UsageError
+
+Value = Callable[[int, int], float]
+STEPS = 9
+ALGORITHMS: list[Algorithm] = [
+    FullTraining(window=3),
+    SuccessiveHalving(1, 3),
+    SuccessiveHalving(2, 2),
+    ASHA(1, 3, window=1),
+    ASHA(2, 2, window=4),
+    ASHA(1, 3, "stopping", window=1),
+    ASHA(2, 2, "stopping", window=4),
+    ASHA(9, 2),
+    Hyperband(1, 3),
+    Hyperband(2, 2),
+    MedianStopping(interval=2, grace=2, min_trials=1, window=3),
+    MedianStopping(interval=1, grace=1, min_trials=2, window=1),
+]
+SYNCHRONOUS = [algorithm for algorithm in ALGORITHMS if algorithm.synchronous]
+
+
+@dataclass
+class Played:
+    """What happened in one search, in order."""
+
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    told: list[tuple[int, int]] = field(default_factory=list)
+    proposed_after: list[int] = field(default_factory=list)  # per trial: how many results had been told
+    ends: dict[int, str] = field(default_factory=dict)
+
+    def reached(self) -> dict[int, int]:
+        return dict(self.told)
+
+
+def play(
+    algorithm: Algorithm,
+    setting: Setting,
+    value: Value,
+    *,
+    order: Sequence[int] = (),
+    failing: frozenset[tuple[int, int]] = frozenset(),
+    ahead: int = 0,
+    stop_after: int = 10**9,
+) -> Played:
+    """Do what a session does, and check the laws of the port on the way.
+
+    ``order``: which of the open targets is told next; the oldest when it is used up. ``failing``: targets that fail.
+    ``ahead``: trials that an interrupted call had proposed. ``stop_after``: results after which the study is stopped.
+    """
+    algorithm.check(setting)
+    search = algorithm.start(setting)
+    played = Played()
+    waiting: list[tuple[int, int]] = []
+    last: dict[int, int] = {}
+    closed = False
+    turns = iter(order)
+
+    def perform(actions: list[Action]) -> None:
+        for action in actions:
+            index = action.index
+            assert index < len(played.proposed_after) and index not in played.ends
+            assert all(index != other for other, _ in waiting)
+            match action:
+                case Ask(_, step):
+                    assert last.get(index, 0) < step <= setting.steps
+                    last[index] = step
+                    waiting.append((index, step))
+                    played.asked.append((index, step))
+                case Finish(_, state):
+                    assert (index, last[index]) in played.told
+                    assert (state == "complete") == (last[index] == setting.steps)
+                    played.ends[index] = state
+
+    def add() -> None:
+        played.proposed_after.append(len(played.told))
+        perform(search.added(len(played.proposed_after) - 1))
+
+    def more() -> bool:
+        stopped = len(played.told) >= stop_after
+        return not stopped and (setting.n_trials is None or len(played.proposed_after) < setting.n_trials)
+
+    for _ in range(ahead):
+        add()
+    for _ in range(100_000):
+        while more() and search.room() > 0:
+            add()
+        if not more() and not closed:
+            closed = True
+            perform(search.closed())
+        if not waiting:
+            break
+        turn = 0 if algorithm.synchronous else next(turns, 0) % len(waiting)
+        index, step = waiting.pop(turn)
+        if (index, step) in failing:
+            played.ends[index] = "failed"
+            perform(search.failed(index))
+        else:
+            played.told.append((index, step))
+            perform(search.told(index, step, value(index, step)))
+    assert not waiting and not more(), "the search does not come to its end"
+    assert set(played.ends) == set(range(len(played.proposed_after)))
+    return played
+
+
+def setting(n_trials: int | None, *, steps: int = STEPS, maximize: bool = False, adaptive: bool = False) -> Setting:
+    return Setting(steps=steps, n_trials=n_trials, maximize=maximize, adaptive=adaptive)
+
+
+@st.composite
+def tables(draw: st.DrawFn, trials: int, steps: int = STEPS) -> Value:
+    """Few values, so that they tie often."""
+    table = draw(st.lists(st.integers(-2, 2), min_size=trials * steps, max_size=trials * steps))
+    return lambda index, step: float(table[index * steps + step - 1])
+
+
+def failures(trials: int) -> st.SearchStrategy[frozenset[tuple[int, int]]]:
+    return st.frozensets(st.tuples(st.integers(0, trials - 1), st.integers(1, STEPS)), max_size=trials * 4)
+
+
+def orders() -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 30), max_size=200)
+
+
+# --- laws -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_trial_ends_once_whatever_fails_and_in_whatever_order_results_arrive(algorithm, data):
+    n = data.draw(st.integers(1, 30))
+    about = setting(n, maximize=data.draw(st.booleans()), adaptive=data.draw(st.booleans()))
+    stop_after = data.draw(st.sampled_from([0, 1, 5, 20, 10**9]))
+    value, failing = data.draw(tables(n)), data.draw(failures(n))
+    play(algorithm, about, value, order=data.draw(orders()), failing=failing, stop_after=stop_after)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_a_search_in_which_everything_fails_comes_to_its_end(algorithm):
+    everything = frozenset((index, step) for index in range(40) for step in range(1, STEPS + 1))
+    played = play(algorithm, setting(40), lambda index, step: 0.0, failing=everything)
+    assert set(played.ends.values()) == {"failed"} and len(played.ends) == 40
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_a_search_in_which_nothing_fails_has_a_complete_trial(algorithm):
+    for n in range(1, 30):
+        played = play(algorithm, setting(n), lambda index, step: float(index * step % 7))
+        assert "complete" in played.ends.values()
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, SuccessiveHalving)], ids=repr)
+def test_without_a_number_of_trials_a_search_goes_on_until_it_is_stopped(algorithm):
+    played = play(algorithm, setting(None), lambda index, step: float(index * step % 7), stop_after=300)
+    assert len(played.told) >= 300
+
+
+@pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_resumed_synchronous_search_is_told_and_proposes_as_the_one_that_was_not_interrupted(algorithm, data):
+    n = data.draw(st.integers(1, 40))
+    about = setting(n, adaptive=data.draw(st.booleans()))
+    value, failing = data.draw(tables(n)), data.draw(failures(n))
+    expected = play(algorithm, about, value, failing=failing)
+    ahead = data.draw(st.integers(0, n))
+    resumed = play(algorithm, about, value, failing=failing, ahead=ahead)
+    assert (resumed.asked, resumed.told, resumed.ends) == (expected.asked, expected.told, expected.ends)
+    assert resumed.proposed_after[ahead:] == expected.proposed_after[ahead:]
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not a.synchronous], ids=repr)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_resumed_asynchronous_search_comes_to_its_end(algorithm, data):
+    n = data.draw(st.integers(1, 30))
+    ahead = data.draw(st.integers(0, n))
+    value, failing, order = data.draw(tables(n)), data.draw(failures(n)), data.draw(orders())
+    play(algorithm, setting(n), value, order=order, failing=failing, ahead=ahead)
+
+
+# --- ASHA -------------------------------------------------------------------------------------------------
+
+
+def asha_of_the_paper(
+    rungs: int, eta: int, workers: int, n: int, loss: Callable[[int, int], float], order: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Algorithm 2 with ``workers`` that ask for jobs, until there are none; jobs as (trial, rung)."""
+    results: list[dict[int, float]] = [{} for _ in range(rungs)]
+    promoted: list[set[int]] = [set() for _ in range(rungs)]
+    jobs: list[tuple[int, int]] = []
+    running: list[tuple[int, int]] = []
+    new = iter(range(n))
+    turns = iter(order)
+
+    def get_job() -> tuple[int, int] | None:
+        for k in reversed(range(rungs - 1)):
+            candidates = sorted(results[k], key=lambda t: (results[k][t], t))[: len(results[k]) // eta]
+            for trial in candidates:
+                if trial not in promoted[k]:
+                    promoted[k].add(trial)
+                    return trial, k + 1
+        trial = next(new, None)
+        return None if trial is None else (trial, 0)
+
+    while True:
+        while len(running) < workers and (job := get_job()) is not None:
+            running.append(job)
+            jobs.append(job)
+        if not running:
+            return jobs
+        trial, k = running.pop(next(turns, 0) % len(running))
+        results[k][trial] = loss(trial, k)
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_asha_promotes_as_the_papers_algorithm_does(data):
+    n, workers, eta = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 8)), data.draw(st.sampled_from([2, 3, 4]))
+    steps = eta**3
+    rungs = [1, eta, eta**2, eta**3]
+    loss = data.draw(tables(n, 4))
+    order = data.draw(orders())
+    expected = asha_of_the_paper(4, eta, workers, n, lambda trial, k: loss(trial, k + 1), order)
+    played = play(
+        ASHA(1, eta, window=workers),
+        setting(n, steps=steps),
+        lambda index, step: loss(index, rungs.index(step) + 1),
+        order=order,
+    )
+    asked = [(index, rungs.index(step)) for index, step in played.asked]
+    assert asked[: len(expected)] == expected
+    # What the paper does not have: the best of the highest rung goes on if nothing came to the end.
+    rest = asked[len(expected) :]
+    top = max(k for _, k in expected)
+    assert rest == ([] if top == 3 else [(rest[0][0], k) for k in range(top + 1, 4)])
+
+
+def test_asha_interleaves_rungs_with_one_worker():
+    """The setting of the paper's illustration: r = 1, R = 9, eta = 3, nine trials; worked out by hand."""
+    losses = [0.2, 0.9, 0.8, 0.7, 0.6, 0.3, 0.5, 0.1, 0.4]
+    played = play(ASHA(1, 3, window=1), setting(9, steps=9), lambda index, step: losses[index])
+    assert played.asked == [
+        *[(0, 1), (1, 1), (2, 1)],
+        (0, 3),  # the best of three
+        *[(3, 1), (4, 1), (5, 1)],
+        (5, 3),  # the best two of six are trials 0 and 5
+        *[(6, 1), (7, 1)],
+        (7, 3),  # the best two of eight are trials 7 and 0
+        (7, 9),  # the best of the three of rung 1, before anything is proposed
+        (8, 1),  # the best three of nine, 7, 0 and 5, were all promoted
+    ]
+    assert played.ends == dict.fromkeys(range(9), "pruned") | {7: "complete"}
+
+
+def test_asha_ends_with_a_complete_trial_where_a_rung_is_too_small_to_promote():
+    played = play(ASHA(1, 3), setting(2), lambda index, step: float(-index))
+    assert played.asked == [(0, 1), (1, 1), (1, 3), (1, 9)]
+    assert played.ends == {0: "pruned", 1: "complete"}
+
+
+def test_asha_takes_another_trial_to_the_end_when_the_best_one_fails():
+    played = play(ASHA(1, 3), setting(2), lambda index, step: float(-index), failing=frozenset({(1, 9)}))
+    assert played.asked == [(0, 1), (1, 1), (1, 3), (1, 9), (0, 3), (0, 9)]
+    assert played.ends == {0: "complete", 1: "failed"}
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(1, 8),
+    st.permutations(list(range(40))),
+    st.permutations(list(range(40))),
+    st.booleans(),
+    orders(),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_stopping_variant_decides_as_optunas_pruner(eta, window, first, second, maximize, order):
+    steps = eta**2
+
+    def value(index: int, step: int) -> float:
+        return float((first if step == 1 else second)[index])
+
+    played = play(
+        ASHA(1, eta, "stopping", window=window), setting(40, steps=steps, maximize=maximize), value, order=order
+    )
+    study = optuna.create_study(
+        direction="maximize" if maximize else "minimize",
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=eta, min_early_stopping_rate=0),
+    )
+    trials = [study.ask() for _ in range(40)]
+    for index, step in played.told:
+        if step < steps:
+            trials[index].report(value(index, step), step)
+            goes_on = not trials[index].should_prune()
+            assert goes_on == (played.reached()[index] > step)
+
+
+# --- Hyperband --------------------------------------------------------------------------------------------
+
+TABLE_1 = {  # of the journal: R = 81, eta = 3; per bracket n_i and r_i
+    4: [(81, 1), (27, 3), (9, 9), (3, 27), (1, 81)],
+    3: [(34, 3), (11, 9), (3, 27), (1, 81)],
+    2: [(15, 9), (5, 27), (1, 81)],
+    1: [(8, 27), (2, 81)],
+    0: [(5, 81)],
+}
+
+
+def test_hyperbands_brackets_are_those_of_the_published_table():
+    brackets = Hyperband(1, 3).brackets(81)
+    assert [(b.n_trials, b.rungs[0], len(b.rungs)) for b in brackets] == [
+        (TABLE_1[s][0][0], TABLE_1[s][0][1], s + 1) for s in (4, 3, 2, 1, 0)
+    ]
+    assert Hyperband(1, 3).trials_per_cycle(81) == 143
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_hyperband_trains_as_many_trials_to_each_rung_as_the_published_table_says(adaptive):
+    played = play(
+        Hyperband(1, 3), setting(286, steps=81, adaptive=adaptive), lambda index, step: float(index * step % 97)
+    )
+    first = 0
+    for bracket in [*TABLE_1.values(), *TABLE_1.values()]:
+        members = range(first, first + bracket[0][0])
+        first = members.stop
+        for count, step in bracket:
+            assert sum(target == (index, step) for index in members for target in played.told) == count
+    assert first == 286
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_each_bracket_of_hyperband_halves_as_algorithm_1(data):
+    eta, depth = data.draw(st.sampled_from([(2, 3), (3, 2), (4, 1)]))
+    steps = eta**depth
+    algorithm = Hyperband(1, eta)
+    cycle = algorithm.trials_per_cycle(steps)
+    value = data.draw(tables(cycle, steps))
+    played = play(algorithm, setting(cycle, steps=steps, maximize=True), value)
+    expected: dict[int, int] = {}
+    first = 0
+    for s in range(depth, -1, -1):
+        n = -(-(depth + 1) * eta**s // (s + 1))
+        field = list(range(first, first + n))
+        first += n
+        for i in range(s + 1):
+            step = steps // eta ** (s - i)
+            expected |= dict.fromkeys(field, step)
+            field.sort(key=lambda index, step=step: (-value(index, step), index))
+            field = field[: (n // eta**i) // eta]
+    assert played.reached() == expected
+
+
+def test_cycles_of_hyperband_follow_each_other_only_where_the_sampler_learns():
+    cycle = Hyperband(1, 3).trials_per_cycle(9)
+    blind = play(Hyperband(1, 3), setting(2 * cycle), lambda index, step: float(index))
+    assert blind.proposed_after == [0] * (2 * cycle)
+    learning = play(Hyperband(1, 3), setting(2 * cycle, adaptive=True), lambda index, step: float(index))
+    per_cycle = len(learning.told) // 2
+    assert learning.proposed_after == [0] * cycle + [per_cycle] * cycle
+    assert sorted(learning.told) == sorted(blind.told)
+
+
+# --- median stopping --------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_median_stopping_stops_exactly_what_is_worse_than_the_median_of_running_averages(data):
+    n, grace, interval = data.draw(st.integers(1, 25)), data.draw(st.integers(1, 8)), data.draw(st.integers(1, 9))
+    least, window, maximize = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 8)), data.draw(st.booleans())
+    value, failing = data.draw(tables(n)), data.draw(failures(n))
+    algorithm = MedianStopping(interval, grace, least, window)
+    played = play(algorithm, setting(n, maximize=maximize), value, failing=failing)
+    best = max if maximize else min
+    averages: dict[int, list[float]] = {}
+    histories: dict[int, list[float]] = {}
+    for position, (index, step) in enumerate(played.told):
+        assert step == STEPS or (step >= grace and (step - grace) % interval == 0)
+        history = histories.setdefault(index, [])
+        history.append(value(index, step))
+        others = list(averages.setdefault(step, []))
+        averages[step].append(sum(history) / len(history))
+        if step == STEPS:
+            continue
+        stopped = False
+        if len(others) >= least:
+            median = statistics.median(others)
+            stopped = best(history) < median if maximize else best(history) > median
+        later = [asked for asked in played.asked if asked[0] == index and asked[1] > step]
+        assert stopped == (not later), position
+
+
+def test_a_trial_that_is_as_good_as_the_median_goes_on():
+    played = play(MedianStopping(3, 3, 1), setting(8), lambda index, step: 1.0)
+    assert set(played.ends.values()) == {"complete"}
+
+
+def test_nothing_is_stopped_before_there_are_enough_others():
+    played = play(MedianStopping(1, 1, min_trials=5, window=1), setting(7), lambda index, step: float(index))
+    assert played.ends == dict.fromkeys(range(5), "complete") | {5: "pruned", 6: "pruned"}
+
+
+# --- bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (SuccessiveHalving(2.5), "min_steps is 2.5; it must be a whole number, 1 or more"),
+        (ASHA(0), "min_steps is 0; it must be a whole number, 1 or more"),
+        (ASHA(10), "min_steps is 10, but a trial has 9 steps; lower min_steps"),
+        (ASHA(1, 1), "reduction_factor is 1; it must be a whole number, 2 or more"),
+        (ASHA(1, 2.5), "reduction_factor is 2.5"),
+        (ASHA(1, True), "reduction_factor is True"),
+        (ASHA(variant="promote"), "variant is 'promote'; it must be 'promotion' or 'stopping'"),
+        (ASHA(window=0), "window is 0; it must be a whole number, 1 or more"),
+        (ASHA(window=None), "window is None"),
+        (Hyperband(0), "min_steps is 0"),
+        (Hyperband(10), "min_steps is 10, but a trial has 9 steps"),
+        (Hyperband(1, 1), "reduction_factor is 1"),
+        (Hyperband(1, "3"), "reduction_factor is '3'"),
+        (MedianStopping(0), "interval is 0"),
+        (MedianStopping(0.5), "interval is 0.5"),
+        (MedianStopping(grace=0), "grace is 0"),
+        (MedianStopping(grace=9), "grace is 9, but a trial has 9 steps, so that none could be stopped; lower grace"),
+        (MedianStopping(min_trials=0), "min_trials is 0"),
+        (MedianStopping(window=-1), "window is -1"),
+    ],
+    ids=repr,
+)
+def test_bad_parameters_are_named_with_a_remedy(algorithm, message):
+    with pytest.raises(UsageError, match=message):
+        algorithm.check(setting(8))
