@@ -181,7 +181,7 @@ def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_no
 
 @pytest.mark.parametrize("kind", ["asha", "asha-stopping"])
 def test_an_asynchronous_search_that_was_interrupted_anywhere_ends_every_trial_with_exact_values(kind, tmp_path):
-    for again in interruptions(kind, tmp_path, stride=4):
+    for again in interruptions(kind, tmp_path, stride=9):
         assert len(outcome(again.study)) == 14
         assert all(trial.state.is_finished() for trial in again.study.trials)
         assert_values_are_exact(again, steps=6)
