@@ -132,10 +132,9 @@ class _PromotionSearch(_AshaSearch):
 
     def _go_on(self) -> list[Action]:
         actions: list[Action] = []
-        while self._open < self._window:
-            level = self._highest(promotable=True)
-            if level is None:
-                break
+        # One result frees one target and makes at most one trial promotable: there is nothing to repeat.
+        level = self._highest(promotable=True) if self._open < self._window else None
+        if level is not None:
             actions.append(self._promote(level))
         if self._closed and self._open == 0:
             actions += self._conclude()
