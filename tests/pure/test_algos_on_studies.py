@@ -62,7 +62,7 @@ def assert_values_are_exact(result: hpstage.Result, steps: int = STEPS) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 def test_every_trial_ends_with_the_values_that_it_has_alone_and_no_step_is_trained_twice(algorithm):
-    # Every state is kept: where only some are, a fork that a paused trial needs later may have to be trained again.
+    # Every state is kept: where only some are, a trial that goes on later may fork where none is.
     result = run(algorithm, checkpoint_every=1)
     states = [trial.state for trial in result.study.trials]
     assert len(states) == TRIALS
