@@ -29,8 +29,9 @@ class Hyperband(Algorithm):
     All brackets share :class:`~hpstage.algos.SuccessiveHalving`'s rungs; each begins one rung later than the one
     before. With ``s`` rungs after its first, of ``s_max`` in the first bracket, a bracket has
     ``ceil((s_max + 1) / (s + 1) * reduction_factor**s)`` trials: for 81 steps and factor 3 these are 81, 34, 15, 8
-    and 5, as in the journal's Table 1 (the code on the authors' blog rounds otherwise: 81, 27, 9, 6 and 5). Where ``steps`` is not ``min_steps`` times a power of the factor, the last rung comes early; the paper
-    would move the first.
+    and 5, as in the journal's Table 1 (the code on the authors' blog rounds otherwise: 81, 27, 9, 6 and 5).
+    Where ``steps`` is not ``min_steps`` times a power of the factor, the last rung comes early; the paper would move
+    the first.
 
     Trials are dealt to brackets in the order in which they are proposed. After the last bracket it begins again,
     until ``n_trials`` were proposed: with fewer than ``trials_per_cycle(steps)`` the later brackets are short or
