@@ -102,7 +102,7 @@ class DaskExecutor(Executor):
             ) from error
         self._registered = True
         try:
-            client.register_plugin(side.TrainingPlugin(self._run, packed))
+            client.register_plugin(side.TrainingPlugin(self._run, packed, ours=self._given is None))
         except ImportError as error:
             raise UsageError(f"the workers cannot import hpstage ({error}); install the same version there") from error
         except OSError as error:

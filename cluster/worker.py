@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import platform
+import signal
 import socket
 import sys
 import threading
@@ -44,9 +45,11 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
     Args:
         run: names the run.
         trainable: what the user passed, cloudpickled.
+        ours: the workers are children of the driver's process, which ends them: Ctrl-C on its terminal is for it alone.
     """
 
-    def __init__(self, run: str, trainable: bytes) -> None:
+    def __init__(self, run: str, trainable: bytes, *, ours: bool = False) -> None:
+        self._ours = ours
         self.name = name_of(run)
         self._run = run
         self._trainable = trainable
@@ -56,6 +59,8 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
 
         A failure is told, not raised: a worker that joins while its plugin raises would not start.
         """
+        if self._ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         site = _sites[self._run] = Site(self._run, worker)
         await asyncio.wrap_future(site.executor.submit(site.load, self._trainable))
         worker.log_event(self.name, {"ready": encode(site.description)})

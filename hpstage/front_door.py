@@ -136,13 +136,22 @@ def optimize(
             on_change=lambda session: progress.update(driver, session.finished),
             before_first=try_out,
         )
-        began = time.monotonic()
+        began, steps_before = time.monotonic(), plan.totals.steps_trained
         with _in_optimize_loop(study):
             session.run()
         makespan = time.monotonic() - began
         before = plan.searches[study.study_name].before
         ids = [trial.id for trial in session.trials]
-        saved = savings(plan, before, ids, makespan=makespan, workers=scheduler.most_workers)
+        saved = savings(
+            plan,
+            before,
+            ids,
+            failed=session.failed,
+            whole=before.steps_trained == steps_before,
+            makespan=makespan,
+            workers=scheduler.most_workers,
+        )
+        progress.update(driver, session.finished, at_once=True)
         return Result(study, saved, places.folder, plan, tuple(read_facts(places.journal)))
 
 

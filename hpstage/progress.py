@@ -17,10 +17,10 @@ _FORMAT = "trials {n}/{total_fmt} |{bar}| {elapsed}{postfix}"
 
 
 class Progress:
-    """One line: trials finished, workers at work, steps trained of those asked for, worker-seconds saved, time left.
+    """One line: trials finished, workers at work, steps trained of those asked for, worker-seconds saved.
 
-    The time left is that of what the algorithm has asked for so far. Shown when asked for and when standard error is
-    a terminal: silent in logs and in CI.
+    Algorithms ask for more as they learn, so the steps asked for grow. Shown when wished and when standard error is a
+    terminal: silent in logs and in CI.
     """
 
     def __init__(self, shown: bool, n_trials: int | None) -> None:
@@ -30,21 +30,20 @@ class Progress:
         self._drawn = 0.0
         self._trained_before: int | None = None
 
-    def update(self, driver: Driver, finished: int) -> None:
+    def update(self, driver: Driver, finished: int, *, at_once: bool = False) -> None:
         now = time.monotonic()
-        if self._bar is None or now - self._drawn < _INTERVAL:
+        if self._bar is None or (now - self._drawn < _INTERVAL and not at_once):
             return
         self._drawn = now
         plan, scheduler = driver.plan, driver.scheduler
         if self._trained_before is None:
             self._trained_before = plan.totals.steps_trained
         trained = plan.totals.steps_trained - self._trained_before
-        left = max(0, plan.steps_unique - trained) * plan.average_step_seconds() / max(1, scheduler.workers)
         saved = (plan.merge_rate - 1) * trained * plan.average_step_seconds()
         self._bar.n = finished
         self._bar.set_postfix_str(
             f"workers {scheduler.running}/{scheduler.workers}, steps {trained}/{plan.steps_unique}, "
-            f"merge rate {plan.merge_rate:.2f}, saved {saved:.0f} s, left {left:.0f} s",
+            f"merge rate {plan.merge_rate:.2f}, saved {saved:.0f} s",
             refresh=True,
         )
 

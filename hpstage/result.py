@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from hpstage.events import Fact, TrialId
-from hpstage.plan import SearchPlan, Totals
+from hpstage.plan import PlannedTrial, SearchPlan, Totals
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -33,6 +33,8 @@ class Savings:
     steps_trained: int
     """Steps that were trained for this search (fewer than unique: earlier searches had trained them)."""
     steps_wasted: int
+    failed: int
+    """Trials that failed."""
     merge_rate: float
     cost_weighted_merge_rate: float
     worker_seconds: float
@@ -44,8 +46,11 @@ class Savings:
     wasted_seconds: float
     critical_path_seconds: float
     """The longest trial's own training and evaluations, which no number of workers shortens."""
+    lower_bound_seconds: float | None
+    """No schedule of the same work is shorter: max(critical path, unique work / workers). ``None`` for a call that
+    went on with an interrupted one, or found states on the store: it had less to do."""
     makespan: float
-    """Wall seconds from the first trial to the last result."""
+    """Wall seconds of this call, from the first trial to the last result."""
     workers: int
 
     @property
@@ -64,29 +69,41 @@ class Savings:
     def gpu_hours_saved(self) -> float:
         return self.saved_seconds / 3600
 
-    @property
-    def lower_bound_seconds(self) -> float:
-        """No schedule of the same work is shorter: max(critical path, unique work / workers)."""
-        work = self.train_seconds + self.evaluate_seconds
-        return max(self.critical_path_seconds, work / max(1, self.workers))
+    def _elsewhere(self) -> str:
+        known = self.steps_unique - self.steps_trained
+        return f" ({known:,} were on the store)" if known > 0 and not self.failed else ""
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float | None]:
         names = [field.name for field in fields(self)]
-        return {name: getattr(self, name) for name in [*names, "saved_seconds", "lower_bound_seconds"]}
+        return {name: getattr(self, name) for name in [*names, "saved_seconds"]}
 
     def __str__(self) -> str:
         rows = [
             ("trials", f"{self.trials}"),
             ("steps asked", f"{self.steps_asked:,}"),
-            ("steps trained", f"{self.steps_trained:,}"),
+            ("distinct steps", f"{self.steps_unique:,}"),
+            ("steps trained", f"{self.steps_trained:,}{self._elsewhere()}"),
             ("merge rate", f"{self.merge_rate:.2f} (by cost {self.cost_weighted_merge_rate:.2f})"),
             ("worker-hours used", _hours(self.worker_seconds)),
             ("would have been used", _hours(self.worker_seconds_alone)),
             ("saved", _hours(self.saved_seconds)),
-            ("makespan", f"{self.makespan:.1f} s on {self.workers} workers"),
+            ("makespan", f"{self.makespan:.1f} s on {self.workers} worker{'s' if self.workers != 1 else ''}"),
         ]
+        if self.failed:
+            rows.insert(1, ("failed", f"{self.failed}"))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _reached(planned: PlannedTrial) -> int:
+    """The farthest step at which the trial was evaluated: what it would have trained alone, even if it failed later."""
+    known = (
+        step
+        for node in planned.path
+        for step, state in node.states.items()
+        if state.metrics is not None and step <= planned.asked and planned.node_at(step) is node
+    )
+    return max(known, default=0)
 
 
 def _hours(seconds: float) -> str:
@@ -125,8 +142,14 @@ class Result:
         return self.study.best_params
 
 
-def savings(plan: SearchPlan, before: Totals, trials: list[TrialId], *, makespan: float, workers: int) -> Savings:
-    """Sum up a search: ``before`` are the plan's totals when it began, ``trials`` the ids that it asked for."""
+def savings(
+    plan: SearchPlan, before: Totals, trials: list[TrialId], *, failed: int, whole: bool, makespan: float, workers: int
+) -> Savings:
+    """Sum up a search.
+
+    ``before``: the plan's totals when it began; ``trials``: the ids that it asked for; ``whole``: it was done in one
+    call.
+    """
     totals = plan.totals
     per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
     alone = 0.0
@@ -135,22 +158,31 @@ def savings(plan: SearchPlan, before: Totals, trials: list[TrialId], *, makespan
         planned = plan.trials.get(id)
         if planned is None:
             continue
-        own = sum((stop - start) * plan.step_seconds(node) for node, start, stop in planned.legs(planned.asked))
+        reached = _reached(planned)
+        if not reached:
+            continue
+        own = sum((stop - start) * plan.step_seconds(node) for node, start, stop in planned.legs(reached))
         own += per_evaluation * planned.targets
         alone += own
         longest = max(longest, own)
+    train_seconds = totals.train_seconds - before.train_seconds
+    evaluate_seconds = totals.evaluate_seconds - before.evaluate_seconds
+    steps_trained = totals.steps_trained - before.steps_trained
+    bound = max(longest, (train_seconds + evaluate_seconds) / max(1, workers))
     return Savings(
         trials=len(trials),
+        failed=failed,
+        lower_bound_seconds=bound if whole and bound and steps_trained >= plan.steps_unique else None,
         steps_asked=plan.steps_asked,
         steps_unique=plan.steps_unique,
-        steps_trained=totals.steps_trained - before.steps_trained,
+        steps_trained=steps_trained,
         steps_wasted=totals.steps_wasted - before.steps_wasted,
         merge_rate=plan.merge_rate,
         cost_weighted_merge_rate=plan.cost_weighted_merge_rate(),
         worker_seconds=totals.worker_seconds - before.worker_seconds,
         worker_seconds_alone=alone,
-        train_seconds=totals.train_seconds - before.train_seconds,
-        evaluate_seconds=totals.evaluate_seconds - before.evaluate_seconds,
+        train_seconds=train_seconds,
+        evaluate_seconds=evaluate_seconds,
         load_seconds=totals.load_seconds - before.load_seconds,
         save_seconds=totals.save_seconds - before.save_seconds,
         wasted_seconds=totals.wasted_seconds - before.wasted_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from hpstage.optuna.sampler_state import SamplerState
 from hpstage.plan import check_trial
 from hpstage.schedule import Scalar, Schedule, as_schedule
 from hpstage.scheduling import Answer
+
+logger = logging.getLogger("hpstage")
 
 Space = Callable[[Trial], Mapping[str, Schedule | Scalar]]
 Callback = Callable[[optuna.Study, FrozenTrial], None]
@@ -65,6 +68,8 @@ class Session:
         self.driver = driver
         self.trials: list[SessionTrial] = []
         self.finished = 0  # trials that are over
+        self.failed = 0  # of these
+        self._warned: set[str] = set()
         self._search = search
         self._started = started
         self._space = space
@@ -131,6 +136,7 @@ class Session:
         """Start a search, or go on with the one that was interrupted."""
         record = self.driver.plan.searches.get(self._started.study)
         if record is None or not self._continues(record.started, record.ended, record.proposed):
+            self._warn_of_another_workload()
             self.driver.remember([self._started, TrialProposed(self._started.study, None, None, self._sampler.take())])
             return
         by_number = {trial.number: trial for trial in self.study.get_trials(deepcopy=False)}
@@ -148,6 +154,19 @@ class Session:
                 _withdraw(self.study, frozen)
         for trial in self.trials:
             self._perform(self._search.added(trial.index))
+
+    def _warn_of_another_workload(self) -> None:
+        """The study's own best may then be of other code or data than what is trained now."""
+        known = self.driver.plan.trials
+        name = self.study.study_name
+        for trial in self.study.get_trials(deepcopy=False):
+            if "hpstage:search" in trial.user_attrs and TrialId(f"{name}/{trial.number}") not in known:
+                logger.warning(
+                    "Study %r holds trials of another workload (other code, data, environment or store): nothing of "
+                    "them is reused, and its best trial may be one of them. Use another study_name to keep them apart.",
+                    name,
+                )
+                return
 
     def _continues(self, started: SearchStarted, ended: bool, proposed: Iterable[TrialProposed]) -> bool:
         mine = self._started
@@ -264,6 +283,8 @@ class Session:
             # As in Optuna: the trial fails, and the study goes on whatever `catch` says.
             failure = UserFailure(summary=f"{self._started.metric} is NaN at step {step}", traceback="")
         assert failure is not None
+        self.failed += 1
+        self._warn(trial, failure)
         if trial.optuna is not None:
             trial.optuna.set_user_attr("hpstage:failure", failure.summary[:1000])
             trial.optuna.set_user_attr("hpstage:traceback", failure.traceback[-20000:])
@@ -271,6 +292,13 @@ class Session:
                 self._raised = self._raised or failure
             self._finish(trial, TrialState.FAIL)
         self._perform(self._search.failed(index))
+
+    def _warn(self, trial: SessionTrial, failure: UserFailure) -> None:
+        """Say each failure once: many trials may fail of the same one."""
+        if failure.traceback in self._warned and failure.traceback:
+            return
+        self._warned.add(failure.traceback)
+        logger.warning("Trial %d failed: %s\n%s", trial.number, failure.summary, failure.traceback)
 
     def _finish(self, trial: SessionTrial, state: TrialState) -> None:
         if trial.optuna is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import sys
 import time
@@ -190,11 +189,13 @@ def main() -> int:
         shutil.rmtree(folder)
 
     ours = phase(folder, options.workers, sharing=True, quiet=options.quiet)
-    over = ours["makespan"] / ours["lower_bound_seconds"] if ours["lower_bound_seconds"] else math.nan
+    bound = ours["lower_bound_seconds"]
+    over = ours["makespan"] / bound if bound else None
     print(f"\nBest trial {ours['best_trial']}: accuracy {ours['best_value']:.4f} with {ours['best_params']}\n")
     print(ours["table"])
-    print(f"{'lower bound':<19}  {ours['lower_bound_seconds']:.1f} s (makespan / bound = {over:.3f})")
-    print(f"{'report':<19}  {ours['report']}")
+    if bound:
+        print(f"{'lower bound':<20}  {bound:.1f} s (makespan / bound = {over:.3f})")
+    print(f"{'report':<20}  {ours['report']}")
     figures = {name: value for name, value in ours.items() if name not in ("states", "table", "wall")}
     figures |= {"wall_seconds": ours["wall"], "wall_seconds_alone": None, "metrics_equal": None}
     figures["makespan_over_bound"] = over
@@ -221,4 +222,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\nInterrupted. Everything reached is kept: the same command goes on from here.", file=sys.stderr)
+        sys.exit(130)

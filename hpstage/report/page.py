@@ -105,7 +105,7 @@ def _heading(result: Result, search: SearchFacts) -> Iterable[str]:
 
 def _savings(saved: Savings) -> Iterable[str]:
     bound = saved.lower_bound_seconds
-    over = f", {saved.makespan / bound:.2f} times the lower bound" if bound > 0 else ""
+    over = f", {saved.makespan / bound:.2f} times the lower bound" if bound else ""
     parts = [
         ("training", saved.train_seconds),
         ("evaluating", saved.evaluate_seconds),

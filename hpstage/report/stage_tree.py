@@ -122,7 +122,7 @@ def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
 
     best = best_of(result)
     way = trials.get(best.number) if best is not None else None
-    if way is not None:
+    if way is not None and way.asked:  # the best may stem from an earlier call, of which this one knows no way
         by_node = {lane.node.id: lane for lane in lanes}
         marked = _way([(by_node[node.id], start, stop) for node, start, stop in way.legs(way.asked)])
         axes.add_collection(

@@ -258,3 +258,45 @@ def test_values_of_every_json_kind_can_be_sequences():
     study = create()
     run(study, space=lambda trial: {"a": 1, "odd": pieces}, n_trials=1, steps=8)
     assert study.trials[0].value == alone({"a": s.constant(1), "odd": pieces}, 8).score
+
+
+def test_a_report_can_be_written_again_and_again(tmp_path):
+    """The best trial of a later call may stem from an earlier one."""
+    study = create()
+    store = {"store": tmp_path / "plan"}
+    for _ in range(3):
+        result = run(study, n_trials=6, algorithm=SuccessiveHalving(min_steps=2, reduction_factor=2), **store)
+        assert result.write_report(tmp_path / "report").exists()
+
+
+def test_each_failure_is_logged_once_with_the_users_traceback(caplog):
+    result = run(create(), Failing(), space=lambda trial: {"a": 7, "b": trial.number}, n_trials=4)
+    told = [record.getMessage() for record in caplog.records if record.name == "hpstage"]
+    assert len(told) == 1
+    assert "Trial 0 failed: ZeroDivisionError" in told[0] and "toys.py" in told[0]
+    assert result.savings.failed == 4
+
+
+def test_nothing_is_saved_by_trials_that_all_fail():
+    result = run(create(), Failing(), space=lambda trial: {"a": 7}, n_trials=4)
+    assert result.savings.worker_seconds_alone == 0.0
+    assert result.savings.lower_bound_seconds is None
+
+
+def test_a_study_with_trials_of_another_workload_is_warned_of(caplog):
+    class Other(Tape):
+        version = "2"
+
+    study = create()
+    run(study, n_trials=2)
+    assert not caplog.records
+    run(study, Other(), n_trials=2)
+    assert "trials of another workload" in caplog.text
+
+
+def test_the_lower_bound_is_told_only_for_a_search_done_in_one_call():
+    journal = MemoryJournal()
+    first = run(create(), store=journal)
+    assert first.savings.lower_bound_seconds is not None
+    assert first.savings.makespan >= first.savings.lower_bound_seconds
+    assert run(create(), store=journal).savings.lower_bound_seconds is None

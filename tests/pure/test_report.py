@@ -73,7 +73,7 @@ def search(
 
 def handmade(plan: SearchPlan, **changes: object) -> Result:
     """The result of a search that no simulated worker would come to."""
-    saved = savings(plan, Totals(), list(plan.trials), makespan=0.0, workers=0)
+    saved = savings(plan, Totals(), list(plan.trials), failed=0, whole=True, makespan=0.0, workers=0)
     result = Result(optuna.create_study(study_name="handmade"), saved, None, plan, ())
     return replace(result, **changes)  # type: ignore[arg-type]
 
