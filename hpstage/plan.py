@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpstage.errors import InternalError, UsageError
+from hpstage.errors import InternalError, ScheduleError, UsageError
 from hpstage.events import (
     ChainLost,
     Fact,
@@ -470,8 +470,6 @@ def check_trial(schedules: Mapping[str, Schedule], steps: int, trial: str) -> No
     Raises:
         ScheduleError: naming the hyper-parameter and the remedy.
     """
-    from hpstage.errors import ScheduleError
-
     if not schedules:
         raise ScheduleError(f"{trial}: there are no hyper-parameters; the space must return at least one")
     lengths = {name: schedule.length for name, schedule in schedules.items() if schedule.length is not None}

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.dask.searcher import INTERVAL
+
+CHAINS = 2  # one on each worker
 SECONDS = 0.04  # per step: about a second of training
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +42,11 @@ def workers(folder: Path) -> list[int]:
     return sorted(int(path.name.partition("-")[2]) for path in folder.glob("worker-*"))
 
 
+def steps_trained(folder: Path) -> int:
+    """Steps that workers trained, those included that are in no journal."""
+    return sum(path.stat().st_size for path in folder.glob("steps-*"))
+
+
 def until_training(process: subprocess.Popen[str], folder: Path, count: int = 1) -> None:
     deadline = time.monotonic() + 60
     while len(workers(folder)) < count and process.poll() is None:
@@ -50,14 +58,15 @@ def until_training(process: subprocess.Popen[str], folder: Path, count: int = 1)
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("undisturbed")
     found = outcome(start(folder), folder)
-    assert found["trained"] == found["unique"]
+    assert found["trained"] == found["unique"] == steps_trained(folder)
     return found
 
 
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 13))])
 def test_a_driver_killed_at_random_finishes_with_the_same_study_when_run_again(undisturbed, tmp_path, seed):
     rng = random.Random(seed)
-    for _ in range(1 if seed < 3 else 3):
+    kills = 1 if seed < 3 else 3
+    for _ in range(kills):
         process = start(tmp_path)
         until_training(process, tmp_path, len(workers(tmp_path)) + 1)
         time.sleep(rng.uniform(0.0, 1.0))
@@ -65,22 +74,26 @@ def test_a_driver_killed_at_random_finishes_with_the_same_study_when_run_again(u
         process.communicate()
     found = outcome(start(tmp_path), tmp_path)
     assert found["trials"] == undisturbed["trials"]
-    # What the journal holds is trained once; only what chains had trained beyond their last boundary is trained again.
     assert found["trained"] in (undisturbed["unique"], None)
+    assert steps_trained(tmp_path) <= undisturbed["unique"] + kills * CHAINS * INTERVAL
 
 
 def test_workers_killed_at_random_cost_nothing_that_was_reported(undisturbed, tmp_path):
     rng = random.Random(11)
     process = start(tmp_path)
     until_training(process, tmp_path)
+    killed = 0
     for _ in range(3):
         time.sleep(rng.uniform(0.05, 0.4))
         for pid in rng.sample(workers(tmp_path), 1):
             if process.poll() is None and alive(pid):
                 os.kill(pid, signal.SIGKILL)
+                killed += 1
     found = outcome(process, tmp_path)
     assert found["trials"] == undisturbed["trials"]
     assert found["trained"] == undisturbed["unique"]
+    assert killed, "the search was over before any kill"
+    assert steps_trained(tmp_path) <= undisturbed["unique"] + killed * INTERVAL
 
 
 def alive(pid: int) -> bool:
