@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
 from hpstage.algos.rungs import check_rungs, check_whole, rung_steps
 from hpstage.errors import UsageError
 
@@ -49,7 +49,9 @@ class ASHA(Algorithm):
     variant: Literal["promotion", "stopping"] = "promotion"
     window: int = 16
 
-    synchronous = False
+    @property
+    def synchronous(self) -> bool:
+        return False
 
     def check(self, setting: Setting) -> None:
         check_rungs(self.min_steps, self.reduction_factor, setting.steps)
@@ -61,7 +63,7 @@ class ASHA(Algorithm):
         """The steps at which trials are compared; the last is the end."""
         return rung_steps(self.min_steps, self.reduction_factor, steps)
 
-    def start(self, setting: Setting) -> Search:
+    def start(self, setting: Setting, trials: Trials) -> Search:
         kind = _PromotionSearch if self.variant == "promotion" else _StoppingSearch
         return kind(self.rungs(setting.steps), self.reduction_factor, self.window, setting.maximize)
 

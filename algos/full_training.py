@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
 from hpstage.errors import UsageError
 
 # Open trials at a time under a sampler that learns: enough to keep several workers busy and stages merging.
@@ -26,11 +26,15 @@ class FullTraining(Algorithm):
 
     window: int | None = None
 
+    @property
+    def multi_objective(self) -> bool:
+        return True
+
     def check(self, setting: Setting) -> None:
         if self.window is not None and self.window < 1:
             raise UsageError(f"window is {self.window}; at least one trial must be open at a time")
 
-    def start(self, setting: Setting) -> Search:
+    def start(self, setting: Setting, trials: Trials) -> Search:
         window = self.window
         if window is None:
             bounded = setting.n_trials is not None and not setting.adaptive

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
-from hpstage.algorithm import Action, Algorithm, Finish, Search, Setting
+from hpstage.algorithm import Action, Algorithm, Finish, Search, Setting, Trials
 from hpstage.algos.rungs import check_rungs, rung_steps
 from hpstage.algos.successive_halving import HalvingSearch
 
@@ -65,7 +65,7 @@ class Hyperband(Algorithm):
         """Trials of all brackets together."""
         return sum(bracket.n_trials for bracket in self.brackets(steps))
 
-    def start(self, setting: Setting) -> Search:
+    def start(self, setting: Setting, trials: Trials) -> Search:
         in_turn = setting.adaptive or setting.n_trials is None
         return _HyperbandSearch(
             self.brackets(setting.steps),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
 from hpstage.algos.rungs import check_whole
 from hpstage.errors import UsageError
 
@@ -55,7 +55,7 @@ class MedianStopping(Algorithm):
         """The steps at which trials are evaluated; the last is the end."""
         return [*range(self.grace, steps, self.interval), steps]
 
-    def start(self, setting: Setting) -> Search:
+    def start(self, setting: Setting, trials: Trials) -> Search:
         return _MedianSearch(self.evaluations(setting.steps), self.min_trials, self.window, setting.maximize)
 
 

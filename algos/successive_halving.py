@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
 from hpstage.algos.rungs import check_rungs, rung_steps
 from hpstage.errors import UsageError
 
@@ -36,7 +36,7 @@ class SuccessiveHalving(Algorithm):
         """The steps at which trials are compared; the last is the end."""
         return rung_steps(self.min_steps, self.reduction_factor, steps)
 
-    def start(self, setting: Setting) -> Search:
+    def start(self, setting: Setting, trials: Trials) -> Search:
         assert setting.n_trials is not None
         return HalvingSearch(self.rungs(setting.steps), self.reduction_factor, setting.n_trials, setting.maximize)
 

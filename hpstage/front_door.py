@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import optuna
 
-from hpstage.algorithm import Algorithm, Setting
+from hpstage.algorithm import Algorithm, Setting, Trials
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, open_plan, read_facts
@@ -118,7 +118,7 @@ def optimize(
         session = Session(
             study,
             driver,
-            algorithm.start(setting),
+            algorithm.start(setting, Trials()),
             SearchStarted(
                 study=study.study_name,
                 algorithm=repr(algorithm),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Setting
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Setting, Trials
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, SuccessiveHalving
 from hpstage.errors import UsageError
 
@@ -63,7 +63,7 @@ def play(
     ``ahead``: trials that an interrupted call had proposed. ``stop_after``: results after which the study is stopped.
     """
     algorithm.check(setting)
-    search = algorithm.start(setting)
+    search = algorithm.start(setting, Trials())
     played = Played()
     waiting: list[tuple[int, int]] = []
     last: dict[int, int] = {}
