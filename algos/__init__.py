@@ -4,6 +4,17 @@ from hpstage.algos.asha import ASHA
 from hpstage.algos.full_training import FullTraining
 from hpstage.algos.hyperband import Bracket, Hyperband
 from hpstage.algos.median_stopping import MedianStopping
+from hpstage.algos.optuna_pruner import OptunaPruner
+from hpstage.algos.population_based_training import PopulationBasedTraining
 from hpstage.algos.successive_halving import SuccessiveHalving
 
-__all__ = ["ASHA", "Bracket", "FullTraining", "Hyperband", "MedianStopping", "SuccessiveHalving"]
+__all__ = [
+    "ASHA",
+    "Bracket",
+    "FullTraining",
+    "Hyperband",
+    "MedianStopping",
+    "OptunaPruner",
+    "PopulationBasedTraining",
+    "SuccessiveHalving",
+]

@@ -1,0 +1,129 @@
+"""How population-based training explores: parameters drawn anew or perturbed, within what they were drawn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+
+T = TypeVar("T")
+
+
+def explore(
+    params: Mapping[str, tuple[Any, BaseDistribution]],
+    *,
+    perturbation_factors: Sequence[float],
+    resample_probability: float,
+    rng: Random,
+) -> dict[str, Any]:
+    """Values for all of ``params``, each drawn anew with ``resample_probability`` and otherwise perturbed.
+
+    Jaderberg et al., arXiv 1711.09846, section 4.1.1, *explore*: "resample" and "perturb". Each parameter is taken by
+    itself; the result does not depend on their order in ``params``.
+
+    Drawn anew: from the parameter's distribution, as Optuna's RandomSampler does. Perturbed: multiplied by one of the
+    factors, which are equally likely, and
+
+    - clipped to the distribution's bounds, which neither the paper nor Ray does;
+    - where the distribution has steps (every whole number has): rounded to the nearest, but moved by at least one
+      step unless it is at the bound: up by a factor above 1, down by one below 1, for negative values the other way;
+    - where it is a choice among numbers: not multiplied but replaced by the next larger number for a factor above 1,
+      by the next smaller for one below 1, if there is one. Ray moves along the list as it is written; lists in order
+      make no difference;
+    - where it is a choice among anything else: kept.
+
+    A factor of 1 keeps a value. So does any factor where 0 is a value without steps.
+    """
+    explored = {}
+    for name in sorted(params):
+        value, distribution = params[name]
+        if distribution.single():
+            explored[name] = value
+        elif rng.random() < resample_probability:
+            explored[name] = _drawn(distribution, rng)
+        else:
+            explored[name] = _perturbed(value, distribution, pick(perturbation_factors, rng))
+    return explored
+
+
+def pick(items: Sequence[T], rng: Random) -> T:
+    """One of ``items``, equally likely. Of ``rng`` it calls ``random`` alone, which Python promises not to change."""
+    return items[int(rng.random() * len(items))]
+
+
+def _drawn(distribution: BaseDistribution, rng: Random) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(distribution, CategoricalDistribution):
+        return pick(distribution.choices, rng)
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    low, high = distribution.low, distribution.high
+    if distribution.log and isinstance(distribution, IntDistribution):
+        # Half a step more at either end: the bounds get the share that rounding gives to every other number.
+        return _clipped(round(_between(math.log(low - 0.5), math.log(high + 0.5), rng, exp=True)), low, high)
+    if distribution.log:
+        return _clipped(_between(math.log(low), math.log(high), rng, exp=True), low, high)
+    if distribution.step is None:
+        return _clipped(_between(low, high, rng, exp=False), low, high)
+    return _at(distribution, int(rng.random() * (_last(distribution) + 1)))
+
+
+def _perturbed(value: Any, distribution: BaseDistribution, factor: float) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(distribution, CategoricalDistribution):
+        return _neighbour(value, distribution.choices, factor)
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    scaled = _clipped(value * factor, low, high)
+    if step is None:
+        return float(scaled)
+    before, after = round((value - low) / step), round((scaled - low) / step)
+    if after == before and factor != 1:
+        up = (factor > 1) == (value >= 0)
+        after = _clipped(before + (1 if up else -1), 0, _last(distribution))
+    return value if after == before else _at(distribution, after)
+
+
+def _neighbour(value: Any, choices: Sequence[Any], factor: float) -> Any:
+    if factor == 1 or not all(_is_number(choice) for choice in choices):
+        return value
+    if factor > 1:
+        return min((choice for choice in choices if choice > value), default=value)
+    return max((choice for choice in choices if choice < value), default=value)
+
+
+def _is_number(choice: object) -> bool:
+    return isinstance(choice, int | float) and not isinstance(choice, bool) and not math.isnan(choice)
+
+
+def _between(low: float, high: float, rng: Random, *, exp: bool) -> float:
+    part = rng.random()
+    drawn = (1 - part) * low + part * high  # the difference of the bounds might overflow
+    return math.exp(drawn) if exp else drawn
+
+
+def _last(distribution: FloatDistribution | IntDistribution) -> int:
+    """How many steps there are from the lower to the upper bound."""
+    assert distribution.step is not None
+    return round((distribution.high - distribution.low) / distribution.step)
+
+
+def _at(distribution: FloatDistribution | IntDistribution, k: int) -> float:
+    """The value ``k`` steps above the lower bound, to the last bit as Optuna's samplers propose it.
+
+    Were it another float, a value that was explored would share no training with the same value proposed.
+    """
+    assert distribution.step is not None
+    return _clipped(k * distribution.step + distribution.low, distribution.low, distribution.high)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _clipped(value: Number, low: Number, high: Number) -> Number:
+    return min(max(value, low), high)

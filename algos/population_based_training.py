@@ -1,0 +1,175 @@
+"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from random import Random
+
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting, Trials
+from hpstage.algos.explore import explore, pick
+from hpstage.algos.rungs import check_whole
+from hpstage.errors import UsageError
+
+
+@dataclass(frozen=True)
+class PopulationBasedTraining(Algorithm):
+    """Trains a population side by side; every few steps the worst continue the best under perturbed hyper-parameters.
+
+    Jaderberg et al., "Population Based Training of Neural Networks", arXiv 1711.09846, Algorithm 1, with the
+    *exploit* and *explore* of section 4.1.1: truncation selection, perturbing and drawing anew.
+
+    ``n_trials`` trials are the population. Every ``interval`` steps, when all were told, the worst ``quantile`` of
+    them are pruned. In the place of each comes a new trial, in addition to ``n_trials``: a fork of a *donor* drawn
+    from the best ``quantile``, trained as the donor up to that step and under explored parameters from there on. So
+    a member is an ordinary trial whose schedules hold all that its line went through, and the best one can be trained
+    again, with the same result, from its schedules alone. At the last step the population is complete.
+
+    A quantile is rounded up, and is at most half of the population. Equal values are ranked in the order of the
+    trials. A member that failed counts as worse than all others and is replaced at the next round, even if more
+    failed than the quantile has; when all have failed, the search is over.
+
+    Exploring draws a parameter anew from what the space asked for, or multiplies it by one of the factors and clips
+    it to its range. Whole numbers and steps move by at least one step, a choice among numbers to the next larger or
+    smaller one; other choices change only when they are drawn anew. A parameter that takes effect before the fork
+    alone is explored without effect.
+
+    Synchronous, as Ray Tune's with ``synch=True``: in the paper every member is compared with what others last
+    reported whenever it is ready itself. Here a round is decided when all of it has been told, so that one seed gives
+    the same search on any cluster, at the price that a round takes as long as its slowest member. What is drawn
+    hangs on the seed, the round and the member's place alone.
+
+    Args:
+        interval: steps between rounds (the paper's *ready*; Ray's ``perturbation_interval``).
+        quantile: the share that is replaced, and the share of the donors; above 0, at most 0.5 (Ray's
+            ``quantile_fraction``). The paper's value; Ray's is 0.25.
+        perturbation_factors: what a value may be multiplied by, equally likely. The paper's values, and Ray's.
+        resample_probability: how often a parameter is drawn anew instead. Ray's value.
+        seed: of all that is drawn.
+    """
+
+    interval: int
+    quantile: float = 0.2
+    perturbation_factors: tuple[float, ...] = (0.8, 1.2)
+    resample_probability: float = 0.25
+    seed: int = 0
+
+    def check(self, setting: Setting) -> None:
+        check_whole("interval", self.interval, least=1)
+        check_whole("seed", self.seed, least=0)
+        if self.interval >= setting.steps:
+            raise UsageError(
+                f"interval is {self.interval}, but a trial has {setting.steps} steps, so that none could be replaced; "
+                f"lower interval or raise steps of the study"
+            )
+        if not _is_number(self.quantile) or not 0 < self.quantile <= 0.5:
+            raise UsageError(f"quantile is {self.quantile!r}; it must be above 0 and at most 0.5")
+        factors = self.perturbation_factors
+        if not isinstance(factors, Sequence) or not factors or not all(_is_number(f) and f > 0 for f in factors):
+            raise UsageError(f"perturbation_factors is {factors!r}; give positive numbers, such as (0.8, 1.2)")
+        if not _is_number(self.resample_probability) or not 0 <= self.resample_probability <= 1:
+            raise UsageError(f"resample_probability is {self.resample_probability!r}; it must be from 0 to 1")
+        if setting.n_trials is None or setting.n_trials < 2:
+            raise UsageError(
+                f"n_trials is {setting.n_trials}; PopulationBasedTraining trains so many side by side: give 2 or more"
+            )
+
+    def rounds(self, steps: int) -> list[int]:
+        """The steps at which the population is compared; the last is the end."""
+        return [*range(self.interval, steps, self.interval), steps]
+
+    def start(self, setting: Setting, trials: Trials) -> Search:
+        return _PopulationSearch(self, setting, trials)
+
+
+class _PopulationSearch(Search):
+    """Members keep their places: a fork stands where the trial stood that it replaces."""
+
+    def __init__(self, algorithm: PopulationBasedTraining, setting: Setting, trials: Trials) -> None:
+        assert setting.n_trials is not None
+        self._algorithm = algorithm
+        self._trials = trials
+        self._steps = algorithm.rounds(setting.steps)
+        self._n_trials = setting.n_trials
+        self._sign = -1.0 if setting.maximize else 1.0
+        self._round = 0
+        self._members: list[int] = []
+        self._waiting: set[int] = set()
+        self._vacant: deque[int] = deque()  # places of the forks that were asked for, in that order
+        self._values: dict[int, float] = {}  # told in this round
+        self._closed = False
+
+    def room(self) -> int:
+        return 0 if self._closed else self._n_trials - len(self._members)
+
+    def added(self, index: int) -> list[Action]:
+        self._members.append(index)
+        return [self._ask(index)]
+
+    def forked(self, index: int, fork: Fork) -> list[Action]:
+        self._members[self._vacant.popleft()] = index
+        return [self._ask(index)]
+
+    def told(self, index: int, step: int, value: float) -> list[Action]:
+        self._waiting.remove(index)
+        self._values[index] = value
+        return self._decide()
+
+    def failed(self, index: int) -> list[Action]:
+        self._waiting.remove(index)
+        return self._decide()
+
+    def closed(self) -> list[Action]:
+        self._closed = True
+        return self._decide()
+
+    def _ask(self, index: int) -> Ask:
+        self._waiting.add(index)
+        return Ask(index, self._steps[self._round])
+
+    def _decide(self) -> list[Action]:
+        if self._waiting or self._vacant or self.room() > 0 or not self._values:
+            return []
+        told, self._values = self._values, {}
+        if self._round == len(self._steps) - 1:
+            return [Finish(index, "complete") for index in sorted(told)]
+        best, worst = self._select(told)
+        decided, self._round = self._round, self._round + 1
+        actions: list[Action] = []
+        for place, index in enumerate(self._members):
+            if index in told and index not in worst:
+                actions.append(self._ask(index))
+                continue
+            if index in told:
+                actions.append(Finish(index, "pruned"))
+            actions.append(self._fork(best, decided, place))
+            self._vacant.append(place)
+        return actions
+
+    def _select(self, told: dict[int, float]) -> tuple[list[int], set[int]]:
+        """Truncation selection: the donors, and those who were told and are to be replaced."""
+        size = len(self._members)
+        # The quantile as it is written: as a product of floats, 7 % of 100 are more than 7.
+        count = min(math.ceil(Fraction(str(self._algorithm.quantile)) * size), size // 2)
+        ranked = sorted(told, key=lambda index: (self._sign * told[index], index))
+        failed = size - len(ranked)
+        return ranked[:count], set(ranked[len(ranked) - max(0, count - failed) :])
+
+    def _fork(self, donors: list[int], decided: int, place: int) -> Fork:
+        algorithm = self._algorithm
+        rng = Random(f"{algorithm.seed}/{decided}/{place}")
+        donor = pick(donors, rng)
+        params = explore(
+            self._trials.params(donor),
+            perturbation_factors=algorithm.perturbation_factors,
+            resample_probability=algorithm.resample_probability,
+            rng=rng,
+        )
+        return Fork(donor, self._steps[decided], params)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,664 @@
+"""Population-based training against the paper's rules written anew, and its exploring against Optuna's own sampling."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from hpstage.algorithm import Action, Ask, Finish, Fork, Setting, Trials
+from hpstage.algos import PopulationBasedTraining
+from hpstage.algos.explore import explore
+from hpstage.errors import UsageError
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+Params = Mapping[str, tuple[Any, BaseDistribution]]
+
+# --- exploring ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def floats(draw: st.DrawFn) -> FloatDistribution:
+    kind = draw(st.sampled_from(["plain", "log", "stepped"]))
+    if kind == "log":
+        low = draw(st.floats(1e-300, 1e300))
+        return FloatDistribution(low, draw(st.floats(low, 1e305)), log=True)
+    low = draw(st.floats(-1e300, 1e300) if kind == "plain" else st.integers(-1000, 1000).map(lambda n: n / 8))
+    if kind == "plain":
+        return FloatDistribution(low, draw(st.floats(low, 1e305)))
+    step = draw(st.sampled_from([0.1, 0.125, 0.3, 1.0, 7.0]))
+    high = Decimal(str(low)) + Decimal(str(step)) * draw(st.integers(0, 60))
+    return FloatDistribution(low, float(high), step=step)
+
+
+@st.composite
+def ints(draw: st.DrawFn) -> IntDistribution:
+    if draw(st.booleans()):
+        low = draw(st.integers(1, 10**6))
+        return IntDistribution(low, low + draw(st.integers(0, 10**6)), log=True)
+    step = draw(st.integers(1, 50))
+    low = draw(st.integers(-(10**6), 10**6) | st.integers(-60, 60))
+    return IntDistribution(low, low + step * draw(st.integers(0, 60)), step=step)
+
+
+def choices() -> st.SearchStrategy[CategoricalDistribution]:
+    number = st.integers(-5, 5) | st.floats(-5, 5) | st.just(math.inf)
+    anything = number | st.sampled_from([None, True, False, "adam", "sgd", math.nan])
+    lists = st.lists(number, min_size=1, max_size=6) | st.lists(anything, min_size=1, max_size=6)
+    return lists.map(CategoricalDistribution)
+
+
+@st.composite
+def proposals(draw: st.DrawFn, distributions: st.SearchStrategy[Any]) -> tuple[Any, BaseDistribution]:
+    """A parameter as Optuna itself would propose it, or at one of the bounds."""
+    distribution = draw(distributions)
+    if isinstance(distribution, CategoricalDistribution):
+        return draw(st.sampled_from(distribution.choices)), distribution
+    bounds = [distribution.low, distribution.high]
+    return draw(
+        st.sampled_from(bounds) | st.integers(0, 999).map(lambda s: sample(distribution, s, 1)[0])
+    ), distribution
+
+
+def sample(distribution: BaseDistribution, seed: int, count: int) -> list[Any]:
+    """What Optuna's own RandomSampler draws."""
+    sampler = optuna.samplers.RandomSampler(seed=seed)
+    study = optuna.create_study(sampler=sampler)
+    study.ask()
+    trial = study.trials[0]
+    return [sampler.sample_independent(study, trial, "x", distribution) for _ in range(count)]
+
+
+def explored(
+    params: Params, seed: int = 0, factors: tuple[float, ...] = (0.8, 1.2), resample: float = 0.25
+) -> dict[str, Any]:
+    return explore(
+        params, perturbation_factors=factors, resample_probability=resample, rng=random.Random(f"explore {seed}")
+    )
+
+
+def anything() -> st.SearchStrategy[tuple[Any, BaseDistribution]]:
+    return proposals(floats() | ints() | choices())
+
+
+FACTORS = st.sampled_from([0.01, 0.5, 0.8, 0.999, 1.0, 1.001, 1.2, 2.0, 1000.0])
+
+
+@given(params=st.dictionaries(st.text(max_size=3), anything(), max_size=4), data=st.data())
+@settings(max_examples=400, deadline=None)
+def test_what_is_explored_lies_in_the_distribution_and_keeps_its_type(params, data):
+    factors = tuple(data.draw(st.lists(FACTORS, min_size=1, max_size=3)))
+    found = explored(params, data.draw(st.integers(0, 99)), factors, data.draw(st.sampled_from([0.0, 0.5, 1.0])))
+    assert found.keys() == params.keys()
+    for name, (value, distribution) in params.items():
+        assert distribution._contains(distribution.to_internal_repr(found[name]))
+        if isinstance(distribution, CategoricalDistribution):
+            assert any(found[name] is choice for choice in distribution.choices)
+        else:
+            assert type(found[name]) is type(value) is (float if isinstance(distribution, FloatDistribution) else int)
+
+
+@given(params=st.dictionaries(st.text(max_size=3), anything(), max_size=5), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_what_is_explored_does_not_depend_on_the_order_of_the_parameters(params, data):
+    shuffled = {name: params[name] for name in data.draw(st.permutations(list(params)))}
+    assert repr(sorted(explored(shuffled).items())) == repr(sorted(explored(params).items()))
+
+
+@given(params=st.dictionaries(st.sampled_from("abcde"), anything(), min_size=1), seed=st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_a_study_takes_what_was_explored_as_a_trial_of_its_space(params, seed):
+    """Optuna warns, which fails the test, where a queued value lies outside of its distribution."""
+    assume(all(value == value for value, _ in params.values()))
+    found = explored(params, seed)
+    study = optuna.create_study()
+    study.enqueue_trial(found)
+    trial = study.ask({name: distribution for name, (_, distribution) in params.items()})
+    assert trial.params == found
+
+
+@given(floats().filter(lambda d: d.step is None and not d.single()), st.integers(0, 999), FACTORS)
+def test_a_float_is_multiplied_and_clipped(distribution, seed, factor):
+    value = sample(distribution, seed, 1)[0]
+    expected = value * factor
+    if expected < distribution.low:
+        expected = distribution.low
+    elif expected > distribution.high:
+        expected = distribution.high
+    assert explored({"x": (value, distribution)}, factors=(factor,), resample=0) == {"x": expected}
+
+
+def moved(value: float, grid: list[float], factor: float) -> set[float]:
+    """The rule for grids, by looking at every point: the nearest, but another one; where two are as near, either."""
+    if factor == 1:
+        return {value}
+    distance = min(abs(point - value * factor) for point in grid)
+    nearest = {point for point in grid if abs(point - value * factor) <= distance * (1 + 1e-9) + 1e-9}
+    if value not in nearest:
+        return nearest
+    grows = factor > 1
+    upward = grows if value >= 0 else not grows
+    beyond = [point for point in grid if (point > value if upward else point < value)]
+    step = {(min if upward else max)(beyond, default=value)}
+    return step | (nearest - {value})
+
+
+@given(proposals(ints().filter(lambda d: d.high - d.low <= 5000)), FACTORS)
+@example((5, IntDistribution(1, 10)), 1.001)
+@example((0, IntDistribution(-3, 3)), 1.2)
+@example((0, IntDistribution(-3, 3)), 0.8)
+@example((-1, IntDistribution(-3, 3)), 0.8)
+@example((-2, IntDistribution(-4, 4, step=2)), 1.2)
+@settings(max_examples=300, deadline=None)
+def test_a_whole_number_moves_to_the_nearest_that_is_another(proposal, factor):
+    value, distribution = proposal
+    grid = list(range(distribution.low, distribution.high + 1, distribution.step))
+    assert explored({"x": proposal}, factors=(factor,), resample=0)["x"] in moved(value, grid, factor)
+
+
+@given(proposals(floats().filter(lambda d: d.step is not None)), FACTORS)
+@settings(max_examples=200, deadline=None)
+def test_a_stepped_float_moves_to_the_nearest_that_is_another(proposal, factor):
+    value, distribution = proposal
+    low, step = Decimal(str(distribution.low)), Decimal(str(distribution.step))
+    count = int((Decimal(str(distribution.high)) - low) / step)
+    grid = [float(low + k * step) for k in range(count + 1)]
+    here = min(grid, key=lambda point: abs(point - value))
+    found = explored({"x": proposal}, factors=(factor,), resample=0)["x"]
+    assert min(grid, key=lambda point: abs(point - found)) in moved(here, grid, factor)
+
+
+def test_a_stepped_float_that_is_explored_is_the_very_float_that_a_sampler_proposes():
+    distribution = FloatDistribution(0.0, 1.0, step=0.1)
+    proposed = set(sample(distribution, 0, 500))
+    assert len(proposed) == 11
+    found = {explored({"x": (v, distribution)}, seed)["x"] for seed in range(300) for v in (0.0, 1.0, 0.5)}
+    assert found <= proposed
+
+
+@pytest.mark.parametrize(
+    ("choices", "value", "smaller", "larger"),
+    [
+        ([64, 128, 256], 128, 64, 256),
+        ([64, 128, 256], 64, 64, 128),
+        ([64, 128, 256], 256, 128, 256),
+        ([0.1, 0.05], 0.1, 0.05, 0.1),
+        ([256, 64, 128], 256, 128, 256),
+        ([1, 2.5, 2], 2, 1, 2.5),
+        (["adam", "sgd", "lion"], "sgd", "sgd", "sgd"),
+        ([1, 2, None], 2, 2, 2),
+        ([1, 0, True], 1, 1, 1),
+        ([1.0, 2.0, math.nan], 2.0, 2.0, 2.0),
+    ],
+)
+def test_a_choice_among_numbers_moves_to_its_neighbour_and_others_stay(choices, value, smaller, larger):
+    params = {"x": (value, CategoricalDistribution(choices))}
+    assert explored(params, factors=(0.8,), resample=0)["x"] == smaller
+    assert explored(params, factors=(1.2,), resample=0)["x"] == larger
+    assert {explored(params, seed, resample=0)["x"] for seed in range(50)} == {smaller, larger}
+
+
+@pytest.mark.parametrize(
+    ("value", "distribution"),
+    [
+        (3.0, FloatDistribution(3.0, 3.0)),
+        (3.0, FloatDistribution(3.0, 3.0, log=True)),
+        (3, IntDistribution(3, 3)),
+        ("adam", CategoricalDistribution(["adam"])),
+    ],
+)
+def test_a_parameter_with_one_value_stays(value, distribution):
+    for seed in range(20):
+        assert explored({"x": (value, distribution)}, seed, resample=0.5) == {"x": value}
+
+
+def test_a_value_that_was_queued_from_outside_of_its_range_is_brought_in():
+    assert explored({"x": (50, IntDistribution(1, 10))}, resample=0) == {"x": 10}
+    assert explored({"x": (0.001, FloatDistribution(1.0, 2.0))}, resample=0) == {"x": 1.0}
+
+
+DRAWN = [
+    FloatDistribution(-3.0, 5.0),
+    FloatDistribution(1e-5, 1e-1, log=True),
+    FloatDistribution(0.0, 1.0, step=0.1),
+    IntDistribution(-4, 9),
+    IntDistribution(0, 100, step=5),
+    IntDistribution(1, 200, log=True),
+    CategoricalDistribution([0.1, 0.2, 0.3, 0.4, 0.5]),
+    CategoricalDistribution(["adam", "sgd", "lion"]),
+]
+
+
+@pytest.mark.parametrize("distribution", DRAWN, ids=repr)
+def test_what_is_drawn_anew_is_distributed_as_what_optunas_random_sampler_draws(distribution):
+    count = 4000
+    reference = [distribution.to_internal_repr(value) for value in sample(distribution, 1, count)]
+    value, rng = sample(distribution, 2, 1)[0], random.Random(3)
+    mine = []
+    for _ in range(count):
+        params = {"x": (value, distribution)}
+        value = explore(params, perturbation_factors=(1.2,), resample_probability=1.0, rng=rng)["x"]
+        mine.append(distribution.to_internal_repr(value))
+    points = sorted({*mine, *reference})
+    counts, others = Counter(mine), Counter(reference)
+    gap = below = other = 0
+    for point in points:
+        below, other = below + counts[point], other + others[point]
+        gap = max(gap, abs(below - other))
+    # Two-sample Kolmogorov-Smirnov, at 0.1 %.
+    assert gap / count < 1.95 * math.sqrt(2 / count)
+
+
+def test_parameters_are_drawn_anew_and_multiplied_independently_and_as_often_as_said():
+    wide = FloatDistribution(-1e6, 1e6)
+    params = {"a": (1.0, wide), "b": (2.0, wide)}
+    rng, count = random.Random(7), 8000
+    seen: Counter[tuple[str, str]] = Counter()
+    for _ in range(count):
+        found = explore(params, perturbation_factors=(0.8, 1.2), resample_probability=0.25, rng=rng)
+        ratios = (found["a"] / 1.0, found["b"] / 2.0)
+        seen[tuple({0.8: "down", 1.2: "up"}.get(ratio, "anew") for ratio in ratios)] += 1
+    share = {"down": 0.375, "up": 0.375, "anew": 0.25}
+    for a, chance in share.items():
+        for b, other in share.items():
+            expected = count * chance * other
+            assert abs(seen[a, b] - expected) < 4 * math.sqrt(expected), (a, b)
+
+
+# --- the search ---------------------------------------------------------------------------------------------
+
+
+class Drawn(Trials):
+    """Trials with one parameter each, proposed by the number of the trial."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Mapping[str, Any]] = {}
+        self.distributions = {"lr": FloatDistribution(1e-6, 1e6, log=True), "batch": IntDistribution(1, 10**6)}
+
+    def params(self, index: int) -> Params:
+        return {name: (value, self.distributions[name]) for name, value in self.values[index].items()}
+
+
+@dataclass
+class Played:
+    """What happened in one search, in order."""
+
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    told: list[tuple[int, int]] = field(default_factory=list)
+    forks: list[tuple[int, Fork]] = field(default_factory=list)
+    ends: dict[int, str] = field(default_factory=dict)
+    params: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+Value = Callable[[int, int], float]
+
+
+def play(
+    algorithm: PopulationBasedTraining,
+    about: Setting,
+    value: Value,
+    failing: frozenset[tuple[int, int]] = frozenset(),
+    ahead: int = 0,
+    stop_after: int = 10**9,
+) -> Played:
+    """Do what a session does, and check the laws of the port. ``ahead``: trials that an interrupted call proposed.
+
+    ``stop_after``: how many are proposed before the study is stopped.
+    """
+    algorithm.check(about)
+    trials, played = Drawn(), Played()
+    played.params = trials.values
+    search = algorithm.start(about, trials)
+    asked: deque[tuple[int, int]] = deque()
+    reached: dict[int, int] = {}
+    started: dict[int, int] = {}
+
+    def perform(actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Ask(index, step):
+                    assert index in trials.values and index not in played.ends
+                    assert all(index != other for other, _ in asked)
+                    assert max(started[index], reached.get(index, 0)) < step <= about.steps
+                    asked.append((index, step))
+                    played.asked.append((index, step))
+                case Finish(index, state):
+                    assert index not in played.ends and all(index != other for other, _ in asked)
+                    assert (state == "complete") == (reached[index] == about.steps)
+                    played.ends[index] = state
+                case Fork(donor, step, params):
+                    assert donor not in played.ends and reached[donor] == step
+                    index = len(trials.values)
+                    trials.values[index], started[index] = params, step
+                    played.forks.append((index, action))
+                    perform(search.forked(index, action))
+
+    def add() -> None:
+        index = len(trials.values)
+        trials.values[index] = {"lr": 10.0 ** (index % 5 - 2), "batch": 100 + index}
+        started[index] = 0
+        perform(search.added(index))
+
+    for _ in range(ahead):
+        add()
+    while len(trials.values) < stop_after and search.room() > 0:
+        add()
+    perform(search.closed())
+    while asked:
+        index, step = asked.popleft()
+        if (index, step) in failing:
+            played.ends[index] = "failed"
+            perform(search.failed(index))
+        else:
+            reached[index] = step
+            played.told.append((index, step))
+            perform(search.told(index, step, value(index, step)))
+    assert search.room() == 0
+    assert set(played.ends) == set(trials.values)
+    return played
+
+
+def setting(n_trials: int | None = 10, steps: int = 9, maximize: bool = False) -> Setting:
+    return Setting(steps=steps, n_trials=n_trials, maximize=maximize, adaptive=False)
+
+
+def values(seed: int, distinct: int = 5) -> Value:
+    """Few values, so that they tie often, infinite ones among them."""
+    table = [*(float(n) for n in range(distinct - 2)), math.inf, -math.inf]
+    return lambda index, step: random.Random(f"{seed}/{index}/{step}").choice(table)
+
+
+def generations_of_the_paper(
+    played: Played, n: int, quantile: Decimal, rounds: list[int], maximize: bool, value: Value, failing: frozenset[Any]
+) -> tuple[list[tuple[int, int]], dict[int, str]]:
+    """The population's life with donors and parameters as they were drawn in ``played``, whose legality is checked.
+
+    Each agent looks whether it is in the bottom quantile of all; if so, it takes the place of one in the top quantile.
+    """
+    share = math.ceil(n * quantile)
+    k = share if 2 * share <= n else n // 2
+    population = list(range(n))
+    asked, ends = [], {}
+    forks = iter(played.forks)
+    for number, step in enumerate(rounds):
+        asked += [(agent, step) for agent in population if agent not in ends]
+        ends |= {agent: "failed" for agent in population if (agent, step) in failing and agent not in ends}
+        alive = [agent for agent in population if agent not in ends]
+        if not alive:
+            break
+        if number == len(rounds) - 1:
+            ends |= dict.fromkeys(alive, "complete")
+            break
+        score = {agent: value(agent, step) * (1 if maximize else -1) for agent in alive}
+
+        def better(agent: int, score: dict[int, float] = score) -> int:
+            return sum(score[o] > score[agent] or (score[o] == score[agent] and o < agent) for o in score)
+
+        top = [agent for agent in alive if better(agent) < k]
+        following = []
+        for agent in population:
+            if agent in alive and better(agent) < n - k:
+                following.append(agent)
+                continue
+            if agent in alive:
+                ends[agent] = "pruned"
+            index, fork = next(forks)
+            assert fork.donor in top and fork.step == step
+            assert set(fork.params) == set(played.params[fork.donor])
+            following.append(index)
+        population = following
+    assert next(forks, None) is None
+    return asked, ends
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_each_round_replaces_the_worst_by_forks_of_the_best_as_the_paper_says(data):
+    n, interval = data.draw(st.integers(2, 24)), data.draw(st.integers(1, 8))
+    quantile = data.draw(st.sampled_from(["0.01", "0.07", "0.2", "0.25", "0.3", "0.5"]))
+    maximize, seed = data.draw(st.booleans()), data.draw(st.integers(0, 99))
+    value = values(seed, data.draw(st.sampled_from([3, 60])))
+    targets = st.tuples(st.integers(0, 60), st.integers(1, 9))
+    failing = data.draw(st.frozensets(targets, max_size=60))
+    algorithm = PopulationBasedTraining(interval, quantile=float(quantile), seed=seed)
+    rounds = [step for step in range(1, 9) if step % interval == 0] + [9]
+    assert algorithm.rounds(9) == rounds
+    played = play(algorithm, setting(n, maximize=maximize), value, failing)
+    asked, ends = generations_of_the_paper(played, n, Decimal(quantile), rounds, maximize, value, failing)
+    assert (played.asked, played.ends) == (asked, ends)
+
+
+@pytest.mark.parametrize(
+    ("n", "quantile", "replaced"),
+    [(2, 0.2, 1), (3, 0.5, 1), (10, 0.2, 2), (11, 0.2, 3), (10, 0.25, 3), (100, 0.07, 7), (4, 0.5, 2)],
+)
+def test_so_many_are_replaced_in_a_round(n, quantile, replaced):
+    played = play(PopulationBasedTraining(3, quantile=quantile), setting(n, steps=6), lambda index, step: index)
+    assert len(played.forks) == replaced
+    assert {index for index, end in played.ends.items() if end == "pruned"} == set(range(n - replaced, n))
+    assert {fork.donor for _, fork in played.forks} <= set(range(replaced))
+
+
+def test_equal_values_are_ranked_in_the_order_of_the_trials():
+    played = play(PopulationBasedTraining(3), setting(5, steps=6), lambda index, step: 1.0)
+    assert [index for index, end in played.ends.items() if end == "pruned"] == [4]
+    assert [fork.donor for _, fork in played.forks] == [0]
+
+
+def test_forks_keep_the_places_of_those_that_they_replace():
+    order = [4, 0, 3, 1, 2]  # of the first round: trial 1 is the best, trial 0 the worst
+    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: order[index] if step == 3 else index)
+    assert played.asked == [
+        *[(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)],
+        *[(5, 6), (1, 6), (2, 6), (3, 6), (4, 6)],
+        *[(6, 9), (1, 9), (2, 9), (3, 9), (4, 9)],  # trial 5, the worst at step 6, gives its place on
+    ]
+    assert [(index, fork.donor, fork.step) for index, fork in played.forks] == [(5, 1, 3), (6, 1, 6)]
+
+
+def test_a_member_that_failed_is_replaced_before_one_that_did_not():
+    failing = frozenset({(1, 3)})
+    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing)
+    assert played.ends == {1: "failed", 5: "pruned"} | dict.fromkeys((0, 2, 3, 4, 6), "complete")
+    assert [(index, fork.donor, fork.step) for index, fork in played.forks] == [(5, 0, 3), (6, 0, 6)]
+
+
+def test_more_may_fail_than_a_quantile_has():
+    failing = frozenset({(1, 3), (2, 3), (4, 3)})
+    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing)
+    assert [(fork.donor, fork.step) for _, fork in played.forks] == [(0, 3), (0, 3), (0, 3), (0, 6)]
+    assert sum(end == "complete" for end in played.ends.values()) == 5
+
+
+def test_when_all_have_failed_the_search_is_over():
+    everything = frozenset((index, 6) for index in range(20))
+    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, everything)
+    assert [step for _, step in played.asked] == [3] * 5 + [6] * 5
+    assert Counter(played.ends.values()) == {"failed": 5, "pruned": 1}
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2, 7])
+def test_a_study_that_is_stopped_early_trains_the_population_that_is_there(stop_after):
+    played = play(PopulationBasedTraining(3), setting(10), lambda index, step: index, stop_after=stop_after)
+    assert sum(end == "complete" for end in played.ends.values()) == stop_after
+    assert len(played.forks) == {0: 0, 1: 0, 2: 2, 7: 4}[stop_after]
+
+
+@given(n=st.integers(2, 20), seed=st.integers(0, 9), ahead=st.integers(0, 20))
+@settings(max_examples=40, deadline=None)
+def test_a_search_that_is_told_again_makes_the_same_forks(n, seed, ahead):
+    algorithm = PopulationBasedTraining(2, seed=seed)
+    first = play(algorithm, setting(n), values(seed))
+    again = play(algorithm, setting(n), values(seed), ahead=min(ahead, n))
+    assert (again.asked, again.forks, again.ends, again.params) == (
+        first.asked,
+        first.forks,
+        first.ends,
+        first.params,
+    )
+
+
+def test_what_is_drawn_hangs_on_the_seed_the_round_and_the_place_alone():
+    def forks(seed: int, last: float, failing: frozenset[tuple[int, int]] = frozenset()) -> list[Fork]:
+        played = play(
+            PopulationBasedTraining(4, 0.5, seed=seed),
+            setting(10, steps=8),
+            lambda index, step: last if index == 9 else index,
+            failing,
+        )
+        return [fork for _, fork in played.forks]
+
+    assert forks(0, 9.0) == forks(0, 900.0) == forks(0, 0.0, failing=frozenset({(9, 4)}))
+    assert forks(0, 9.0) != forks(1, 9.0)
+    assert len({repr(fork) for fork in forks(0, 9.0)}) == 5
+
+
+def test_donors_are_drawn_uniformly_from_the_best():
+    seen: Counter[int] = Counter()
+    for seed in range(400):
+        played = play(PopulationBasedTraining(4, 0.5, seed=seed), setting(10, steps=8), lambda index, step: index)
+        seen.update(fork.donor for _, fork in played.forks)
+    assert set(seen) == set(range(5))
+    expected = 400 * 5 / 5
+    assert sum((count - expected) ** 2 / expected for count in seen.values()) < 18.5  # chi-square, 4 degrees, 0.1 %
+
+
+def test_a_fork_is_explored_from_its_donors_parameters():
+    played = play(
+        PopulationBasedTraining(1, 0.5, resample_probability=0.0), setting(20, steps=6), lambda index, step: index
+    )
+    for index, fork in played.forks:
+        donor = played.params[fork.donor]
+        assert played.params[index] == fork.params
+        assert fork.params["lr"] in (donor["lr"] * 0.8, donor["lr"] * 1.2)
+        assert fork.params["batch"] in (round(donor["batch"] * 0.8), round(donor["batch"] * 1.2))
+
+
+# --- the paper's toy ----------------------------------------------------------------------------------------
+
+
+class Quadratic(Trials):
+    """Section 3 and figure 2: maximise 1.2 - |theta|**2, while training sees only 1.2 - h * theta**2."""
+
+    START = (0.9, 0.9)
+
+    def __init__(self) -> None:
+        self.study = optuna.create_study()
+        self.trials: list[optuna.Trial] = []
+        self.lines: list[list[tuple[int, Mapping[str, float]]]] = []  # per trial: from which step on, which h
+
+    def add(self, params: Mapping[str, float], line: list[tuple[int, Mapping[str, float]]], step: int) -> None:
+        self.study.enqueue_trial(dict(params))
+        self.trials.append(self.study.ask({"h0": FloatDistribution(0.0, 1.0), "h1": FloatDistribution(0.0, 1.0)}))
+        self.lines.append([*line, (step, self.trials[-1].params)])
+
+    def params(self, index: int) -> Params:
+        trial = self.trials[index]
+        return {name: (value, trial.distributions[name]) for name, value in trial.params.items()}
+
+
+def trained(theta: tuple[float, float], h: Mapping[str, float], steps: int) -> tuple[float, float]:
+    for _ in range(steps):
+        theta = (theta[0] * (1 - 0.02 * h["h0"]), theta[1] * (1 - 0.02 * h["h1"]))
+    return theta
+
+
+def true_score(theta: tuple[float, float]) -> float:
+    return 1.2 - theta[0] ** 2 - theta[1] ** 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_solves_the_papers_toy_that_no_member_solves_and_the_winner_is_one_ordinary_trial(seed):
+    steps, trials = 400, Quadratic()
+    search = PopulationBasedTraining(10, 0.5, seed=seed).start(setting(2, steps=steps, maximize=True), trials)
+    thetas: dict[int, tuple[float, float]] = {}
+    reached: dict[int, int] = {}
+    asked: deque[tuple[int, int]] = deque()
+    complete = []
+
+    def perform(actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Ask():
+                    asked.append((action.index, action.step))
+                case Finish(index, "complete"):
+                    complete.append(index)
+                case Fork(donor, step, params):
+                    index = len(trials.trials)
+                    trials.add(params, trials.lines[donor], step)
+                    thetas[index], reached[index] = thetas[donor], step
+                    perform(search.forked(index, action))
+
+    for index, h in enumerate([{"h0": 1.0, "h1": 0.0}, {"h0": 0.0, "h1": 1.0}]):
+        trials.add(h, [], 0)
+        thetas[index], reached[index] = Quadratic.START, 0
+        perform(search.added(index))
+    while asked:
+        index, step = asked.popleft()
+        thetas[index] = trained(thetas[index], trials.trials[index].params, step - reached[index])
+        reached[index] = step
+        perform(search.told(index, step, true_score(thetas[index])))
+
+    alone = [true_score(trained(Quadratic.START, trials.lines[index][0][1], steps)) for index in (0, 1)]
+    assert max(alone) < 1.2 - 0.8  # each forgets one of the two
+    winner = max(complete, key=lambda index: true_score(thetas[index]))
+    assert true_score(thetas[winner]) > 1.15
+    # Trained again, from its schedule alone.
+    theta = Quadratic.START
+    line = trials.lines[winner]
+    assert len(line) > 2
+    for (start, h), stop in zip(line, [start for start, _ in line[1:]] + [steps], strict=True):
+        theta = trained(theta, h, stop - start)
+    assert theta == thetas[winner]
+
+
+# --- use ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "about", "message"),
+    [
+        (PopulationBasedTraining(0), setting(), "interval is 0; it must be a whole number, 1 or more"),
+        (PopulationBasedTraining(2.5), setting(), "interval is 2.5"),
+        (PopulationBasedTraining(9), setting(), "interval is 9, but a trial has 9 steps.*lower interval"),
+        (PopulationBasedTraining(1, seed=-1), setting(), "seed is -1"),
+        (PopulationBasedTraining(1, 0), setting(), "quantile is 0; it must be above 0 and at most 0.5"),
+        (PopulationBasedTraining(1, 0.6), setting(), "quantile is 0.6"),
+        (PopulationBasedTraining(1, math.nan), setting(), "quantile is nan"),
+        (PopulationBasedTraining(1, "0.2"), setting(), "quantile is '0.2'"),
+        (
+            PopulationBasedTraining(1, perturbation_factors=()),
+            setting(),
+            r"perturbation_factors is \(\); give positive",
+        ),
+        (PopulationBasedTraining(1, perturbation_factors=(0.8, 0)), setting(), r"perturbation_factors is \(0.8, 0\)"),
+        (PopulationBasedTraining(1, perturbation_factors=(math.inf,)), setting(), "perturbation_factors is"),
+        (PopulationBasedTraining(1, perturbation_factors=1.2), setting(), "perturbation_factors is 1.2"),
+        (PopulationBasedTraining(1, resample_probability=1.1), setting(), "resample_probability is 1.1; it must be"),
+        (PopulationBasedTraining(1, resample_probability=None), setting(), "resample_probability is None"),
+        (PopulationBasedTraining(1), setting(None), "n_trials is None; .* give 2 or more"),
+        (PopulationBasedTraining(1), setting(1), "n_trials is 1; .* give 2 or more"),
+    ],
+    ids=repr,
+)
+def test_bad_parameters_are_named_with_a_remedy(algorithm, about, message):
+    with pytest.raises(UsageError, match=message):
+        algorithm.check(about)
+
+
+def test_importing_the_algorithms_loads_no_optuna():
+    code = "import sys, hpstage.algos; sys.exit('optuna' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
