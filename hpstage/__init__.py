@@ -27,7 +27,7 @@ _HOMES = {
     "Schedule": "hpstage.schedule",
     "optimize": "hpstage.front_door",
 }
-_MODULES = {"algos", "checkpoints", "cluster", "errors", "report", "schedule", "store", "testing", "torch"}
+_MODULES = {"algos", "checkpoints", "cluster", "errors", "optuna", "report", "schedule", "store", "testing", "torch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ from hpstage.events import (
     WorkerLeft,
 )
 from hpstage.executor import Executor
-from hpstage.plan import FORMAT, SearchPlan
+from hpstage.plan import FORMAT, SearchPlan, other_format
 from hpstage.scheduling import Answer, Scheduler
 from hpstage.store.journal import Journal
 
@@ -79,11 +79,8 @@ def _check_header(record: bytes, workload: StateKey, described: Mapping[str, str
         header = msgspec.json.decode(record, type=_Header)
     except msgspec.MsgspecError as error:
         raise StoreError(f"this is not the journal of a search plan ({error}); choose another store") from error
-    if header.format > FORMAT:
-        raise StoreError(
-            f"this store was written in format {header.format} by a newer hpstage; this one reads up to {FORMAT}: "
-            f"upgrade hpstage, or choose another store"
-        )
+    if header.format != FORMAT:
+        raise StoreError(other_format(header.format))
     if header.workload != workload:
         names = sorted({*header.described, *described})
         changes = [
@@ -122,11 +119,14 @@ class Driver:
         self._executor = executor
         self._journal = journal
         self._answers: list[Answer] = []
+        self._unwritten: list[Fact] = []
         self._worker_timeout = worker_timeout
         self._alone_since: float | None = None
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
+        for trial in trials:
+            self.plan.check(trial)
         self.remember([*(trial for trial in trials if not self._knows(trial)), *along])
 
     def remember(self, facts: Sequence[Fact]) -> None:
@@ -141,7 +141,10 @@ class Driver:
 
     def ask(self, trial: TrialId, step: int) -> None:
         """Have ``trial`` trained to ``step`` and evaluated; :meth:`wait` brings the answer."""
-        self._answers += self.scheduler.ask(trial, step).answers
+        decision = self.scheduler.ask(trial, step)
+        # Written with whatever comes next: an ask that is lost before anything was trained for it is asked again.
+        self._unwritten += decision.facts
+        self._answers += decision.answers
 
     def knows(self, trial: TrialId, step: int) -> bool:
         """Are the metrics of this target known already?"""
@@ -210,5 +213,6 @@ class Driver:
                     self._executor.stop(instruction.chain)
 
     def _record(self, facts: Sequence[Fact]) -> None:
-        if facts:
-            self._journal.append([_encode(fact) for fact in facts])
+        if facts or self._unwritten:
+            self._journal.append([_encode(fact) for fact in (*self._unwritten, *facts)])
+            self._unwritten.clear()

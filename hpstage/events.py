@@ -223,6 +223,13 @@ class TrialAdded(msgspec.Struct, frozen=True, tag=True):
     steps: int
 
 
+class TargetAsked(msgspec.Struct, frozen=True, tag=True):
+    """``trial`` is to be trained to ``step`` and evaluated. Recorded once, whoever asks again."""
+
+    trial: TrialId
+    step: int
+
+
 class StateReached(msgspec.Struct, frozen=True, tag=True):
     """Steps ``[start, step)`` of ``node`` are trained; what is known and kept of the state at ``step``."""
 
@@ -271,15 +278,19 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
 
 class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     """A call of ``optimize`` began to propose trials. It is over at its :class:`SearchEnded`; until then a call that
-    is the same in all of these continues it."""
+    is the same in all of these continues it. One that ``extends`` takes over the trials of the study's last search."""
 
     study: str
     algorithm: str
-    metric: str
+    metric: tuple[str, ...]
     steps: int
     n_trials: int | None
     sampler: str
     at: float
+    extends: bool = False
+
+    def same_call(self, other: SearchStarted) -> bool:
+        return msgspec.structs.replace(self, at=0.0) == msgspec.structs.replace(other, at=0.0)
 
 
 class RandomState(msgspec.Struct, frozen=True):
@@ -291,14 +302,27 @@ class RandomState(msgspec.Struct, frozen=True):
     key: str | None
 
 
+class ForkedFrom(msgspec.Struct, frozen=True):
+    """A trial is ``donor`` up to ``step``, and the space's trial under ``params`` from there on."""
+
+    donor: TrialId
+    step: int
+    params: dict[str, Scalar]
+
+
 class TrialProposed(msgspec.Struct, frozen=True, tag=True):
     """The study's trial ``number`` belongs to the search under way; ``sampler`` holds the sampler's random states
-    after it was proposed (or, with ``number`` None, before the first)."""
+    after it was proposed (or, with ``number`` None, before the first).
+
+    ``fork``: an algorithm made it out of another. ``extends``: it takes the place of a trial that was finished before
+    it was carried on."""
 
     study: str
     number: int | None
     trial: TrialId | None
     sampler: dict[str, RandomState]
+    fork: ForkedFrom | None = None
+    extends: TrialId | None = None
 
 
 class SearchEnded(msgspec.Struct, frozen=True, tag=True):
@@ -309,6 +333,7 @@ class SearchEnded(msgspec.Struct, frozen=True, tag=True):
 Fact = (
     PlanCreated
     | TrialAdded
+    | TargetAsked
     | StateReached
     | StateLost
     | StageFailed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import optuna
 
-from hpstage.algorithm import Algorithm, Setting, Trials
+from hpstage.algorithm import Algorithm, Setting
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, open_plan, read_facts
@@ -20,11 +20,14 @@ from hpstage.executor import Executor
 from hpstage.identity import code_identity
 from hpstage.keys import workload_key
 from hpstage.locations import open_places
+from hpstage.optuna.ledger import Ledger, base_sampler
 from hpstage.progress import Progress
 from hpstage.result import Result, savings
+from hpstage.roster import Roster
 from hpstage.schedule import Scalar
 from hpstage.scheduling import Scheduler
-from hpstage.session import Callback, Session, Space, missing_metric
+from hpstage.session import Callback, Session, missing_metric
+from hpstage.space import Space
 from hpstage.store import Journal
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ def optimize(
     trainable: object,
     space: Space,
     *,
-    metric: str,
+    metric: str | Sequence[str],
     steps: int,
     n_trials: int | None = None,
     timeout: float | None = None,
@@ -55,6 +58,7 @@ def optimize(
     callbacks: Sequence[Callback] | None = None,
     catch: Iterable[type[Exception]] | type[Exception] = (Exception,),
     show_progress_bar: bool = False,
+    extend: bool = False,
     sharing: bool = True,
     checkpoint_every: int | None = None,
 ) -> Result:
@@ -66,13 +70,15 @@ def optimize(
     again.
 
     Args:
-        study: a single-objective Optuna study.
+        study: an Optuna study. One with several objectives takes as many metrics, and full training.
         trainable: a ``TorchTrainable``, a function of one argument, or an object with ``setup``, ``train``,
             ``evaluate``, ``state_dict`` and ``load_state_dict``.
         space: maps an ``optuna.Trial`` to ``{hyper-parameter: schedule or value}``.
-        metric: the name, among those that ``evaluate`` returns, of the study's objective.
+        metric: the name, among those that ``evaluate`` returns, of the study's objective; a list of names, in the
+            order of the study's directions, where there are several.
         steps: steps of a full trial.
-        n_trials: how many trials this call proposes, those of an interrupted call that it continues included.
+        n_trials: how many trials the sampler proposes in this call, those of an interrupted call that it continues
+            included. Trials that an algorithm makes out of others (population based training) come in addition.
         timeout: seconds after which no stage is started any more; what runs comes to its end. Unfinished trials
             stay open, and the next call goes on with them.
         algorithm: how far each trial is trained; :class:`~hpstage.algos.FullTraining` by default.
@@ -84,6 +90,11 @@ def optimize(
         catch: exceptions of the user's code that fail their trials only; others stop the study once running stages
             have ended. By default all are caught; Optuna's own default is ``()``.
         show_progress_bar: show a progress line on a terminal.
+        extend: go on with the study's last search, whether it ended or not, with more ``steps``, more ``n_trials`` or
+            another ``algorithm``: its trials count among ``n_trials``, the algorithm is told again what is known of
+            them, and what was kept is trained on. A finished trial that is trained on gains its longer result in a
+            new trial of the study (Optuna's finished trials cannot be changed), with all its values and the user
+            attribute ``hpstage:extends``.
         sharing: ``False`` trains every trial alone, for comparison.
         checkpoint_every: steps after which a state is kept at the latest; by default about a minute of training.
 
@@ -95,7 +106,8 @@ def optimize(
         TrainingError: an exception that ``catch`` does not name.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
-    setting = _checked(study, space, metric, steps, n_trials, timeout, algorithm, checkpoint_every)
+    metrics = (metric,) if isinstance(metric, str) else tuple(metric)
+    setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)
     caught = (catch,) if isinstance(catch, type) else tuple(catch)
     with ExitStack() as closing:
         hands = _executor(executor)
@@ -108,40 +120,44 @@ def optimize(
         hands.use(places.checkpoints)
         scheduler = Scheduler(plan, prefix=f"{os.getpid():x}-{time.time_ns():x}", checkpoint_every=checkpoint_every)
         driver = Driver(plan, scheduler, hands, places.journal)
-        progress = closing.enter_context(Progress(show_progress_bar, n_trials))
+        progress = closing.enter_context(Progress(show_progress_bar, study.study_name, n_trials))
 
         def try_out(initial: Mapping[str, Scalar]) -> None:
-            metrics = hands.try_out(initial)
-            if metrics is not None and metric not in metrics:
-                raise UsageError(missing_metric(metric, metrics))
+            found = hands.try_out(initial)
+            for name in metrics:
+                if found is not None and name not in found:
+                    raise UsageError(missing_metric(name, found))
 
+        started = SearchStarted(
+            study=study.study_name,
+            algorithm=repr(algorithm),
+            metric=metrics,
+            steps=steps,
+            n_trials=n_trials,
+            sampler=type(study.sampler).__qualname__,
+            at=time.time(),
+            extends=extend,
+        )
+        ledger = Ledger(study)
+        roster = Roster(ledger, driver, started, space, before_first=try_out)
         session = Session(
-            study,
+            ledger,
             driver,
-            algorithm.start(setting, Trials()),
-            SearchStarted(
-                study=study.study_name,
-                algorithm=repr(algorithm),
-                metric=metric,
-                steps=steps,
-                n_trials=n_trials,
-                sampler=type(study.sampler).__qualname__,
-                at=time.time(),
-            ),
-            space,
-            synchronous=algorithm.synchronous,
+            roster,
+            algorithm,
+            setting,
+            started,
             callbacks=tuple(callbacks or ()),
             catch=caught,
             deadline=None if timeout is None else time.monotonic() + timeout,
-            on_change=lambda session: progress.update(driver, session.finished),
-            before_first=try_out,
+            on_change=lambda session: progress.update(plan, scheduler, session.finished),
         )
         began, steps_before = time.monotonic(), plan.totals.steps_trained
         with _in_optimize_loop(study):
             session.run()
         makespan = time.monotonic() - began
         before = plan.searches[study.study_name].before
-        ids = [trial.id for trial in session.trials]
+        ids = [trial.id for trial in roster.trials if trial.id in plan.trials]
         saved = savings(
             plan,
             before,
@@ -151,7 +167,7 @@ def optimize(
             makespan=makespan,
             workers=scheduler.most_workers,
         )
-        progress.update(driver, session.finished, at_once=True)
+        progress.update(plan, scheduler, session.finished, at_once=True)
         return Result(study, saved, places.folder, plan, tuple(read_facts(places.journal)))
 
 
@@ -174,7 +190,7 @@ class _in_optimize_loop:
 def _checked(
     study: object,
     space: object,
-    metric: object,
+    metrics: tuple[object, ...],
     steps: object,
     n_trials: object,
     timeout: object,
@@ -184,15 +200,16 @@ def _checked(
     """Refuse what cannot be searched, before a worker is started."""
     if not isinstance(study, optuna.Study):
         raise UsageError(f"study is a {type(study).__name__}; give an optuna.Study (optuna.create_study(...))")
-    if len(study.directions) != 1:
-        raise UsageError(
-            f"the study has {len(study.directions)} objectives; hpstage searches for one metric: create the study with "
-            f"one direction"
-        )
     if not callable(space):
         raise UsageError(f"space is a {type(space).__name__}; give a function of an optuna.Trial that returns a dict")
-    if not isinstance(metric, str) or not metric:
-        raise UsageError(f"metric is {metric!r}; give the name of one of the numbers that evaluate() returns")
+    for metric in metrics:
+        if not isinstance(metric, str) or not metric:
+            raise UsageError(f"metric is {metric!r}; give the name of one of the numbers that evaluate() returns")
+    if len(metrics) != len(study.directions):
+        raise UsageError(
+            f"the study has {len(study.directions)} objective{'s' * (len(study.directions) > 1)}, but metric names "
+            f"{len(metrics)}; give one name per direction, in their order"
+        )
     counts = {
         "steps": (steps, False),
         "n_trials": (n_trials, True),
@@ -207,12 +224,17 @@ def _checked(
         raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds above zero, or None")
     if not isinstance(algorithm, Algorithm):
         raise UsageError(f"algorithm is {algorithm!r}; give an instance of one from hpstage.algos")
+    if len(metrics) > 1 and not algorithm.multi_objective:
+        raise UsageError(
+            f"{type(algorithm).__name__} compares trials by one value, but the study has {len(metrics)} objectives; "
+            f"use FullTraining, or a study with one direction"
+        )
     assert isinstance(steps, int) and (n_trials is None or isinstance(n_trials, int))
     setting = Setting(
         steps=steps,
         n_trials=n_trials,
-        maximize=study.direction == optuna.study.StudyDirection.MAXIMIZE,
-        adaptive=not isinstance(study.sampler, _BLIND),
+        maximize=study.directions[0] == optuna.study.StudyDirection.MAXIMIZE,
+        adaptive=not isinstance(base_sampler(study), _BLIND),
     )
     algorithm.check(setting)
     return setting

@@ -9,7 +9,7 @@ apart by their values at that step, so that finding the way costs a look-up per 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpstage.errors import InternalError, ScheduleError, UsageError
@@ -26,6 +26,7 @@ from hpstage.events import (
     StateLost,
     StateReached,
     StateRef,
+    TargetAsked,
     TrialAdded,
     TrialId,
     TrialProposed,
@@ -34,8 +35,8 @@ from hpstage.events import (
 from hpstage.keys import History
 from hpstage.schedule import Form, Scalar, Schedule, agreement, varies
 
-FORMAT = 1
-"""Version of the journal's events. A plan of a newer format is refused, never guessed at."""
+FORMAT = 2
+"""Version of the journal's events. A plan of another format is refused, never guessed at."""
 
 _TRUE, _FALSE = object(), object()  # stand for the booleans in look-ups: Python holds True == 1
 
@@ -123,8 +124,14 @@ class PlannedTrial:
     path: tuple[Node, ...]
     stops: tuple[int, ...]
     schedules: Mapping[str, Schedule]
-    asked: int = 0  # the farthest step asked for
-    targets: int = 0  # how many were asked for
+    targets: set[int] = field(default_factory=set)  # the steps asked for
+    asked: int = 0  # the farthest of them
+    fresh: dict[NodeId, int] = field(default_factory=dict)  # steps of each node that no trial had asked for before
+
+    @property
+    def shared(self) -> int:
+        """Steps asked for that another trial had asked for before."""
+        return self.asked - sum(self.fresh.values())
 
     def node_at(self, step: int) -> Node:
         """The node on whose line the state after ``step`` steps stands (1 <= step <= steps)."""
@@ -154,6 +161,8 @@ class SearchRecord:
 class Totals:
     """Sums over all that happened: steps and seconds."""
 
+    steps_asked: int = 0
+    steps_unique: int = 0
     steps_trained: int = 0
     steps_wasted: int = 0
     train_seconds: float = 0.0
@@ -171,6 +180,25 @@ class Totals:
         return self.train_seconds + self.load_seconds + self.evaluate_seconds + self.save_seconds + self.wasted_seconds
 
 
+@dataclass(slots=True)
+class Merged:
+    """Training that a set of trials asks for: each trial alone (``asked``), and all of them together (``unique``)."""
+
+    steps_asked: int = 0
+    steps_unique: int = 0
+    seconds_asked: float = 0.0
+    seconds_unique: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
+
+    @property
+    def cost_weighted_rate(self) -> float:
+        """The merge rate with measured seconds in place of steps."""
+        return self.seconds_asked / self.seconds_unique if self.seconds_unique else 1.0
+
+
 class SearchPlan:
     """The fold of a journal. ``apply`` takes a fact; an illegal fact raises and changes nothing.
 
@@ -184,8 +212,6 @@ class SearchPlan:
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
         self.failures: list[StageFailed] = []
-        self.steps_asked = 0
-        self.steps_unique = 0
         self.searches: dict[str, SearchRecord] = {}  # the latest of each study
         self._roots: dict[tuple[object, ...], Node] = {}
 
@@ -197,6 +223,8 @@ class SearchPlan:
                 self._reached(fact)
             case TrialAdded():
                 self._add(fact)
+            case TargetAsked():
+                self._ask(fact)
             case StateLost():
                 self._node(fact.node)
                 state = self.nodes[fact.node].states.get(fact.step)
@@ -212,17 +240,15 @@ class SearchPlan:
                 self.totals.wasted_seconds += fact.seconds
             case SearchStarted():
                 before = replace(self.totals, sources=dict(self.totals.sources))
-                self.searches[fact.study] = SearchRecord(fact, before)
+                taken_over = self._search(fact.study).proposed if fact.extends else []
+                self.searches[fact.study] = SearchRecord(fact, before, list(taken_over))
             case TrialProposed():
                 self._search(fact.study).proposed.append(fact)
             case SearchEnded():
                 self._search(fact.study).ended = True
             case PlanCreated():
-                if fact.format > FORMAT:
-                    raise UsageError(
-                        f"this plan was written in format {fact.format} by a newer hpstage; this one reads up to "
-                        f"{FORMAT}: upgrade hpstage, or choose another store"
-                    )
+                if fact.format != FORMAT:
+                    raise UsageError(other_format(fact.format))
                 if fact.workload != self.workload:
                     raise InternalError("a journal of another workload was folded")
 
@@ -270,16 +296,31 @@ class SearchPlan:
         self.trials[fact.trial] = PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules)
 
     def _extend(self, known: PlannedTrial, fact: TrialAdded) -> None:
-        """The trial again, for more steps. What it has been asked for stays as it is."""
-        path, stops = self._walk(fact)
-        common = min(known.asked, fact.steps)
-        if [(n.id, b) for n, _, b in known.legs(common)] != [
-            (n.id, b) for n, _, b in PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules).legs(common)
-        ]:
+        """The trial again, for more steps or other ones than it was asked for. What it was asked for stays as it is."""
+        self.check(fact)
+        known.path, known.stops = self._walk(fact)
+        known.steps, known.schedules = fact.steps, fact.schedules
+
+    def check(self, fact: TrialAdded) -> None:
+        """Refuse a trial that was trained under other schedules before.
+
+        Raises:
+            UsageError: naming the trial and the hyper-parameter.
+        """
+        known = self.trials.get(fact.trial)
+        if known is None or not known.asked:
+            return
+        if fact.steps < known.asked or fact.schedules.keys() != known.schedules.keys():
             raise UsageError(
-                f"trial {fact.trial} was trained to step {known.asked} under other schedules; a trial's past is fixed"
+                f"trial {fact.trial} was trained to step {known.asked} with {', '.join(sorted(known.schedules))}; it "
+                f"cannot become one of {fact.steps} steps with {', '.join(sorted(fact.schedules))}"
             )
-        known.steps, known.path, known.stops, known.schedules = fact.steps, path, stops, fact.schedules
+        for name, schedule in sorted(fact.schedules.items()):
+            if schedule.until(known.asked) != known.schedules[name].until(known.asked):
+                raise UsageError(
+                    f"trial {fact.trial} was trained to step {known.asked} under another schedule of {name!r}; a "
+                    f"trial's past is fixed: keep the space's schedules as they were up to there"
+                )
 
     def _walk(self, fact: TrialAdded) -> tuple[tuple[Node, ...], tuple[int, ...]]:
         """The trial's way, with nodes made where its values part from all that is there. O(segments)."""
@@ -331,40 +372,70 @@ class SearchPlan:
             state = node.states[step] = State(node, step)
         return state
 
-    def ask(self, trial: TrialId, step: int) -> State:
-        """Note that ``trial`` is to be trained to ``step`` and return that state. O(segments)."""
+    def target(self, trial: TrialId, step: int) -> State:
+        """The state that is ``trial`` trained to ``step``. O(log segments)."""
         planned = self.trials.get(trial)
         if planned is None:
             raise InternalError(f"trial {trial} was asked for but never added")
         if not 1 <= step <= planned.steps:
             raise InternalError(f"step {step} was asked of trial {trial}, which ends at {planned.steps}")
-        planned.targets += 1
-        if step > planned.asked:
-            self.steps_asked += step - planned.asked
-            planned.asked = step
-            for node, _, stop in planned.legs(step):
-                if stop > node.reach:
-                    self.steps_unique += stop - node.reach
-                    node.reach = stop
         return self.touch(planned.node_at(step), step)
 
+    def _ask(self, fact: TargetAsked) -> None:
+        """Account for a target. Whoever asks first for a step of a node pays for it. O(segments)."""
+        self.target(fact.trial, fact.step)
+        planned, step = self.trials[fact.trial], fact.step
+        planned.targets.add(step)
+        if step <= planned.asked:
+            return
+        self.totals.steps_asked += step - planned.asked
+        planned.asked = step
+        for node, _, stop in planned.legs(step):
+            if stop > node.reach:
+                fresh = stop - node.reach
+                planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
+                self.totals.steps_unique += fresh
+                node.reach = stop
+
     # --- reading ------------------------------------------------------------------------------------------
+
+    @property
+    def steps_asked(self) -> int:
+        """Steps of all trials, as far as asked."""
+        return self.totals.steps_asked
+
+    @property
+    def steps_unique(self) -> int:
+        """Distinct steps among them."""
+        return self.totals.steps_unique
 
     @property
     def merge_rate(self) -> float:
         """Steps of all trials / unique steps, as far as asked (arXiv 2006.11972, section 2)."""
         return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
 
-    def cost_weighted_merge_rate(self) -> float:
-        """The merge rate with measured seconds in place of steps."""
-        alone = sum(
-            (stop - start) * self.step_seconds(node)
-            for trial in self.trials.values()
-            if trial.asked
+    def merged(self, trials: Iterable[PlannedTrial]) -> Merged:
+        """What these trials ask for, each alone and all together. O(their segments)."""
+        merged = Merged()
+        reach: dict[NodeId, int] = {}
+        for trial in trials:
+            for node, start, stop in trial.legs(trial.asked):
+                cost = self.step_seconds(node)
+                merged.steps_asked += stop - start
+                merged.seconds_asked += (stop - start) * cost
+                fresh = stop - reach.get(node.id, start)
+                if fresh > 0:
+                    reach[node.id] = stop
+                    merged.steps_unique += fresh
+                    merged.seconds_unique += fresh * cost
+        return merged
+
+    def shared_seconds(self, trial: PlannedTrial) -> float:
+        """Estimated seconds of the steps that another trial had asked for before this one."""
+        return sum(
+            (stop - start - trial.fresh.get(node.id, 0)) * self.step_seconds(node)
             for node, start, stop in trial.legs(trial.asked)
         )
-        unique = sum((node.reach - node.start) * self.step_seconds(node) for node in self.nodes)
-        return alone / unique if unique else 1.0
 
     def step_seconds(self, node: Node) -> float:
         """Seconds per step: the node's own where it ran, else its nearest measured ancestor's, else the average."""
@@ -442,8 +513,19 @@ class SearchPlan:
             for node, start, stop in trial.legs(trial.asked):
                 assert node.start == start < stop
                 unique[node.id] = max(unique.get(node.id, 0), stop - start)
+            fresh = trial.fresh.values()
+            assert trial.asked == max(trial.targets, default=0) and all(steps > 0 for steps in fresh)
+        assert self.steps_unique == sum(sum(trial.fresh.values()) for trial in self.trials.values())
         assert self.steps_asked == sum(trial.asked for trial in self.trials.values())
         assert self.steps_unique == sum(unique.values()) == sum(node.reach - node.start for node in self.nodes)
+
+
+def other_format(format: int) -> str:
+    age, remedy = ("a newer", "upgrade hpstage") if format > FORMAT else ("an older", "go on with that one")
+    return (
+        f"this store was written in format {format} by {age} hpstage; this one reads format {FORMAT}: {remedy}, or "
+        f"choose another store"
+    )
 
 
 def pieces(schedules: Sequence[Schedule], steps: int) -> Iterator[tuple[int, int, tuple[Form, ...]]]:

@@ -8,7 +8,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from hpstage.driver import Driver
+from hpstage.plan import SearchPlan
+from hpstage.scheduling import Scheduler
 
 # Terminals are redrawn at most this often.
 _INTERVAL = 0.2
@@ -23,27 +24,27 @@ class Progress:
     terminal: silent in logs and in CI.
     """
 
-    def __init__(self, shown: bool, n_trials: int | None) -> None:
+    def __init__(self, shown: bool, study: str, n_trials: int | None) -> None:
         self._bar: tqdm | None = None
         if shown and sys.stderr.isatty():
             self._bar = tqdm(total=n_trials, dynamic_ncols=True, file=sys.stderr, bar_format=_FORMAT)
         self._drawn = 0.0
-        self._trained_before: int | None = None
+        self._study = study
 
-    def update(self, driver: Driver, finished: int, *, at_once: bool = False) -> None:
+    def update(self, plan: SearchPlan, scheduler: Scheduler, finished: int, *, at_once: bool = False) -> None:
         now = time.monotonic()
         if self._bar is None or (now - self._drawn < _INTERVAL and not at_once):
             return
         self._drawn = now
-        plan, scheduler = driver.plan, driver.scheduler
-        if self._trained_before is None:
-            self._trained_before = plan.totals.steps_trained
-        trained = plan.totals.steps_trained - self._trained_before
-        saved = (plan.merge_rate - 1) * trained * plan.average_step_seconds()
+        before, totals = plan.searches[self._study].before, plan.totals
+        asked = totals.steps_asked - before.steps_asked
+        unique = totals.steps_unique - before.steps_unique
+        trained = totals.steps_trained - before.steps_trained
+        saved = (asked - unique) * plan.average_step_seconds()
         self._bar.n = finished
         self._bar.set_postfix_str(
-            f"workers {scheduler.running}/{scheduler.workers}, steps {trained}/{plan.steps_unique}, "
-            f"merge rate {plan.merge_rate:.2f}, saved {saved:.0f} s",
+            f"workers {scheduler.running}/{scheduler.workers}, steps {trained}/{unique}, "
+            f"merge rate {asked / max(1, unique):.2f}, saved {saved:.0f} s",
             refresh=True,
         )
 

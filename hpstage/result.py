@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpstage.events import Fact, TrialId
 from hpstage.plan import PlannedTrial, SearchPlan, Totals
+from hpstage.schedule import Schedule
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -134,6 +135,22 @@ class Result:
         return self.study.best_trial
 
     @property
+    def best_trials(self) -> list[FrozenTrial]:
+        """The Pareto front of a study with several objectives."""
+        return self.study.best_trials
+
+    def schedules(self, trial: FrozenTrial | int) -> dict[str, Schedule]:
+        """The schedules under which a trial was trained: a space that returns them trains it again, bit for bit.
+
+        The way to replay a trial of population based training, whose parameters tell its last stretch only.
+
+        Raises:
+            KeyError: the trial is not on this plan.
+        """
+        number = trial if isinstance(trial, int) else trial.number
+        return dict(self.plan.trials[TrialId(f"{self.study.study_name}/{number}")].schedules)
+
+    @property
     def best_value(self) -> float:
         return self.study.best_value
 
@@ -154,31 +171,30 @@ def savings(
     per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
     alone = 0.0
     longest = 0.0
-    for id in trials:
-        planned = plan.trials.get(id)
-        if planned is None:
-            continue
+    planned_trials = [plan.trials[id] for id in trials]
+    for planned in planned_trials:
         reached = _reached(planned)
         if not reached:
             continue
         own = sum((stop - start) * plan.step_seconds(node) for node, start, stop in planned.legs(reached))
-        own += per_evaluation * planned.targets
+        own += per_evaluation * len(planned.targets)
         alone += own
         longest = max(longest, own)
     train_seconds = totals.train_seconds - before.train_seconds
     evaluate_seconds = totals.evaluate_seconds - before.evaluate_seconds
     steps_trained = totals.steps_trained - before.steps_trained
+    merged = plan.merged(planned_trials)
     bound = max(longest, (train_seconds + evaluate_seconds) / max(1, workers))
     return Savings(
         trials=len(trials),
         failed=failed,
-        lower_bound_seconds=bound if whole and bound and steps_trained >= plan.steps_unique else None,
-        steps_asked=plan.steps_asked,
-        steps_unique=plan.steps_unique,
+        lower_bound_seconds=bound if whole and bound and steps_trained >= merged.steps_unique else None,
+        steps_asked=merged.steps_asked,
+        steps_unique=merged.steps_unique,
         steps_trained=steps_trained,
         steps_wasted=totals.steps_wasted - before.steps_wasted,
-        merge_rate=plan.merge_rate,
-        cost_weighted_merge_rate=plan.cost_weighted_merge_rate(),
+        merge_rate=merged.rate,
+        cost_weighted_merge_rate=merged.cost_weighted_rate,
         worker_seconds=totals.worker_seconds - before.worker_seconds,
         worker_seconds_alone=alone,
         train_seconds=train_seconds,

@@ -34,6 +34,7 @@ from hpstage.events import (
     StateLost,
     StateReached,
     StateRef,
+    TargetAsked,
     TrialId,
     UserFailure,
     WorkerId,
@@ -122,8 +123,10 @@ class Scheduler:
 
     def ask(self, trial: TrialId, step: int) -> Decision:
         """``trial`` is to be trained to ``step`` and evaluated. Answers at once what is known already."""
-        state = self._plan.ask(trial, step)
+        state = self._plan.target(trial, step)
         decision = Decision()
+        if step not in self._plan.trials[trial].targets:
+            self._learn(TargetAsked(trial, step), decision)
         failure = self._failure_on(trial, step)
         if state.metrics is not None:
             decision.answers.append(Answer(trial, step, state.metrics))

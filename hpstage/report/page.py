@@ -89,9 +89,13 @@ def _heading(result: Result, search: SearchFacts) -> Iterable[str]:
     started = search.started
     if started is not None:
         when = datetime.fromtimestamp(started.at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        objectives = ", ".join(
+            f"{escape(metric)} ({direction.name.lower()})"
+            for metric, direction in zip(started.metric, result.study.directions, strict=True)
+        )
         yield (
-            f'<p class="note">{escape(started.algorithm)}, {escape(started.sampler)}, metric {escape(started.metric)} '
-            f"({escape(result.study.direction.name.lower())}), begun {when}</p>"
+            f'<p class="note">{escape(started.algorithm)}, {escape(started.sampler)}, metric {objectives}, '
+            f"begun {when}</p>"
         )
     saved = result.savings
     if saved.steps_trained:

@@ -39,7 +39,9 @@ def search_of(result: Result) -> SearchFacts:
 
 
 def best_of(result: Result) -> FrozenTrial | None:
-    """The study's best trial, if any has been completed."""
+    """The study's best trial, if any has been completed; none of a study with several objectives."""
+    if len(result.study.directions) > 1:
+        return None
     completed = result.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return result.study.best_trial if completed else None
 
@@ -56,9 +58,8 @@ def planned(result: Result) -> dict[int, PlannedTrial]:
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """A trial of the study. Of the steps that this search asked of it (none, if it is from an earlier search),
-    ``steps_shared`` were asked of another trial too, and ``steps_new`` of none before it: summed over all trials, they
-    are the plan's unique steps."""
+    """A trial of the study. Of the steps that were asked of it, ``steps_shared`` had been asked of another trial
+    before, and ``steps_new`` had not: summed over all trials of a plan, they are its unique steps."""
 
     number: int
     state: str
@@ -83,7 +84,6 @@ class TrialRow:
 
 def trial_rows(result: Result) -> list[TrialRow]:
     """A row per trial of the study, in the order of their numbers."""
-    shared, new = _shared_and_new(result)
     known = planned(result)
     rows = []
     for trial in result.study.get_trials(deepcopy=False):
@@ -94,38 +94,12 @@ def trial_rows(result: Result) -> list[TrialRow]:
                 state=trial.state.name,
                 value=trial.value,
                 steps_asked=0 if mine is None else mine.asked,
-                steps_shared=0 if mine is None else shared[mine.id],
-                steps_new=0 if mine is None else new[mine.id],
+                steps_shared=0 if mine is None else mine.shared,
+                steps_new=0 if mine is None else mine.asked - mine.shared,
                 params=dict(trial.params),
             )
         )
     return rows
-
-
-def _shared_and_new(result: Result) -> tuple[dict[TrialId, int], dict[TrialId, int]]:
-    """Per trial of the plan: steps asked of it and of another, and steps asked of it and of no earlier one. O(legs)."""
-    farthest: dict[NodeId, tuple[int, TrialId]] = {}
-    second: dict[NodeId, int] = {}  # how far the farthest of all other trials goes
-    new: dict[TrialId, int] = {}
-    for id, trial in result.plan.trials.items():
-        new[id] = 0
-        for node, start, stop in trial.legs(trial.asked):
-            most, holder = farthest.get(node.id, (start, id))
-            new[id] += max(0, stop - most)
-            if node.id not in farthest or stop > most:
-                if node.id in farthest and holder != id:
-                    second[node.id] = most
-                farthest[node.id] = stop, id
-            else:
-                second[node.id] = max(stop, second.get(node.id, start))
-    shared: dict[TrialId, int] = {}
-    for id, trial in result.plan.trials.items():
-        shared[id] = 0
-        for node, start, stop in trial.legs(trial.asked):
-            most, holder = farthest[node.id]
-            others = second.get(node.id, start) if holder == id else most
-            shared[id] += min(stop, others) - start
-    return shared, new
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
     is the number of trials that train as one.
     """
     maximize = result.study.direction.name == "MAXIMIZE"
-    metric = None if search.started is None else search.started.metric
+    metric = None if search.started is None else search.started.metric[0]
     trials = planned(result)
     lanes = lay_out(trials, metric, maximize=maximize)
     if not lanes:

@@ -66,7 +66,7 @@ def test_every_trial_has_the_metrics_and_state_that_it_has_alone(pairs, data):
 
 def test_successive_halving_prunes_and_completes_as_the_plain_algorithm_does():
     study = create()
-    result = run(study, n_trials=16, algorithm=SuccessiveHalving(min_steps=2, reduction_factor=2))
+    result = run(study, n_trials=16, algorithm=SuccessiveHalving(2, 2, tree_aware=False))
     scores = {}
     for trial in study.trials:
         line = dict(result.plan.trials[f"{study.study_name}/{trial.number}"].schedules)

@@ -203,7 +203,7 @@ def test_the_closed_form_of_the_grid_holds():
     assert search.plan.steps_asked == 2880
     assert search.plan.steps_unique == search.plan.totals.steps_trained == 1180
     assert round(search.plan.merge_rate, 6) == round(2880 / 1180, 6)
-    assert round(search.plan.cost_weighted_merge_rate(), 6) == round(2880 / 1180, 6)
+    assert round(search.plan.merged(search.plan.trials.values()).cost_weighted_rate, 6) == round(2880 / 1180, 6)
 
 
 def test_the_plan_is_the_fold_of_its_journal():

@@ -17,7 +17,7 @@ import pytest
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
-from hpstage.events import ChainLost, NodeId, StageFailed, StateReached, TrialId, UserFailure, WorkerId
+from hpstage.events import ChainLost, NodeId, StageFailed, StateReached, TargetAsked, TrialId, UserFailure, WorkerId
 from hpstage.plan import SearchPlan, Totals
 from hpstage.report.rows import search_of, stage_rows, trial_rows
 from hpstage.report.stage_tree import lay_out
@@ -122,16 +122,16 @@ def test_trials_sum_to_the_steps_asked_and_their_new_steps_to_the_unique_ones(re
     assert [float(row["value"]) for row in rows] == [trial.value for trial in result.study.trials]
 
 
-def test_shared_steps_are_the_prefixes_that_another_trial_has_too(result: Result) -> None:
+def test_shared_steps_are_the_prefixes_that_another_trial_was_asked_for_before(result: Result) -> None:
     planned = list(result.plan.trials.values())
     prefixes = []
     for mine in planned:
         added = trial(0, dict(mine.schedules), mine.steps)
         prefixes.append(histories([added], [mine.asked]))
     for i, row in enumerate(trial_rows(result)):
-        others = set().union(*prefixes[:i], *prefixes[i + 1 :])
+        others = set().union(*prefixes[:i])
         assert row.steps_shared == len(prefixes[i] & others)
-        assert row.steps_new == len(prefixes[i] - set().union(*prefixes[:i]))
+        assert row.steps_new == len(prefixes[i] - others)
 
 
 def test_a_second_search_on_the_same_plan_reports_only_what_it_trained() -> None:
@@ -150,7 +150,9 @@ def test_a_search_that_trains_nothing_new_has_a_report(tmp_path: Path) -> None:
     page = again.write_report(tmp_path).read_text(encoding="utf-8")
     assert "Nothing had to be trained" in page
     assert read(tmp_path / "stages.csv") == []
-    assert sum(int(row["steps_new"]) for row in read(tmp_path / "trials.csv")) == again.plan.steps_unique > 0
+    rows = read(tmp_path / "trials.csv")
+    assert sum(int(row["steps_shared"]) for row in rows) == again.savings.steps_asked > again.savings.steps_unique > 0
+    assert all(row["steps_new"] == "0" for row in rows)
 
 
 def test_bars_of_a_worker_do_not_overlap_and_sum_to_its_seconds() -> None:
@@ -234,7 +236,7 @@ def test_failures_are_shown_with_their_traceback_escaped(tmp_path: Path) -> None
     facts = (added, StageFailed(NodeId(0), 2, False, failure))
     for fact in facts:
         plan.apply(fact)
-    plan.ask(TrialId("study/0"), 4)
+    plan.apply(TargetAsked(TrialId("study/0"), 4))
     page = handmade(plan, journal=facts).write_report(tmp_path).read_text(encoding="utf-8")
     assert page.count(html.escape(HOSTILE)) == 2 and "<script" not in page
     assert "No trial has been completed." in page

@@ -1,0 +1,279 @@
+"""The trials of one search: proposed by the sampler, forked by the algorithm, or taken over from an earlier call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from hpstage.algorithm import Fork, Trials
+from hpstage.driver import Driver
+from hpstage.errors import ScheduleError, UsageError
+from hpstage.events import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
+from hpstage.optuna.ledger import Ledger
+from hpstage.optuna.sampler_state import SamplerState
+from hpstage.plan import SearchPlan, SearchRecord
+from hpstage.schedule import Scalar, Schedule
+from hpstage.space import Space, describe, grown
+
+logger = logging.getLogger("hpstage")
+
+
+@dataclass(slots=True)
+class SessionTrial:
+    """A trial of a search: who it is in the study and in the plan, and how far it has come."""
+
+    index: int
+    number: int  # in the study
+    storage_id: int
+    id: TrialId
+    origin: TrialId  # its id before it was carried on, which names it as a donor
+    fork: ForkedFrom | None = None
+    state: TrialState = TrialState.RUNNING
+    values: tuple[float, ...] | None = None
+    reported: set[int] = field(default_factory=set)
+    barred: UserFailure | None = None  # why nothing more can be trained of it
+
+    @property
+    def finished(self) -> bool:
+        return self.state.is_finished()
+
+
+class Roster(Trials):
+    """Makes the trials of a search, in the study and in the plan at once, and answers what algorithms look up."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        driver: Driver,
+        started: SearchStarted,
+        space: Space,
+        *,
+        before_first: Callable[[Mapping[str, Scalar]], None],
+    ) -> None:
+        self.trials: list[SessionTrial] = []
+        self.by_id: dict[TrialId, SessionTrial] = {}
+        self.proposed = 0  # how many of them the sampler proposed
+        self._ledger = ledger
+        self._driver = driver
+        self._started = started
+        self._space = space
+        self._before_first = before_first
+        self._sampler = SamplerState(ledger.study.sampler)
+        # Where trials have one training in common: the plan, or what it would be if it shared.
+        self._lines = driver.plan if driver.plan.sharing else SearchPlan(driver.plan.workload)
+        self._forks: list[SessionTrial] = []  # of an interrupted call, not yet asked for again
+
+    # --- beginning ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start a search, or take over the trials of the one that was interrupted or is extended."""
+        record = self._driver.plan.searches.get(self._started.study)
+        numbers = {trial.number for trial in self._ledger.trials()}
+        # An in-memory study does not outlive its process; the plan does. Then the search begins anew.
+        there = record is not None and all(p.number is None or p.number in numbers for p in record.proposed)
+        if record is not None and there and not record.ended and record.started.same_call(self._started):
+            self._take_over(record)
+        elif self._started.extends:
+            if record is None or not there:
+                raise UsageError(
+                    f"extend=True, but {'the trials of ' if record else ''}the last search of study "
+                    f"{self._started.study!r} {'are not in its storage' if record else 'is not on this store'}; leave "
+                    f"extend out to begin a search"
+                )
+            _check_extension(record.started, self._started)
+            self._driver.remember([self._started])
+            self._take_over(self._driver.plan.searches[self._started.study])
+        else:
+            self._warn_of_what_is_left(record if there else None)
+            state = self._sampler.take()
+            self._driver.remember([self._started, TrialProposed(self._started.study, None, None, state)])
+
+    def _take_over(self, record: SearchRecord) -> None:
+        by_number = {trial.number: trial for trial in self._ledger.trials()}
+        last = -1
+        for proposed in record.proposed:
+            if proposed.number is None or proposed.trial is None:
+                continue
+            last = max(last, proposed.number)
+            frozen = by_number[proposed.number]
+            self._lengthen(proposed, frozen)
+            if proposed.extends is None:
+                trial = SessionTrial(
+                    len(self.trials), frozen.number, frozen._trial_id, proposed.trial, proposed.trial, proposed.fork
+                )
+                self._enter(trial)
+                if trial.fork is not None:
+                    self._forks.append(trial)
+            else:
+                trial = self.by_id[proposed.extends]
+                trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, frozen._trial_id
+                self.by_id[trial.id] = trial
+            trial.state, trial.reported = frozen.state, set(frozen.intermediate_values)
+            if frozen.state == TrialState.FAIL:
+                trial.barred = UserFailure(summary="failed in an earlier session", traceback="")
+        self._sampler.put([proposed.sampler for proposed in record.proposed])
+        for number, frozen in by_number.items():
+            if number > last and not frozen.state.is_finished() and "hpstage:search" in frozen.user_attrs:
+                # Cut off while it was being proposed; the next proposal takes its place.
+                self._ledger.withdraw(frozen)
+
+    def _lengthen(self, proposed: TrialProposed, frozen: FrozenTrial) -> None:
+        """Give a trial of an earlier search the schedules of this one's steps."""
+        assert proposed.trial is not None
+        planned = self._driver.plan.trials.get(proposed.trial)
+        if planned is None:
+            return  # a fork that could not be
+        schedules = dict(planned.schedules)
+        if planned.steps < self._started.steps:
+            schedules = describe(self._space, frozen, self._started.steps)
+            if proposed.fork is not None:
+                schedules = grown(
+                    self._driver.plan.trials[proposed.fork.donor].schedules, proposed.fork.step, schedules
+                )
+            for name, schedule in schedules.items():
+                before = planned.schedules.get(name)
+                if before is None or schedule.until(planned.steps) != before:
+                    raise UsageError(
+                        f"trial {frozen.number} had another schedule of {name!r} in its first {planned.steps} steps; "
+                        f"an extension goes on with what was trained: let space() return the same schedules up to there"
+                    )
+        self._plan(TrialAdded(proposed.trial, schedules, max(planned.steps, self._started.steps)), [])
+
+    def _warn_of_what_is_left(self, record: SearchRecord | None) -> None:
+        """Say what a new search leaves behind."""
+        known = self._driver.plan.trials
+        name = self._ledger.name
+        if record is not None and not record.ended:
+            logger.warning(
+                "Study %r holds an interrupted search with other arguments (%s); its open trials stay as they are. "
+                "Make its call again to go on with it, or add extend=True to take over its trials.",
+                name,
+                record.started.algorithm,
+            )
+        elif record is not None and record.started.steps < self._started.steps:
+            logger.warning(
+                "The last search of study %r had %d steps; this one proposes new trials of %d. Add extend=True to "
+                "carry on the trials that are there.",
+                name,
+                record.started.steps,
+                self._started.steps,
+            )
+        for trial in self._ledger.trials():
+            if "hpstage:search" in trial.user_attrs and TrialId(f"{name}/{trial.number}") not in known:
+                logger.warning(
+                    "Study %r holds trials of another workload (other code, data, environment or store): nothing of "
+                    "them is reused, and its best trial may be one of them. Use another study_name to keep them apart.",
+                    name,
+                )
+                return
+
+    # --- new trials ---------------------------------------------------------------------------------------
+
+    def propose(self) -> SessionTrial:
+        """One more trial of the sampler's."""
+        trial = self._ledger.propose()
+        self._ledger.note(trial._trial_id, {"hpstage:search": self._started.study})
+        schedules = self._describe(trial)
+        if not self.trials:
+            try:
+                self._before_first({name: schedule.value(0) for name, schedule in schedules.items()})
+            except Exception:
+                self._ledger.withdraw(self._ledger.trial(trial._trial_id))
+                raise
+        return self._add(trial, schedules, None)
+
+    def fork(self, fork: Fork) -> SessionTrial:
+        """The trial that an algorithm wants to grow out of another: made now, or by the call that was interrupted."""
+        donor = self.trials[fork.donor]
+        forked = ForkedFrom(donor.origin, fork.step, dict(fork.params))
+        for made in self._forks:
+            if made.fork == forked:
+                self._forks.remove(made)
+                return made
+        attrs = {"hpstage:search": self._started.study, "hpstage:donor": donor.number, "hpstage:forked_at": fork.step}
+        trial = self._ledger.fork(fork.params, attrs)
+        schedules = self._describe(trial)
+        try:
+            schedules = grown(self._driver.plan.trials[donor.id].schedules, fork.step, schedules)
+        except ScheduleError as error:
+            entered = self._add(trial, None, forked)
+            entered.barred = UserFailure(summary=str(error), traceback="")
+            return entered
+        return self._add(trial, schedules, forked)
+
+    def carry_on(self, trial: SessionTrial) -> None:
+        """Let a finished trial gain a longer result, in a trial of the study that takes its place."""
+        attrs = {"hpstage:search": self._started.study, "hpstage:extends": trial.number}
+        frozen = self._ledger.carry_on(self._ledger.trial(trial.storage_id), attrs)
+        id = TrialId(f"{self._started.study}/{frozen.number}")
+        planned = self._driver.plan.trials[trial.id]
+        state = self._sampler.take()
+        proposed = TrialProposed(self._started.study, frozen.number, id, state, trial.fork, extends=trial.id)
+        self._plan(TrialAdded(id, dict(planned.schedules), planned.steps), [proposed])
+        trial.id, trial.number, trial.storage_id, trial.state = id, frozen.number, frozen._trial_id, frozen.state
+        self.by_id[id] = trial
+
+    def _describe(self, trial: Trial) -> dict[str, Schedule]:
+        try:
+            return self._ledger.patiently(lambda: describe(self._space, trial, self._started.steps))
+        except Exception:
+            self._ledger.finish(trial.number, None, TrialState.FAIL)
+            raise
+
+    def _add(self, trial: Trial, schedules: dict[str, Schedule] | None, fork: ForkedFrom | None) -> SessionTrial:
+        """Write a trial into the plan. ``schedules``: None for one that cannot be trained."""
+        id = TrialId(f"{self._started.study}/{trial.number}")
+        proposed = TrialProposed(self._started.study, trial.number, id, self._sampler.take(), fork)
+        if schedules is None:
+            self._driver.remember([proposed])
+        else:
+            self._plan(TrialAdded(id, schedules, self._started.steps), [proposed])
+        return self._enter(SessionTrial(len(self.trials), trial.number, trial._trial_id, id, id, fork))
+
+    def _plan(self, added: TrialAdded, along: Sequence[TrialProposed]) -> None:
+        self._driver.add([added], along)
+        if self._lines is not self._driver.plan:
+            self._lines.apply(added)
+
+    def _enter(self, trial: SessionTrial) -> SessionTrial:
+        self.trials.append(trial)
+        self.by_id[trial.id] = trial
+        self.proposed += trial.fork is None
+        return trial
+
+    # --- what the algorithm looks up ----------------------------------------------------------------------
+
+    def prefix(self, index: int, step: int) -> Hashable:
+        trial = self.trials[index]
+        planned = self._lines.trials.get(trial.id)
+        return trial.id if planned is None else planned.node_at(step).id
+
+    def params(self, index: int) -> Mapping[str, tuple[Any, BaseDistribution]]:
+        frozen = self._ledger.trial(self.trials[index].storage_id)
+        return {name: (value, frozen.distributions[name]) for name, value in frozen.params.items()}
+
+    def should_prune(self, index: int, step: int) -> bool:
+        trial = self.trials[index]
+        if any(later > step for later in trial.reported):
+            return False  # as an earlier session decided: the pruner knows more by now
+        if trial.finished:
+            return trial.state == TrialState.PRUNED
+        return self._ledger.should_prune(trial.storage_id)
+
+
+def _check_extension(last: SearchStarted, now: SearchStarted) -> None:
+    if last.metric != now.metric:
+        raise UsageError(
+            f"extend=True, but the last search of the study was for metric {', '.join(last.metric)}; extend it for the "
+            f"same metric, or use another study"
+        )
+    if last.steps > now.steps:
+        raise UsageError(
+            f"extend=True with steps={now.steps}, but the study's trials have {last.steps} steps already; extend them "
+            f"to as many or more"
+        )
