@@ -41,9 +41,7 @@ def explore(
     explored = {}
     for name in sorted(params):
         value, distribution = params[name]
-        if distribution.single():
-            explored[name] = value
-        elif rng.random() < resample_probability:
+        if rng.random() < resample_probability:
             explored[name] = _drawn(distribution, rng)
         else:
             explored[name] = _perturbed(value, distribution, pick(perturbation_factors, rng))
@@ -84,8 +82,7 @@ def _perturbed(value: Any, distribution: BaseDistribution, factor: float) -> Any
         return float(scaled)
     before, after = round((value - low) / step), round((scaled - low) / step)
     if after == before and factor != 1:
-        up = (factor > 1) == (value >= 0)
-        after = _clipped(before + (1 if up else -1), 0, _last(distribution))
+        after += 1 if (factor > 1) == (value >= 0) else -1
     return value if after == before else _at(distribution, after)
 
 
@@ -102,8 +99,7 @@ def _is_number(choice: object) -> bool:
 
 
 def _between(low: float, high: float, rng: Random, *, exp: bool) -> float:
-    part = rng.random()
-    drawn = (1 - part) * low + part * high  # the difference of the bounds might overflow
+    drawn = low + rng.random() * (high - low)
     return math.exp(drawn) if exp else drawn
 
 
@@ -114,7 +110,7 @@ def _last(distribution: FloatDistribution | IntDistribution) -> int:
 
 
 def _at(distribution: FloatDistribution | IntDistribution, k: int) -> float:
-    """The value ``k`` steps above the lower bound, to the last bit as Optuna's samplers propose it.
+    """The value ``k`` steps above the lower bound, or the bound, to the last bit as Optuna's samplers propose it.
 
     Were it another float, a value that was explored would share no training with the same value proposed.
     """

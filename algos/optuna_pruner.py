@@ -67,7 +67,7 @@ class _PrunerSearch(Search):
         self._begun = 0
 
     def room(self) -> int:
-        return max(0, self._window - len(self._levels) - (self._added - self._begun))
+        return self._window - len(self._levels)
 
     def added(self, index: int) -> list[Action]:
         self._added += 1

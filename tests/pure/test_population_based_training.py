@@ -132,7 +132,7 @@ def test_a_study_takes_what_was_explored_as_a_trial_of_its_space(params, seed):
 
 @given(floats().filter(lambda d: d.step is None and not d.single()), st.integers(0, 999), FACTORS)
 def test_a_float_is_multiplied_and_clipped(distribution, seed, factor):
-    value = sample(distribution, seed, 1)[0]
+    value = proposed(distribution, seed)
     expected = value * factor
     if expected < distribution.low:
         expected = distribution.low
@@ -183,10 +183,10 @@ def test_a_stepped_float_moves_to_the_nearest_that_is_another(proposal, factor):
 
 def test_a_stepped_float_that_is_explored_is_the_very_float_that_a_sampler_proposes():
     distribution = FloatDistribution(0.0, 1.0, step=0.1)
-    proposed = set(sample(distribution, 0, 500))
-    assert len(proposed) == 11
+    samples = set(sample(distribution, 0, 500))
+    assert len(samples) == 11
     found = {explored({"x": (v, distribution)}, seed)["x"] for seed in range(300) for v in (0.0, 1.0, 0.5)}
-    assert found <= proposed
+    assert found <= samples
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ DRAWN = [
 def test_what_is_drawn_anew_is_distributed_as_what_optunas_random_sampler_draws(distribution):
     count = 4000
     reference = [distribution.to_internal_repr(value) for value in sample(distribution, 1, count)]
-    value, rng = sample(distribution, 2, 1)[0], random.Random(3)
+    value, rng = proposed(distribution, 2), random.Random(3)
     mine = []
     for _ in range(count):
         params = {"x": (value, distribution)}
