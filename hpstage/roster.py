@@ -206,6 +206,10 @@ class Roster(Trials):
             return entered
         return self._add(trial, schedules, forked)
 
+    def had(self, trial: SessionTrial, step: int) -> bool:
+        """Was the trial's value at ``step`` asked for before it was finished?"""
+        return step in trial.reported or step in self._driver.plan.trials[trial.id].targets
+
     def carry_on(self, trial: SessionTrial) -> None:
         """Let a finished trial gain a longer result, in a trial of the study that takes its place."""
         attrs = {"hpstage:search": self._started.study, "hpstage:extends": trial.number}

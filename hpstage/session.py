@@ -141,11 +141,11 @@ class Session:
         self._open.add(target)
         if self._synchronous:
             self._order.append(target)
-        if trial.finished and trial.barred is None and not self._driver.knows(trial.id, step):
-            if self._started.extends:
+        if trial.finished and trial.barred is None:
+            if self._started.extends and not self._roster.had(trial, step):
                 self._roster.carry_on(trial)
                 self.finished -= 1
-            else:
+            elif not self._driver.knows(trial.id, step):
                 # An asynchronous search that was interrupted decided otherwise then.
                 trial.barred = UserFailure(summary="ended in an earlier session", traceback="")
         if trial.barred is not None and not self._driver.knows(trial.id, step):
