@@ -36,7 +36,7 @@ def explore(
       make no difference;
     - where it is a choice among anything else: kept.
 
-    A factor of 1 keeps a value. So does any factor where 0 is a value without steps.
+    A factor of 1 keeps a value, and any factor keeps a 0 where there are no steps.
     """
     explored = {}
     for name in sorted(params):

@@ -68,9 +68,13 @@ def proposals(draw: st.DrawFn, distributions: st.SearchStrategy[Any]) -> tuple[A
     if isinstance(distribution, CategoricalDistribution):
         return draw(st.sampled_from(distribution.choices)), distribution
     bounds = [distribution.low, distribution.high]
-    return draw(
-        st.sampled_from(bounds) | st.integers(0, 999).map(lambda s: sample(distribution, s, 1)[0])
-    ), distribution
+    return draw(st.sampled_from(bounds) | st.integers(0, 999).map(lambda s: proposed(distribution, s))), distribution
+
+
+def proposed(distribution: BaseDistribution, seed: int) -> Any:
+    """What Optuna proposes for a random trial."""
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    return study.ask({"x": distribution}).params["x"]
 
 
 def sample(distribution: BaseDistribution, seed: int, count: int) -> list[Any]:
