@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.rungs import check_rungs, check_whole, rung_steps
+from hpstage.algos.rungs import check_rungs, check_whole, known, rung_steps
 from hpstage.errors import UsageError
 
 
@@ -23,14 +25,24 @@ class ASHA(Algorithm):
     is sought where one of the best ``len(rung) // reduction_factor`` trials was not yet promoted; the best such trial
     goes on to the next rung; if there is none, a new trial is proposed. Paused trials are pruned when no promotion
     can come any more. If no trial has reached the last step by then, the best trial of the highest rung goes on
-    first, so that a search with few trials ends with a complete one (the paper's searches do not end).
+    first (of the best candidate, as many trials as the window holds), so that a search with few trials ends with a
+    complete one (the paper's searches do not end).
 
     ``variant="stopping"`` decides once, as Optuna's and Ray's pruners do: a trial that is among the best
     ``max(1, len(rung) // reduction_factor)`` of those told at its rung so far, itself included, goes on; otherwise it
     is pruned at once. Take it with samplers that learn, which see a trial only when it has ended.
 
-    Equal values are ranked in the order of the trials. A trial that fails keeps its places in the rungs that it
-    reached.
+    *Tree-aware* (the default): trials that are one state at a rung, having trained on the same values up to it, are
+    one *candidate* there, whose value is the one told first. A rung ranks and counts candidates instead of trials.
+    All paused trials of a candidate that is among the best may be promoted, one after the other as the window allows;
+    so may those that come to the rung later, if their candidate is among the best then. The paper's rule takes trials
+    for independent draws; in a discrete space many begin alike and tie: copies of one good state fill the best places
+    of a rung, and copies of a bad one make room in them for what is not good. So the trials that go on may be more or
+    fewer than the paper's. Where all trials are different, the two rules are one. With ``tree_aware=False`` it is the
+    paper's algorithm in any space.
+
+    Equal values are ranked in the order of the trials (of candidates: of the trials that were told first). A trial
+    that fails keeps its places in the rungs that it reached.
 
     Asynchronous: results are told as they arrive. Which trials go on, hence what a learning sampler proposes and how
     long the search takes, may differ between runs with the number and speed of workers, and after an interruption.
@@ -42,12 +54,14 @@ class ASHA(Algorithm):
         variant: do trials outside the best pause, or stop?
         window: how many targets are open at a time (the paper's workers); at least the number of workers, to keep
             them busy. More let more stages merge, and make decisions with less knowledge.
+        tree_aware: are trials that are the same so far one candidate, or several that tie?
     """
 
     min_steps: int = 1
     reduction_factor: int = 4
     variant: Literal["promotion", "stopping"] = "promotion"
     window: int = 16
+    tree_aware: bool = True
 
     @property
     def synchronous(self) -> bool:
@@ -64,64 +78,88 @@ class ASHA(Algorithm):
         return rung_steps(self.min_steps, self.reduction_factor, steps)
 
     def start(self, setting: Setting, trials: Trials) -> Search:
-        kind = _PromotionSearch if self.variant == "promotion" else _StoppingSearch
-        return kind(self.rungs(setting.steps), self.reduction_factor, self.window, setting.maximize)
+        rungs, trials = self.rungs(setting.steps), known(trials, tree_aware=self.tree_aware)
+        if self.variant == "stopping":
+            return _StoppingSearch(rungs, self.reduction_factor, self.window, trials, maximize=setting.maximize)
+        return PromotionSearch(
+            [rungs], lambda index: 0, self.reduction_factor, self.window, trials, maximize=setting.maximize
+        )
+
+
+# A candidate's place in a rung: its value, in the sense in which less is better, and the first trial that was told.
+_Place = tuple[float, int]
 
 
 class _Rung:
-    """What was told at one rung, best first; equal values in the order of the trials."""
+    """What was told at one rung: candidates, best first, and the trials that wait for their promotion."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, trials: Trials) -> None:
         self.step = step
-        self.ranked: list[tuple[float, int]] = []
-        self.paused: list[tuple[float, int]] = []  # a heap of those that were not promoted
+        self._trials = trials
+        self._ranked: list[_Place] = []
+        self._places: dict[Hashable, _Place] = {}
+        self.paused: list[tuple[_Place, int]] = []  # a heap
 
-    def record(self, told: tuple[float, int]) -> int:
-        """The rank of a new value, from 0."""
-        rank = bisect_left(self.ranked, told)
-        self.ranked.insert(rank, told)
-        return rank
+    def record(self, index: int, value: float) -> _Place:
+        """The place of a trial's candidate, which is new or was told of another trial."""
+        prefix = self._trials.prefix(index, self.step)
+        if prefix not in self._places:
+            place = self._places[prefix] = (value, index)
+            self._ranked.insert(bisect_left(self._ranked, place), place)
+        return self._places[prefix]
+
+    def among_the_best(self, place: _Place, factor: int, *, least: int) -> bool:
+        """Is it one of the best ``1 / factor`` candidates, or of the best ``least``?"""
+        return bisect_left(self._ranked, place) < max(least, len(self._ranked) // factor)
 
     def promotable(self, factor: int) -> bool:
-        """Is one of the best ``1 / factor`` paused? If so, the best that is paused is."""
-        return bool(self.paused) and bisect_left(self.ranked, self.paused[0]) < len(self.ranked) // factor
+        """Does a trial of one of the best candidates wait? If so, the first that waits is one."""
+        return bool(self.paused) and self.among_the_best(self.paused[0][0], factor, least=0)
 
 
-class _AshaSearch(Search):
-    """What both variants share: rungs, and a window of open targets."""
+class PromotionSearch(Search):
+    """Algorithm 2 in one bracket or several that share a window: a trial's is ``bracket_of(index)``.
 
-    def __init__(self, steps: list[int], factor: int, window: int, maximize: bool) -> None:
-        self._rungs = [_Rung(step) for step in steps]
-        self._level = {step: level for level, step in enumerate(steps)}
+    ``brackets``: their rungs, of which the last is the end for all. Of several brackets, the one with a promotion at
+    the highest step takes a free target; at the same step, the one that comes first.
+    """
+
+    def __init__(
+        self,
+        brackets: Sequence[Sequence[int]],
+        bracket_of: Callable[[int], int],
+        factor: int,
+        window: int,
+        trials: Trials,
+        *,
+        maximize: bool,
+    ) -> None:
+        self._brackets = brackets
+        self._bracket_of = bracket_of
         self._factor = factor
         self._window = window
         self._sign = -1.0 if maximize else 1.0
+        self._end = brackets[0][-1]
+        self._rungs = {(b, step): _Rung(step, trials) for b, steps in enumerate(brackets) for step in steps[:-1]}
+        self._downwards = sorted(self._rungs, key=lambda rung: (-rung[1], rung[0]))
+        self._above = {(b, low): high for b, steps in enumerate(brackets) for low, high in pairwise(steps)}
         self._open = 0
+        self._completed = False
+        self._closed = False
 
     def room(self) -> int:
         return max(0, self._window - self._open)
 
     def added(self, index: int) -> list[Action]:
-        return [self._ask(index, 0)]
-
-    def _ask(self, index: int, level: int) -> Ask:
-        self._open += 1
-        return Ask(index, self._rungs[level].step)
-
-
-class _PromotionSearch(_AshaSearch):
-    def __init__(self, steps: list[int], factor: int, window: int, maximize: bool) -> None:
-        super().__init__(steps, factor, window, maximize)
-        self._closed = False
+        return [self._ask(index, self._brackets[self._bracket_of(index)][0])]
 
     def told(self, index: int, step: int, value: float) -> list[Action]:
         self._open -= 1
-        rung = self._rungs[self._level[step]]
-        entry = (self._sign * value, index)
-        rung.record(entry)
-        if rung is self._rungs[-1]:
+        if step == self._end:
+            self._completed = True
             return [Finish(index, "complete"), *self._go_on()]
-        heapq.heappush(rung.paused, entry)
+        rung = self._rungs[self._bracket_of(index), step]
+        heapq.heappush(rung.paused, (rung.record(index, self._sign * value), index))
         return self._go_on()
 
     def failed(self, index: int) -> list[Action]:
@@ -132,47 +170,68 @@ class _PromotionSearch(_AshaSearch):
         self._closed = True
         return self._go_on()
 
+    def _ask(self, index: int, step: int) -> Ask:
+        self._open += 1
+        return Ask(index, step)
+
     def _go_on(self) -> list[Action]:
         actions: list[Action] = []
-        # One result frees one target and makes at most one trial promotable: there is nothing to repeat.
-        level = self._highest(promotable=True) if self._open < self._window else None
-        if level is not None:
-            actions.append(self._promote(level))
+        # One result may bring a candidate with many trials among the best.
+        while self._open < self._window and (where := self._promotable()) is not None:
+            actions.append(self._promote(where))
         if self._closed and self._open == 0:
             actions += self._conclude()
         return actions
 
-    def _highest(self, *, promotable: bool) -> int | None:
-        for level in range(len(self._rungs) - 2, -1, -1):
-            rung = self._rungs[level]
-            if rung.promotable(self._factor) if promotable else rung.paused:
-                return level
-        return None
+    def _promotable(self) -> tuple[int, int] | None:
+        return next((where for where in self._downwards if self._rungs[where].promotable(self._factor)), None)
 
-    def _promote(self, level: int) -> Ask:
-        _, index = heapq.heappop(self._rungs[level].paused)
-        return self._ask(index, level + 1)
+    def _promote(self, where: tuple[int, int]) -> Ask:
+        _, index = heapq.heappop(self._rungs[where].paused)
+        return self._ask(index, self._above[where])
 
     def _conclude(self) -> list[Action]:
-        level = self._highest(promotable=False)
-        if level is not None and not self._rungs[-1].ranked:
-            return [self._promote(level)]
-        paused = sorted(index for rung in self._rungs for _, index in rung.paused)
-        for rung in self._rungs:
-            rung.paused.clear()
-        return [Finish(index, "pruned") for index in paused]
+        """Nothing is promotable any more: end, but not without a complete trial."""
+        waiting = [where for where in self._downwards if self._rungs[where].paused]
+        if waiting and not self._completed:
+            highest = [where for where in waiting if where[1] == waiting[0][1]]
+            best = min(highest, key=lambda where: self._rungs[where].paused[0])
+            paused, (place, _) = self._rungs[best].paused, self._rungs[best].paused[0]
+            actions: list[Action] = []
+            while paused and paused[0][0] == place and self._open < self._window:
+                actions.append(self._promote(best))
+            return actions
+        ended = sorted(index for where in waiting for _, index in self._rungs[where].paused)
+        for where in waiting:
+            self._rungs[where].paused.clear()
+        return [Finish(index, "pruned") for index in ended]
 
 
-class _StoppingSearch(_AshaSearch):
+class _StoppingSearch(Search):
+    def __init__(self, rungs: list[int], factor: int, window: int, trials: Trials, *, maximize: bool) -> None:
+        self._rungs = {step: _Rung(step, trials) for step in rungs[:-1]}
+        self._first = rungs[0]
+        self._above = dict(pairwise(rungs))
+        self._factor = factor
+        self._window = window
+        self._sign = -1.0 if maximize else 1.0
+        self._open = 0
+
+    def room(self) -> int:
+        return max(0, self._window - self._open)
+
+    def added(self, index: int) -> list[Action]:
+        self._open += 1
+        return [Ask(index, self._first)]
+
     def told(self, index: int, step: int, value: float) -> list[Action]:
-        self._open -= 1
-        level = self._level[step]
-        if level == len(self._rungs) - 1:
+        if step not in self._rungs:
+            self._open -= 1
             return [Finish(index, "complete")]
-        rung = self._rungs[level]
-        rank = rung.record((self._sign * value, index))
-        if rank < max(1, len(rung.ranked) // self._factor):
-            return [self._ask(index, level + 1)]
+        rung = self._rungs[step]
+        if rung.among_the_best(rung.record(index, self._sign * value), self._factor, least=1):
+            return [Ask(index, self._above[step])]
+        self._open -= 1
         return [Finish(index, "pruned")]
 
     def failed(self, index: int) -> list[Action]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Finish, Search, Setting, Trials
-from hpstage.algos.rungs import check_rungs, rung_steps
+from hpstage.algos.asha import PromotionSearch
+from hpstage.algos.rungs import check_rungs, check_whole, known, rung_steps
 from hpstage.algos.successive_halving import HalvingSearch
+from hpstage.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +34,56 @@ class Hyperband(Algorithm):
     ``ceil((s_max + 1) / (s + 1) * reduction_factor**s)`` trials: for 81 steps and factor 3 these are 81, 34, 15, 8
     and 5, as in the journal's Table 1 (the code on the authors' blog rounds otherwise: 81, 27, 9, 6 and 5).
     Where ``steps`` is not ``min_steps`` times a power of the factor, the last rung comes early; the paper would move
-    the first.
+    the first. Trials are dealt to brackets in the order in which they are proposed; after the last bracket it begins
+    again, until ``n_trials`` were proposed: with fewer than ``trials_per_cycle(steps)`` the later brackets are short
+    or missing.
 
-    Trials are dealt to brackets in the order in which they are proposed. After the last bracket it begins again,
-    until ``n_trials`` were proposed: with fewer than ``trials_per_cycle(steps)`` the later brackets are short or
-    missing. Under a sampler that learns, or without ``n_trials``, a cycle begins when the one before is over; else
-    all cycles run side by side.
+    ``variant="synchronous"`` is the journal's. A rung is decided when all its trials have been told, so that one seed
+    gives the same search on any cluster. Under a sampler that learns, or without ``n_trials``, a cycle begins when the
+    one before is over; else all cycles run side by side. Trials that fail leave their rung; what is promoted is
+    counted from the trials that were proposed, and at least one is.
 
-    Synchronous: a rung is decided when all its trials have been told, so that one seed gives the same search on any
-    cluster. Equal values are ranked in the order of the trials. Trials that fail leave their rung; what is promoted
-    is counted from the trials that were proposed, and at least one is.
+    ``variant="asynchronous"`` never waits for a rung to fill: each bracket is an :class:`~hpstage.algos.ASHA` in its
+    promotion variant, as in the asynchronous Hyperband of Li et al., "A System for Massively Parallel Hyperparameter
+    Tuning", MLSys 2020. A bracket goes on over the cycles: its rungs know the trials of those before. Whenever a
+    target is free, a trial is promoted in the bracket where that is possible at the highest step, the first of
+    these; if in none, a new trial is proposed (the paper's workers look for promotions in one bracket at a time).
+    Paused trials are pruned when no promotion can come any more; if no trial has reached the last step by then, the
+    best trial of the highest rung of all brackets goes on first. A sampler that learns sees a trial only when it has
+    ended. Results are told as they arrive: which trials go on, hence what a learning sampler proposes and how long
+    the search takes, may differ between runs with the number and speed of workers, and after an interruption. To
+    which bracket the i-th trial belongs, and the value of a given trial at a given step, never differ.
+
+    *Tree-aware* (the default): trials of a bracket that are one state at a rung are one candidate there, as
+    :class:`~hpstage.algos.SuccessiveHalving` and :class:`~hpstage.algos.ASHA` explain; the number of trials that a
+    bracket begins with is the paper's. With ``tree_aware=False`` it is the paper's algorithm in any space.
+
+    Equal values are ranked in the order of the trials.
 
     Args:
         min_steps: steps before the first decision of the first bracket.
         reduction_factor: the share that goes on, as its inverse; at least 2.
+        variant: do rungs wait until they are full, or not?
+        window: how many targets the asynchronous variant has open at a time in all brackets together; at least the
+            number of workers, to keep them busy. The synchronous one has whole rungs open.
+        tree_aware: are trials that are the same so far one candidate, or several that tie?
     """
 
     min_steps: int = 1
     reduction_factor: int = 3
+    variant: Literal["synchronous", "asynchronous"] = "synchronous"
+    window: int = 16
+    tree_aware: bool = True
+
+    @property
+    def synchronous(self) -> bool:
+        return self.variant == "synchronous"
 
     def check(self, setting: Setting) -> None:
         check_rungs(self.min_steps, self.reduction_factor, setting.steps)
+        if self.variant not in ("synchronous", "asynchronous"):
+            raise UsageError(f"variant is {self.variant!r}; it must be 'synchronous' or 'asynchronous'")
+        check_whole("window", self.window, least=1)
 
     def brackets(self, steps: int) -> list[Bracket]:
         """The brackets of one cycle, in the order in which they are filled."""
@@ -66,25 +98,45 @@ class Hyperband(Algorithm):
         return sum(bracket.n_trials for bracket in self.brackets(steps))
 
     def start(self, setting: Setting, trials: Trials) -> Search:
+        deal = _Deal(self.brackets(setting.steps))
+        trials = known(trials, tree_aware=self.tree_aware)
+        if self.variant == "asynchronous":
+            return PromotionSearch(
+                [bracket.rungs for bracket in deal.brackets],
+                lambda index: deal.place(index)[1],
+                self.reduction_factor,
+                self.window,
+                trials,
+                maximize=setting.maximize,
+            )
         in_turn = setting.adaptive or setting.n_trials is None
-        return _HyperbandSearch(
-            self.brackets(setting.steps),
-            self.reduction_factor,
-            setting.maximize,
-            bound=None if in_turn else setting.n_trials,
-        )
+        bound = None if in_turn else setting.n_trials
+        return _HyperbandSearch(deal, self.reduction_factor, trials, maximize=setting.maximize, bound=bound)
+
+
+class _Deal:
+    """Which trial belongs where, if the brackets are filled one after the other, over and over."""
+
+    def __init__(self, brackets: list[Bracket]) -> None:
+        self.brackets = brackets
+        self._ends = list(accumulate(bracket.n_trials for bracket in brackets))
+        self.cycle = self._ends[-1]
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The cycle of a trial, and the bracket in it."""
+        cycle, place = divmod(index, self.cycle)
+        return cycle, bisect_right(self._ends, place)
 
 
 class _HyperbandSearch(Search):
     """``bound``: how many trials may be open together; ``None`` for one cycle after the other."""
 
-    def __init__(self, brackets: list[Bracket], factor: int, maximize: bool, *, bound: int | None) -> None:
-        self._brackets = brackets
+    def __init__(self, deal: _Deal, factor: int, trials: Trials, *, maximize: bool, bound: int | None) -> None:
+        self._deal = deal
         self._factor = factor
+        self._trials = trials
         self._maximize = maximize
-        self._ends = list(accumulate(bracket.n_trials for bracket in brackets))
-        self._cycle = self._ends[-1]
-        self._admitted = self._cycle if bound is None else bound
+        self._admitted = deal.cycle if bound is None else bound
         self._halvings: dict[tuple[int, int], HalvingSearch] = {}
         self._added = 0
         self._begun = 0  # trials of open cycles; those after them wait for their cycle
@@ -114,14 +166,13 @@ class _HyperbandSearch(Search):
         return [action for halving in list(self._halvings.values()) for action in halving.closed()]
 
     def _halving(self, index: int) -> HalvingSearch:
-        cycle, place = divmod(index, self._cycle)
-        number = bisect_right(self._ends, place)
-        if (cycle, number) not in self._halvings:
-            bracket = self._brackets[number]
-            self._halvings[cycle, number] = HalvingSearch(
-                list(bracket.rungs), self._factor, bracket.n_trials, self._maximize
+        place = self._deal.place(index)
+        if place not in self._halvings:
+            bracket = self._deal.brackets[place[1]]
+            self._halvings[place] = HalvingSearch(
+                list(bracket.rungs), self._factor, bracket.n_trials, self._trials, maximize=self._maximize
             )
-        return self._halvings[cycle, number]
+        return self._halvings[place]
 
     def _begin(self) -> list[Action]:
         """Ask for the trials that were proposed and admitted.
@@ -139,7 +190,7 @@ class _HyperbandSearch(Search):
         """Open the next cycle if the actions end this one."""
         self._over += sum(isinstance(action, Finish) for action in actions)
         if self._over == self._admitted:
-            self._admitted += self._cycle
+            self._admitted += self._deal.cycle
             self._halvings.clear()
             actions = [*actions, *self._begin()]
             if self._closed:

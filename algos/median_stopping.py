@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
+from collections.abc import Hashable
 from dataclasses import dataclass
+from math import isnan
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.rungs import check_whole
+from hpstage.algos.rungs import check_whole, known
 from hpstage.errors import UsageError
 
 
@@ -20,8 +22,15 @@ class MedianStopping(Algorithm):
     MedianPruner, which compare with trials that were trained to the end, *others* are all that were told at that step
     before, whatever became of them.
 
+    *Tree-aware* (the default): trials that are one state at a step, having trained on the same values up to it, are
+    one of the *others* there, and none to each other. The paper's rule takes trials for independent draws; in a
+    discrete space many begin alike, and a state that many trials share would decide the median as often, and be
+    compared with itself. Where all trials are different, the two rules are one. With ``tree_aware=False`` it is the
+    paper's rule in any space.
+
     A value that equals the median goes on. The median of an even number of averages is the mean of the middle two.
-    Trials that fail keep what was told of them.
+    Where a mean is of infinite values of both signs, the bad ones count: a trial that once diverged has the worst
+    running average. Trials that fail keep what was told of them.
 
     Synchronous: results are told in the order in which they were asked for, so that each trial is compared with the
     same others on any cluster, and one seed gives the same search. The price is that a slow trial holds up the
@@ -33,12 +42,14 @@ class MedianStopping(Algorithm):
         min_trials: how many others there must be at a step for a trial to be stopped there.
         window: how many trials are open at a time; at least the number of workers, to keep them busy. The wider, the
             fewer trials a trial is compared with.
+        tree_aware: do trials that are the same so far count as one of the others?
     """
 
     interval: int = 1
     grace: int = 1
     min_trials: int = 5
     window: int = 16
+    tree_aware: bool = True
 
     def check(self, setting: Setting) -> None:
         check_whole("interval", self.interval, least=1)
@@ -56,7 +67,13 @@ class MedianStopping(Algorithm):
         return [*range(self.grace, steps, self.interval), steps]
 
     def start(self, setting: Setting, trials: Trials) -> Search:
-        return _MedianSearch(self.evaluations(setting.steps), self.min_trials, self.window, setting.maximize)
+        return _MedianSearch(
+            self.evaluations(setting.steps),
+            self.min_trials,
+            self.window,
+            known(trials, tree_aware=self.tree_aware),
+            maximize=setting.maximize,
+        )
 
 
 @dataclass(slots=True)
@@ -70,18 +87,43 @@ class _Curve:
     def add(self, value: float) -> float:
         """The running average with one more value."""
         self.count += 1
-        self.total += value
+        self.total = _sum(self.total, value)
         self.best = min(self.best, value)
         return self.total / self.count
 
 
+class _Level:
+    """The running averages of the states that were told at one step."""
+
+    def __init__(self, step: int, trials: Trials) -> None:
+        self._step = step
+        self._trials = trials
+        self._ordered: list[float] = []
+        self._averages: dict[Hashable, float] = {}
+
+    def record(self, index: int, average: float) -> None:
+        prefix = self._trials.prefix(index, self._step)
+        if prefix not in self._averages:
+            self._averages[prefix] = average
+            insort(self._ordered, average)
+
+    def median_of_others(self, index: int, *, least: int) -> float | None:
+        """The median of all states but the trial's own, which was recorded; ``None`` of fewer than ``least``."""
+        count = len(self._ordered) - 1
+        if count < least:
+            return None
+        skip = bisect_left(self._ordered, self._averages[self._trials.prefix(index, self._step)])
+        low, high = (self._ordered[place + (place >= skip)] for place in ((count - 1) // 2, count // 2))
+        return low if count % 2 else _sum(low, high) / 2
+
+
 class _MedianSearch(Search):
-    def __init__(self, steps: list[int], min_trials: int, window: int, maximize: bool) -> None:
+    def __init__(self, steps: list[int], min_trials: int, window: int, trials: Trials, *, maximize: bool) -> None:
         self._steps = steps
         self._min_trials = min_trials
         self._window = window
         self._sign = -1.0 if maximize else 1.0
-        self._averages: list[list[float]] = [[] for _ in steps]  # sorted
+        self._levels = [_Level(step, trials) for step in steps]
         self._curves: dict[int, _Curve] = {}  # of open trials
         self._added = 0
         self._begun = 0
@@ -95,16 +137,15 @@ class _MedianSearch(Search):
 
     def told(self, index: int, step: int, value: float) -> list[Action]:
         curve = self._curves[index]
-        level = curve.count
-        average = curve.add(self._sign * value)
-        others = self._averages[level]
-        stop = len(others) >= self._min_trials and curve.best > _median(others)
-        insort(others, average)
+        place = curve.count
+        level = self._levels[place]
+        level.record(index, curve.add(self._sign * value))
         if step == self._steps[-1]:
             return self._over(index, [Finish(index, "complete")])
-        if stop:
+        median = level.median_of_others(index, least=self._min_trials)
+        if median is not None and curve.best > median:
             return self._over(index, [Finish(index, "pruned")])
-        return [Ask(index, self._steps[level + 1])]
+        return [Ask(index, self._steps[place + 1])]
 
     def failed(self, index: int) -> list[Action]:
         return self._over(index, [])
@@ -127,6 +168,7 @@ class _MedianSearch(Search):
         return actions
 
 
-def _median(ordered: list[float]) -> float:
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+def _sum(one: float, other: float) -> float:
+    """Of a best and a worst possible value the worst, where there is no sum."""
+    total = one + other
+    return float("inf") if isnan(total) else total

@@ -1,7 +1,8 @@
-"""Rungs: the steps at which trials are compared, common to the algorithms that halve."""
+"""Rungs: the steps at which trials are compared, and what they have in common there; shared by several algorithms."""
 
 from __future__ import annotations
 
+from hpstage.algorithm import Trials
 from hpstage.errors import UsageError
 
 
@@ -23,6 +24,11 @@ def check_rungs(min_steps: int, reduction_factor: int, steps: int) -> None:
         raise UsageError(
             f"min_steps is {min_steps}, but a trial has {steps} steps; lower min_steps or raise steps of the study"
         )
+
+
+def known(trials: Trials, *, tree_aware: bool) -> Trials:
+    """What an algorithm may know of its trials: where it is not tree-aware, that they are all different."""
+    return trials if tree_aware else Trials()
 
 
 def check_whole(name: str, value: object, *, least: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.rungs import check_rungs, rung_steps
+from hpstage.algos.rungs import check_rungs, known, rung_steps
 from hpstage.errors import UsageError
 
 
@@ -19,13 +20,24 @@ class SuccessiveHalving(Algorithm):
     values are ranked in the order of the trials. Trials that fail leave their rung; what is promoted is counted
     from the trials that were proposed, and at least one is.
 
+    *Tree-aware* (the default): trials that are one state at a rung, having trained on the same values up to it, are
+    one *candidate* there. Candidates are ranked and counted instead of trials, and a candidate is promoted with all of
+    its trials, which nothing has told apart yet. The paper's rule takes trials for independent draws; in a discrete
+    space many begin alike and tie, and the places of a rung fill with copies of one state, chosen among by their
+    numbers alone. So more trials than the paper's may go on, which costs little where they share their training, and
+    a rung further up counts the candidates into which those that were promoted have parted; places that failures left
+    empty on one rung are counted on the next. Where all trials are different, the two rules are one. With
+    ``tree_aware=False`` it is the paper's algorithm in any space.
+
     Args:
         min_steps: steps before the first decision.
         reduction_factor: the share that goes on, as its inverse; at least 2.
+        tree_aware: are trials that are the same so far one candidate, or several that tie?
     """
 
     min_steps: int = 1
     reduction_factor: int = 4
+    tree_aware: bool = True
 
     def check(self, setting: Setting) -> None:
         check_rungs(self.min_steps, self.reduction_factor, setting.steps)
@@ -38,18 +50,27 @@ class SuccessiveHalving(Algorithm):
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         assert setting.n_trials is not None
-        return HalvingSearch(self.rungs(setting.steps), self.reduction_factor, setting.n_trials, setting.maximize)
+        return HalvingSearch(
+            self.rungs(setting.steps),
+            self.reduction_factor,
+            setting.n_trials,
+            known(trials, tree_aware=self.tree_aware),
+            maximize=setting.maximize,
+        )
 
 
 class HalvingSearch(Search):
-    """One halving of ``n_trials``, whatever their indices."""
+    """One halving of ``n_trials``, whatever their indices, by the candidates that ``trials`` tells apart."""
 
-    def __init__(self, rungs: list[int], factor: int, n_trials: int, maximize: bool) -> None:
+    def __init__(self, rungs: list[int], factor: int, n_trials: int, trials: Trials, *, maximize: bool) -> None:
         self._rungs = rungs
         self._factor = factor
         self._n_trials = n_trials
+        self._trials = trials
         self._sign = -1.0 if maximize else 1.0
         self._rung = 0
+        self._asked: list[int] = []  # at this rung, failed trials included
+        self._vacant = 0  # places at this rung for which there was nothing left to promote
         self._waiting: set[int] = set()
         self._values: dict[int, float] = {}
         self._added = 0
@@ -60,8 +81,7 @@ class HalvingSearch(Search):
 
     def added(self, index: int) -> list[Action]:
         self._added += 1
-        self._waiting.add(index)
-        return [Ask(index, self._rungs[0])]
+        return [self._ask(index)]
 
     def told(self, index: int, step: int, value: float) -> list[Action]:
         self._waiting.remove(index)
@@ -76,15 +96,32 @@ class HalvingSearch(Search):
         self._closed = True
         return self._decide()
 
+    def _ask(self, index: int) -> Ask:
+        self._asked.append(index)
+        self._waiting.add(index)
+        return Ask(index, self._rungs[self._rung])
+
     def _decide(self) -> list[Action]:
         if self._waiting or self.room() > 0 or not self._values:
             return []
-        ranked = sorted(self._values, key=lambda index: (self._sign * self._values[index], index))
-        self._values = {}
+        told = sorted(self._values)
         if self._rung == len(self._rungs) - 1:
-            return [Finish(index, "complete") for index in sorted(ranked)]
+            self._values = {}
+            return [Finish(index, "complete") for index in told]
+        promoted = self._promoted()
+        self._values, self._asked = {}, []
         self._rung += 1
-        promoted = max(1, self._added // self._factor**self._rung)
-        self._waiting = set(ranked[:promoted])
-        pruned: list[Action] = [Finish(index, "pruned") for index in sorted(ranked[promoted:])]
-        return pruned + [Ask(index, self._rungs[self._rung]) for index in sorted(self._waiting)]
+        pruned: list[Action] = [Finish(index, "pruned") for index in told if index not in promoted]
+        return pruned + [self._ask(index) for index in told if index in promoted]
+
+    def _promoted(self) -> set[int]:
+        """The trials of the best candidates."""
+        candidates: dict[Hashable, list[int]] = {}
+        for index in sorted(self._asked):
+            candidates.setdefault(self._trials.prefix(index, self._rungs[self._rung]), []).append(index)
+        # With as many candidates as trials and whatever failures, n // factor**k of n trials are promoted to rung k.
+        places = max(1, (len(candidates) + self._vacant) // self._factor)
+        alive = [told for one in candidates.values() if (told := [index for index in one if index in self._values])]
+        alive.sort(key=lambda one: (self._sign * self._values[one[0]], one[0]))
+        self._vacant = max(0, places - len(alive))
+        return {index for one in alive[:places] for index in one}

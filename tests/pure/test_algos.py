@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +28,8 @@ ALGORITHMS: list[Algorithm] = [
     ASHA(9, 2),
     Hyperband(1, 3),
     Hyperband(2, 2),
+    Hyperband(1, 3, "asynchronous", window=1),
+    Hyperband(2, 2, "asynchronous", window=4),
     MedianStopping(interval=2, grace=2, min_trials=1, window=3),
     MedianStopping(interval=1, grace=1, min_trials=2, window=1),
 ]
@@ -56,14 +58,16 @@ def play(
     failing: frozenset[tuple[int, int]] = frozenset(),
     ahead: int = 0,
     stop_after: int = 10**9,
+    trials: Trials | None = None,
 ) -> Played:
     """Do what a session does, and check the laws of the port on the way.
 
     ``order``: which of the open targets is told next; the oldest when it is used up. ``failing``: targets that fail.
     ``ahead``: trials that an interrupted call had proposed. ``stop_after``: results after which the study is stopped.
+    ``trials``: what they have in common; by default nothing.
     """
     algorithm.check(setting)
-    search = algorithm.start(setting, Trials())
+    search = algorithm.start(setting, Trials() if trials is None else trials)
     played = Played()
     waiting: list[tuple[int, int]] = []
     last: dict[int, int] = {}
@@ -122,9 +126,9 @@ def setting(n_trials: int | None, *, steps: int = STEPS, maximize: bool = False,
 
 
 @st.composite
-def tables(draw: st.DrawFn, trials: int, steps: int = STEPS) -> Value:
+def tables(draw: st.DrawFn, trials: int, steps: int = STEPS, values: Sequence[float] = range(-2, 3)) -> Value:
     """Few values, so that they tie often."""
-    table = draw(st.lists(st.integers(-2, 2), min_size=trials * steps, max_size=trials * steps))
+    table = draw(st.lists(st.sampled_from(values), min_size=trials * steps, max_size=trials * steps))
     return lambda index, step: float(table[index * steps + step - 1])
 
 
@@ -376,6 +380,100 @@ def test_cycles_of_hyperband_follow_each_other_only_where_the_sampler_learns():
     assert sorted(learning.told) == sorted(blind.told)
 
 
+def asynchronous_hyperband(
+    steps: int, eta: int, workers: int, n: int, loss: Callable[[int, int], float], order: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Algorithm 2 of the ASHA paper in each bracket of Hyperband, until there are no jobs; jobs as (trial, step)."""
+    depth = next(k for k in range(20) if eta**k == steps)
+    members = [[s] * -(-(depth + 1) * eta**s // (s + 1)) for s in range(depth, -1, -1)]
+    cycle = [s for bracket in members for s in bracket]
+    results: dict[tuple[int, int], dict[int, float]] = {}
+    promoted: set[tuple[int, int]] = set()
+    jobs: list[tuple[int, int]] = []
+    running: list[tuple[int, int]] = []
+    proposed = 0
+    turns = iter(order)
+
+    def get_job() -> tuple[int, int] | None:
+        nonlocal proposed
+        for k in range(depth - 1, -1, -1):
+            for s in range(depth, -1, -1):
+                told = results.get((s, eta**k), {})
+                for trial in sorted(told, key=lambda t: (told[t], t))[: len(told) // eta]:
+                    if (trial, eta**k) not in promoted:
+                        promoted.add((trial, eta**k))
+                        return trial, eta ** (k + 1)
+        if proposed == n:
+            return None
+        proposed += 1
+        return proposed - 1, eta ** (depth - cycle[(proposed - 1) % len(cycle)])
+
+    while True:
+        while len(running) < workers and (job := get_job()) is not None:
+            running.append(job)
+            jobs.append(job)
+        if not running:
+            return jobs
+        trial, step = running.pop(next(turns, 0) % len(running))
+        results.setdefault((cycle[trial % len(cycle)], step), {})[trial] = loss(trial, step)
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_each_bracket_of_the_asynchronous_hyperband_promotes_as_asha(data):
+    eta, steps = data.draw(st.sampled_from([(2, 8), (3, 9), (4, 16)]))
+    n, workers = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 8))
+    loss, order = data.draw(tables(n, steps)), data.draw(orders())
+    expected = asynchronous_hyperband(steps, eta, workers, n, loss, order)
+    algorithm = Hyperband(1, eta, "asynchronous", window=workers)
+    played = play(algorithm, setting(n, steps=steps), loss, order=order)
+    assert played.asked[: len(expected)] == expected
+    # Where nothing came to the end, something is taken there.
+    assert (len(played.asked) == len(expected)) == any(step == steps for _, step in expected)
+
+
+def test_asynchronous_hyperband_deals_trials_to_brackets_as_the_published_table_says():
+    played = play(Hyperband(1, 3, "asynchronous"), setting(286, steps=81), lambda index, step: float(index * step % 97))
+    first_steps = [next(step for trial, step in played.asked if trial == index) for index in range(286)]
+    expected = [step for (n, step), *_ in TABLE_1.values() for _ in range(n)]
+    assert first_steps == 2 * expected
+
+
+def test_asynchronous_hyperband_promotes_at_the_highest_step_of_all_brackets_first():
+    """Factor 2, four steps: brackets of 4, 3 and 3 trials that begin at steps 1, 2 and 4. By hand, one worker."""
+    losses = [0.5, 0.4, 0.9, 0.8, 0.3, 0.2, 0.7, 0.6, 0.6, 0.6]
+    played = play(Hyperband(1, 2, "asynchronous", window=1), setting(10, steps=4), lambda index, step: losses[index])
+    assert played.asked == [
+        *[(0, 1), (1, 1)],
+        (1, 2),  # the best of two
+        *[(2, 1), (3, 1)],
+        (0, 2),  # the best two of four are 1 and 0
+        (1, 4),  # the best of two at step 2
+        *[(4, 2), (5, 2)],
+        (5, 4),  # the best of two at step 2 of its own bracket
+        (6, 2),
+        *[(7, 4), (8, 4), (9, 4)],
+    ]
+    assert [index for index, end in played.ends.items() if end == "complete"] == [1, 5, 7, 8, 9]
+
+
+def test_asynchronous_hyperband_catches_up_at_the_highest_step_of_all_brackets_first():
+    losses = [0.5, 0.6, 0.8, 0.7, 0.3, 0.9, 0.4]
+    algorithm = Hyperband(1, 2, "asynchronous", window=1)
+    # All were proposed by a call that was interrupted: nothing is promoted until they have been told.
+    played = play(algorithm, setting(7, steps=4), lambda index, step: losses[index], ahead=7)
+    assert played.asked[7:] == [(4, 4), (0, 2), (1, 2), (0, 4)]
+
+
+def test_asynchronous_hyperband_takes_the_best_of_all_brackets_to_the_end_if_none_came_there():
+    losses = [0.5, 0.9, 0.8, 0.7, 0.4]
+    algorithm = Hyperband(1, 2, "asynchronous", window=8)
+    played = play(algorithm, setting(5, steps=4), lambda index, step: losses[index], failing=frozenset({(3, 1)}))
+    # Trial 0 of the first bracket, the best of three, and trial 4 of the second wait at step 2, each alone there.
+    assert played.asked == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (0, 2), (4, 4)]
+    assert played.ends == {0: "pruned", 1: "pruned", 2: "pruned", 3: "failed", 4: "complete"}
+
+
 # --- median stopping --------------------------------------------------------------------------------------
 
 
@@ -384,26 +482,29 @@ def test_cycles_of_hyperband_follow_each_other_only_where_the_sampler_learns():
 def test_median_stopping_stops_exactly_what_is_worse_than_the_median_of_running_averages(data):
     n, grace, interval = data.draw(st.integers(1, 25)), data.draw(st.integers(1, 8)), data.draw(st.integers(1, 9))
     least, window, maximize = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 8)), data.draw(st.booleans())
-    value, failing = data.draw(tables(n)), data.draw(failures(n))
+    values = data.draw(st.sampled_from([range(-2, 3), [-math.inf, -1, 0, 1, math.inf]]))
+    value, failing = data.draw(tables(n, values=values)), data.draw(failures(n))
     algorithm = MedianStopping(interval, grace, least, window)
     played = play(algorithm, setting(n, maximize=maximize), value, failing=failing)
-    best = max if maximize else min
     averages: dict[int, list[float]] = {}
-    histories: dict[int, list[float]] = {}
+    histories: dict[int, list[float]] = {}  # less is better
     for position, (index, step) in enumerate(played.told):
         assert step == STEPS or (step >= grace and (step - grace) % interval == 0)
         history = histories.setdefault(index, [])
-        history.append(value(index, step))
-        others = list(averages.setdefault(step, []))
-        averages[step].append(sum(history) / len(history))
+        history.append(-value(index, step) if maximize else value(index, step))
+        others = sorted(averages.setdefault(step, []))
+        averages[step].append(mean(history))
         if step == STEPS:
             continue
-        stopped = False
-        if len(others) >= least:
-            median = statistics.median(others)
-            stopped = best(history) < median if maximize else best(history) > median
+        middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
+        stopped = len(others) >= least and min(history) > mean(middle)
         later = [asked for asked in played.asked if asked[0] == index and asked[1] > step]
         assert stopped == (not later), position
+
+
+def mean(losses: Sequence[float]) -> float:
+    """Of infinities of both signs, the bad ones count."""
+    return math.inf if math.inf in losses else sum(losses) / len(losses)
 
 
 def test_a_trial_that_is_as_good_as_the_median_goes_on():
@@ -414,6 +515,14 @@ def test_a_trial_that_is_as_good_as_the_median_goes_on():
 def test_nothing_is_stopped_before_there_are_enough_others():
     played = play(MedianStopping(1, 1, min_trials=5, window=1), setting(7), lambda index, step: float(index))
     assert played.ends == dict.fromkeys(range(5), "complete") | {5: "pruned", 6: "pruned"}
+
+
+def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_was_told():
+    """Both infinities in one curve have no mean. With the mean of trial 0 below 5, trial 3 would be stopped."""
+    curves = [[math.inf, -math.inf, 0.0], [1.0, 1.0, 1.0], [5.0, 5.0, 5.0], [5.0, 5.0, 5.0]]
+    algorithm = MedianStopping(min_trials=3, window=1)
+    played = play(algorithm, setting(4, steps=3), lambda index, step: curves[index][step - 1])
+    assert played.ends == dict.fromkeys(range(4), "complete")
 
 
 # --- bad input --------------------------------------------------------------------------------------------
@@ -435,6 +544,8 @@ def test_nothing_is_stopped_before_there_are_enough_others():
         (Hyperband(10), "min_steps is 10, but a trial has 9 steps"),
         (Hyperband(1, 1), "reduction_factor is 1"),
         (Hyperband(1, "3"), "reduction_factor is '3'"),
+        (Hyperband(variant="stopping"), "variant is 'stopping'; it must be 'synchronous' or 'asynchronous'"),
+        (Hyperband(window=0), "window is 0; it must be a whole number, 1 or more"),
         (MedianStopping(0), "interval is 0"),
         (MedianStopping(0.5), "interval is 0.5"),
         (MedianStopping(grace=0), "grace is 0"),
