@@ -131,7 +131,7 @@ class _PopulationSearch(Search):
         return Ask(index, self._steps[self._round])
 
     def _decide(self) -> list[Action]:
-        if self._waiting or self._vacant or self.room() > 0 or not self._values:
+        if self._waiting or self.room() > 0 or not self._values:
             return []
         told, self._values = self._values, {}
         if self._round == len(self._steps) - 1:

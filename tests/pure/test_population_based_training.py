@@ -229,6 +229,19 @@ def test_a_parameter_with_one_value_stays(value, distribution):
         assert explored({"x": (value, distribution)}, seed, resample=0.5) == {"x": value}
 
 
+@pytest.mark.parametrize(
+    ("value", "distribution"),
+    [
+        (0.37, FloatDistribution(0.0, 1.0)),
+        (0.3, FloatDistribution(0.0, 1.0, step=0.1)),  # three steps of 0.1 are another float
+        (7, IntDistribution(1, 9, step=2)),
+        (128, CategoricalDistribution([64, 128, 256])),
+    ],
+)
+def test_a_factor_of_one_keeps_a_value(value, distribution):
+    assert explored({"x": (value, distribution)}, factors=(1.0,), resample=0) == {"x": value}
+
+
 def test_a_value_that_was_queued_from_outside_of_its_range_is_brought_in():
     assert explored({"x": (50, IntDistribution(1, 10))}, resample=0) == {"x": 10}
     assert explored({"x": (0.001, FloatDistribution(1.0, 2.0))}, resample=0) == {"x": 1.0}
@@ -499,6 +512,18 @@ def test_a_study_that_is_stopped_early_trains_the_population_that_is_there(stop_
     played = play(PopulationBasedTraining(3), setting(10), lambda index, step: index, stop_after=stop_after)
     assert sum(end == "complete" for end in played.ends.values()) == stop_after
     assert len(played.forks) == {0: 0, 1: 0, 2: 2, 7: 4}[stop_after]
+
+
+def test_a_round_waits_for_the_whole_population_to_be_proposed():
+    """A session whose time is up tells what still runs, though it will propose more when it goes on."""
+    trials = Drawn()
+    search = PopulationBasedTraining(3).start(setting(3), trials)
+    for index in range(2):
+        trials.values[index] = {}
+        assert search.added(index) == [Ask(index, 3)]
+        assert search.told(index, 3, float(index)) == []
+    assert (search.room(), search.added(2)) == (1, [Ask(2, 3)])
+    assert search.told(2, 3, 2.0) == [Ask(0, 6), Ask(1, 6), Finish(2, "pruned"), Fork(0, 3, {})]
 
 
 @given(n=st.integers(2, 20), seed=st.integers(0, 9), ahead=st.integers(0, 20))
