@@ -24,8 +24,8 @@ T = TypeVar("T")
 _PATIENCE = 600.0
 # Between two looks whether it is back; doubled from the first to the second.
 _PAUSES = (0.05, 5.0)
-# Errors of a storage that answers again when asked at once: a connection that broke and was made anew.
-_BLIPS = 3
+# The share of it for which a storage that answers may refuse: a lock that is held, a connection that broke.
+_REFUSALS = 0.1
 
 
 class Ledger:
@@ -120,19 +120,37 @@ class Ledger:
     # --- absences -----------------------------------------------------------------------------------------
 
     def patiently(self, work: Callable[[], T]) -> T:
-        """Do ``work``, which uses the storage, again until the storage is there. Other errors are passed on."""
-        blips = 0
+        """Do ``work``, which uses the storage, again until the storage is there. Errors of the user's are passed on."""
+        began = None
+        pause, longest = _PAUSES
         while True:
             try:
-                return work()
+                done = work()
             except Exception as error:
                 absence = self._absence()
-                if absence is None:
-                    blips += 1
-                    if blips > _BLIPS or not _of_storage(error):
-                        raise
-                else:
-                    self._wait(absence)
+                if absence is None and not _of_storage(error):
+                    raise
+                now = time.monotonic()
+                if began is None:
+                    began = now
+                    logger.warning(
+                        "The storage of the study does not answer (%s: %s); waiting for it. Training goes on.",
+                        type(error).__name__,
+                        error,
+                    )
+                if absence is None and now - began > _REFUSALS * self._patience:
+                    raise  # it is there, and refuses this
+                if now - began > self._patience:
+                    raise StoreError(
+                        f"the study's storage has been away for {now - began:.0f} s ({type(error).__name__}: {error}); "
+                        f"all that was trained is kept: bring it back and run the same command again"
+                    ) from error
+                time.sleep(pause)
+                pause = min(longest, 2 * pause)
+            else:
+                if began is not None:
+                    logger.warning("The storage of the study is back after %.1f s.", time.monotonic() - began)
+                return done
 
     def _absence(self) -> Exception | None:
         """What the storage answers to a question that every storage can answer, if it is an error."""
@@ -141,29 +159,6 @@ class Ledger:
         except Exception as error:
             return error
         return None
-
-    def _wait(self, absence: Exception) -> None:
-        began = time.monotonic()
-        pause, longest = _PAUSES
-        logger.warning(
-            "The storage of study %r is away (%s: %s); waiting for it. Training goes on.",
-            self.study._study_id,
-            type(absence).__name__,
-            absence,
-        )
-        while absence is not None:
-            if time.monotonic() - began > self._patience:
-                raise StoreError(
-                    f"the study's storage has been away for {self._patience:.0f} s ({type(absence).__name__}: "
-                    f"{absence}); all that was trained is kept: bring it back and run the same command again"
-                ) from absence
-            time.sleep(pause)
-            pause = min(longest, 2 * pause)
-            found = self._absence()
-            if found is None:
-                logger.warning("The storage of the study is back after %.1f s.", time.monotonic() - began)
-                return
-            absence = found
 
 
 def base_sampler(study: optuna.Study) -> optuna.samplers.BaseSampler:

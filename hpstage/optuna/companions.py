@@ -1,0 +1,146 @@
+"""What the earlier trials of a study were given, in columns: those that begin like a proposal are found at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+Numerical = FloatDistribution | IntDistribution
+Floats = npt.NDArray[np.float64]
+
+
+def scaled(distribution: Numerical, values: Floats) -> Floats:
+    """Where values lie in the parameter's own scale, logarithmic if it is: 0 at its low end, 1 at its high end."""
+    low, high = float(distribution.low), float(distribution.high)
+    if distribution.log:
+        with np.errstate(divide="ignore", invalid="ignore"):  # values from another range, of zero or less
+            return np.asarray(np.log(values / low) / np.log(high / low))
+    return np.asarray((values - low) / (high - low))
+
+
+def possible(distribution: Numerical, values: Floats) -> npt.NDArray[np.bool_]:
+    """Which values the distribution can take: within its range and, if it has steps, on its grid."""
+    inside = (values >= distribution.low) & (values <= distribution.high)
+    if distribution.step is not None:
+        places = (values - distribution.low) / distribution.step
+        inside &= np.abs(places - np.round(places)) < 1e-8  # Optuna's own tolerance
+    return np.asarray(inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One parameter of a proposal, and how far from its value another may lie that takes its place."""
+
+    name: str
+    distribution: BaseDistribution
+    value: Any
+    radius: float  # in the parameter's own scale, in which its range has length 1; 0: equal values only
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """An earlier trial that begins like a proposal: nearby in the first ``depth`` wishes."""
+
+    trial: FrozenTrial
+    depth: int
+    gain: float
+
+
+class Companions:
+    """The parameters of a study's trials, failed and waiting ones left out, as :meth:`refresh` last saw them.
+
+    A row per trial and a column per parameter. Finding a companion is a few passes over NumPy columns per wish.
+    """
+
+    def __init__(self) -> None:
+        self._trials: Sequence[FrozenTrial] = ()
+        self._columns: dict[str, Floats] = {}  # values as Optuna stores them; NaN where a trial has none
+        self._numbers: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._trained: Floats = np.zeros(0)  # steps that a trial was, or may yet be, trained
+        self._open: list[int] = []  # rows of trials that are not finished
+        self._lock = threading.Lock()  # study.optimize(n_jobs=...) asks from several threads
+
+    def refresh(self, study: optuna.Study) -> None:
+        """Read what is new: O(new and open trials), besides what the storage takes to hand out its list."""
+        trials = study.get_trials(deepcopy=False)
+        with self._lock:
+            before = len(self._trials)
+            if len(trials) < before:
+                return  # another thread read a later list
+            self._make_room(len(trials))
+            changed = [*self._open, *range(before, len(trials))]
+            self._open = [row for row in changed if not trials[row].state.is_finished()]
+            for row in changed:
+                self._read(row, trials[row])
+            self._trials = trials
+
+    def _make_room(self, rows: int) -> None:
+        more = 2 * rows - len(self._trained)
+        if rows > len(self._trained):
+            self._trained = np.append(self._trained, np.zeros(more))
+            self._numbers = np.append(self._numbers, np.full(more, -1))
+            self._columns = {name: np.append(column, np.full(more, np.nan)) for name, column in self._columns.items()}
+
+    def _read(self, row: int, trial: FrozenTrial) -> None:
+        self._numbers[row] = trial.number
+        if trial.state in (TrialState.FAIL, TrialState.WAITING):
+            self._trained[row] = 0
+            return
+        self._trained[row] = trial.last_step or 0 if trial.state == TrialState.PRUNED else np.inf
+        for name, distribution in trial.distributions.items():
+            if name not in self._columns:
+                self._columns[name] = np.full(len(self._trained), np.nan)
+            self._columns[name][row] = distribution.to_internal_repr(trial.params[name])
+
+    def latest(self, names: Set[str]) -> FrozenTrial | None:
+        """The latest trial that has all of these parameters; its ``params`` are in the order of asking."""
+        return next((trial for trial in reversed(self._trials) if names <= trial.params.keys()), None)
+
+    def find(self, number: int, wishes: Sequence[Wish], worth: Sequence[float], *, in_steps: bool) -> Companion | None:
+        """The trial, other than ``number``, that is worth most; of these the nearest; of these the first.
+
+        Args:
+            wishes: a proposal's parameters, in the order in which they begin to matter.
+            worth: what it is worth that an earlier trial is near in the first 0, 1, 2, ... wishes.
+            in_steps: worth is in steps, and a pruned trial is worth no more than the steps that it was trained.
+        """
+        with self._lock:
+            rows, trials = len(self._trials), self._trials
+            trained, numbers = self._trained[:rows], self._numbers[:rows]
+            columns = {wish.name: self._columns[wish.name][:rows] for wish in wishes if wish.name in self._columns}
+        others = (trained > 0) & (numbers != number)
+        depths = np.zeros(rows, np.intp)
+        distance = np.zeros(rows)  # over the first ``depths`` wishes
+        near = others.copy()
+        for depth, wish in enumerate(wishes, start=1):
+            if wish.name not in columns:
+                break
+            values = columns[wish.name]
+            value = np.asarray(wish.distribution.to_internal_repr(wish.value), np.float64)
+            if wish.radius > 0:
+                assert isinstance(wish.distribution, Numerical)
+                away = np.abs(scaled(wish.distribution, values) - scaled(wish.distribution, value))
+                near &= (away <= wish.radius) & possible(wish.distribution, values)
+                distance[near] += away[near]
+            else:
+                near &= values == value
+            if not near.any():
+                break
+            depths[near] = depth
+        gain = np.asarray(worth, np.float64)[depths]
+        if in_steps:
+            gain = np.minimum(gain, trained)
+        gain[~others] = 0.0
+        if not rows or gain.max() <= 0:
+            return None
+        best = np.flatnonzero(gain == gain.max())
+        row = int(best[np.argmin(distance[best])])
+        return Companion(trials[row], int(depths[row]), float(gain[row]))

@@ -1,0 +1,125 @@
+"""From which step on a parameter matters: the space is asked for its schedules, and again with one value changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar, Schedule, agreement, as_schedule
+
+Space = Callable[[Any], Mapping[str, Schedule | Scalar]]
+Draw = Callable[[str, BaseDistribution], Any]
+
+
+class Probe(optuna.trial.FixedTrial):
+    """Stands before the space in a trial's place: a parameter has the value that ``draw`` gives it when first asked."""
+
+    def __init__(self, draw: Draw, number: int) -> None:
+        super().__init__({}, number)
+        self._draw = draw
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        if name not in self._params:
+            self._params[name] = self._draw(name, distribution)
+        return super()._suggest(name, distribution)
+
+
+def takes(distribution: BaseDistribution, value: Any) -> bool:
+    """Whether the distribution can take the value."""
+    try:
+        return distribution._contains(distribution.to_internal_repr(value))
+    except ValueError:  # not one of its choices, or not of its kind
+        return False
+
+
+def describe(space: Space, probe: Probe) -> dict[str, Schedule]:
+    """The schedules that the space gives the probe."""
+    described = space(probe)
+    if not isinstance(described, Mapping):
+        raise UsageError(
+            f"space() returned {type(described).__name__}; StageTreeSampler needs the space of hpstage.optimize, which "
+            f"returns a dict of hyper-parameter names to schedules or values"
+        )
+    return {name: as_schedule(value) for name, value in described.items()}
+
+
+def parting(a: Mapping[str, Schedule], b: Mapping[str, Schedule], steps: int) -> int:
+    """The first step below ``steps`` at which any value differs, else ``steps``."""
+    if a.keys() != b.keys():
+        return 0
+    for name, schedule in a.items():
+        steps = _parting(schedule, b[name], steps)
+    return steps
+
+
+def _parting(a: Schedule, b: Schedule, steps: int) -> int:
+    ours, theirs = a.pieces(), b.pieces()
+    step = i = j = 0
+    while step < steps and i < len(ours) and j < len(theirs):
+        stop = min([steps, *(end for end in (ours[i][1], theirs[j][1]) if end is not None)])
+        differ = agreement(ours[i][2], theirs[j][2], step, stop)
+        if differ < stop:
+            return differ
+        step = stop
+        i += ours[i][1] == stop
+        j += theirs[j][1] == stop
+    one_ends = (i < len(ours)) != (j < len(theirs))
+    return step if step < steps and one_ends else steps
+
+
+def begins(
+    space: Space, steps: int, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], radius: float
+) -> dict[str, int]:
+    """The step from which on each parameter matters, near these values; ``steps`` if it does not.
+
+    A number is moved by ``radius`` up and down, in its own scale, a choice to each of the others; what counts is the
+    first step at which a schedule then differs. Takes two evaluations of the space for a number.
+    """
+    known = describe(space, Probe(lambda name, _: params[name], 0))
+    found = {}
+    for name, distribution in distributions.items():
+        first = steps
+        for other in _neighbours(distribution, params[name], radius):
+            if first == 0:
+                break
+            try:
+                moved = describe(space, Probe(_with(params, name, other), 0))
+            except Exception:
+                # Next to the proposal the space may end, or be broken: there is nobody there to share with.
+                continue
+            first = min(first, parting(known, moved, first))
+        found[name] = first
+    return found
+
+
+def _with(params: Mapping[str, Any], changed: str, other: Any) -> Draw:
+    """The parameters with one changed; those that are asked for only then, or in another range, at their low end."""
+
+    def draw(name: str, distribution: BaseDistribution) -> Any:
+        value = other if name == changed else params.get(name)
+        if takes(distribution, value):
+            return value
+        return distribution.choices[0] if isinstance(distribution, CategoricalDistribution) else distribution.low  # type: ignore[attr-defined]
+
+    return draw
+
+
+def _neighbours(distribution: BaseDistribution, value: Any, radius: float) -> Sequence[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return [choice for choice in distribution.choices if choice != value]
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    found = []
+    for by in (radius, -radius):
+        moved = value * (high / low) ** by if distribution.log else value + by * (high - low)
+        if step is not None:
+            places = max(1, round(abs(moved - value) / step))
+            moved = value + (places if by > 0 else -places) * step
+        moved = type(value)(min(max(moved, low), high))
+        if moved != value:
+            found.append(moved)
+    return found
