@@ -148,7 +148,8 @@ class Driver:
 
     def knows(self, trial: TrialId, step: int) -> bool:
         """Are the metrics of this target known already?"""
-        state = self.plan.trials[trial].node_at(step).states.get(step)
+        planned = self.plan.trials.get(trial)
+        state = None if planned is None else planned.node_at(step).states.get(step)
         return state is not None and state.metrics is not None
 
     def drop(self, trial: TrialId) -> None:
