@@ -15,7 +15,6 @@ from optuna.testing.pytest_samplers import (
     SingleOnlySamplerTestCase,
 )
 
-from hpstage import schedule as s
 from hpstage.optuna import StageTreeSampler
 
 RADII = [{"radius": 0}, {}]
