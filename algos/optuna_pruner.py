@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
@@ -63,14 +64,13 @@ class _PrunerSearch(Search):
         self._window = window
         self._trials = trials
         self._levels: dict[int, int] = {}  # of open trials: which evaluation they are asked for
-        self._added = 0
-        self._begun = 0
+        self._later: deque[int] = deque()  # trials that wait for a place in the window
 
     def room(self) -> int:
         return self._window - len(self._levels)
 
     def added(self, index: int) -> list[Action]:
-        self._added += 1
+        self._later.append(index)
         return self._begin()
 
     def told(self, index: int, step: int, value: float) -> list[Action]:
@@ -95,8 +95,8 @@ class _PrunerSearch(Search):
         the order in which it was when the search was interrupted.
         """
         actions: list[Action] = []
-        while self._begun < self._added and len(self._levels) < self._window:
-            self._levels[self._begun] = 0
-            actions.append(Ask(self._begun, self._steps[0]))
-            self._begun += 1
+        while self._later and len(self._levels) < self._window:
+            index = self._later.popleft()
+            self._levels[index] = 0
+            actions.append(Ask(index, self._steps[0]))
         return actions
