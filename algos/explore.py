@@ -28,7 +28,7 @@ def explore(
     Drawn anew: from the parameter's distribution, as Optuna's RandomSampler does. Perturbed: multiplied by one of the
     factors, which are equally likely, and
 
-    - clipped to the distribution's bounds, which neither the paper nor Ray does;
+    - clipped to the distribution's bounds, which Ray does not do;
     - where the distribution has steps (every whole number has): rounded to the nearest, but moved by at least one
       step unless it is at the bound: up by a factor above 1, down by one below 1, for negative values the other way;
     - where it is a choice among numbers: not multiplied but replaced by the next larger number for a factor above 1,

@@ -515,7 +515,7 @@ def test_a_study_that_is_stopped_early_trains_the_population_that_is_there(stop_
 
 
 def test_a_round_waits_for_the_whole_population_to_be_proposed():
-    """A session whose time is up tells what still runs, though it will propose more when it goes on."""
+    """The port does not say that all are proposed before the first is told."""
     trials = Drawn()
     search = PopulationBasedTraining(3).start(setting(3), trials)
     for index in range(2):
