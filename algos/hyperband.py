@@ -138,16 +138,16 @@ class _HyperbandSearch(Search):
         self._maximize = maximize
         self._admitted = deal.cycle if bound is None else bound
         self._halvings: dict[tuple[int, int], HalvingSearch] = {}
-        self._added = 0
-        self._begun = 0  # trials of open cycles; those after them wait for their cycle
+        self._added: list[int] = []
+        self._places: dict[int, tuple[int, int]] = {}  # of trials of open cycles; those after them wait for theirs
         self._over = 0
         self._closed = False
 
     def room(self) -> int:
-        return 0 if self._closed else max(0, self._admitted - self._added)
+        return 0 if self._closed else max(0, self._admitted - len(self._added))
 
     def added(self, index: int) -> list[Action]:
-        self._added += 1
+        self._added.append(index)
         return self._begin()
 
     def told(self, index: int, step: int, value: float) -> list[Action]:
@@ -166,7 +166,7 @@ class _HyperbandSearch(Search):
         return [action for halving in list(self._halvings.values()) for action in halving.closed()]
 
     def _halving(self, index: int) -> HalvingSearch:
-        place = self._deal.place(index)
+        place = self._places[index]
         if place not in self._halvings:
             bracket = self._deal.brackets[place[1]]
             self._halvings[place] = HalvingSearch(
@@ -181,9 +181,10 @@ class _HyperbandSearch(Search):
         in which the search that was interrupted was.
         """
         actions: list[Action] = []
-        while self._begun < min(self._added, self._admitted):
-            actions += self._halving(self._begun).added(self._begun)
-            self._begun += 1
+        while len(self._places) < min(len(self._added), self._admitted):
+            index = self._added[len(self._places)]
+            self._places[index] = self._deal.place(len(self._places))
+            actions += self._halving(index).added(index)
         return actions
 
     def _count(self, actions: list[Action]) -> list[Action]:

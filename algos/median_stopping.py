@@ -7,13 +7,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from math import isnan
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
+from hpstage.algorithm import Search, Setting, Trials
 from hpstage.algos.rungs import check_whole, known
-from hpstage.errors import UsageError
+from hpstage.algos.windows import WindowedAlgorithm, WindowedSearch
 
 
 @dataclass(frozen=True)
-class MedianStopping(Algorithm):
+class MedianStopping(WindowedAlgorithm):
     """Stops a trial whose best value so far is worse than the median of the others' running averages at that step.
 
     Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2. Trials are evaluated
@@ -52,19 +52,8 @@ class MedianStopping(Algorithm):
     tree_aware: bool = True
 
     def check(self, setting: Setting) -> None:
-        check_whole("interval", self.interval, least=1)
-        check_whole("grace", self.grace, least=1)
+        super().check(setting)
         check_whole("min_trials", self.min_trials, least=1)
-        check_whole("window", self.window, least=1)
-        if self.grace >= setting.steps:
-            raise UsageError(
-                f"grace is {self.grace}, but a trial has {setting.steps} steps, so that none could be stopped; lower "
-                f"grace or raise steps of the study"
-            )
-
-    def evaluations(self, steps: int) -> list[int]:
-        """The steps at which trials are evaluated; the last is the end."""
-        return [*range(self.grace, steps, self.interval), steps]
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         return _MedianSearch(
@@ -117,55 +106,20 @@ class _Level:
         return low if count % 2 else _sum(low, high) / 2
 
 
-class _MedianSearch(Search):
+class _MedianSearch(WindowedSearch):
     def __init__(self, steps: list[int], min_trials: int, window: int, trials: Trials, *, maximize: bool) -> None:
-        self._steps = steps
+        super().__init__(steps, window)
         self._min_trials = min_trials
-        self._window = window
         self._sign = -1.0 if maximize else 1.0
-        self._levels = [_Level(step, trials) for step in steps]
-        self._curves: dict[int, _Curve] = {}  # of open trials
-        self._added = 0
-        self._begun = 0
+        self._evaluations = [_Level(step, trials) for step in steps]
+        self._curves: dict[int, _Curve] = {}
 
-    def room(self) -> int:
-        return max(0, self._window - len(self._curves) - (self._added - self._begun))
-
-    def added(self, index: int) -> list[Action]:
-        self._added += 1
-        return self._begin()
-
-    def told(self, index: int, step: int, value: float) -> list[Action]:
-        curve = self._curves[index]
-        place = curve.count
-        level = self._levels[place]
-        level.record(index, curve.add(self._sign * value))
-        if step == self._steps[-1]:
-            return self._over(index, [Finish(index, "complete")])
-        median = level.median_of_others(index, least=self._min_trials)
-        if median is not None and curve.best > median:
-            return self._over(index, [Finish(index, "pruned")])
-        return [Ask(index, self._steps[place + 1])]
-
-    def failed(self, index: int) -> list[Action]:
-        return self._over(index, [])
-
-    def _over(self, index: int, actions: list[Action]) -> list[Action]:
-        del self._curves[index]
-        return actions + self._begin()
-
-    def _begin(self) -> list[Action]:
-        """Ask for proposed trials, as the window allows.
-
-        A resumed search proposes all its trials at once: those beyond the window wait, so that it is told in the
-        order in which the search that was interrupted was.
-        """
-        actions: list[Action] = []
-        while self._begun < self._added and len(self._curves) < self._window:
-            self._curves[self._begun] = _Curve()
-            actions.append(Ask(self._begun, self._steps[0]))
-            self._begun += 1
-        return actions
+    def goes_on(self, index: int, level: int, value: float) -> bool:
+        curve = self._curves.setdefault(index, _Curve())
+        evaluation = self._evaluations[level]
+        evaluation.record(index, curve.add(self._sign * value))
+        median = evaluation.median_of_others(index, least=self._min_trials)
+        return median is None or curve.best <= median
 
 
 def _sum(one: float, other: float) -> float:

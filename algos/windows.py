@@ -1,0 +1,83 @@
+"""Trials that are evaluated again and again, some at a time, and stopped one by one; shared by several algorithms."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
+from hpstage.algos.rungs import check_whole
+from hpstage.errors import UsageError
+
+
+class WindowedAlgorithm(Algorithm):
+    """Evaluates trials after ``grace`` steps, every ``interval`` steps from there on, and at the end."""
+
+    interval: int
+    grace: int
+    window: int
+
+    def check(self, setting: Setting) -> None:
+        check_whole("interval", self.interval, least=1)
+        check_whole("grace", self.grace, least=1)
+        check_whole("window", self.window, least=1)
+        if self.grace >= setting.steps:
+            raise UsageError(
+                f"grace is {self.grace}, but a trial has {setting.steps} steps, so that none could be stopped; lower "
+                f"grace or raise steps of the study"
+            )
+
+    def evaluations(self, steps: int) -> list[int]:
+        """The steps at which trials are evaluated; the last is the end."""
+        return [*range(self.grace, steps, self.interval), steps]
+
+
+class WindowedSearch(Search):
+    """Keeps ``window`` trials open. What is left to say is which of them go on."""
+
+    def __init__(self, steps: list[int], window: int) -> None:
+        self._steps = steps
+        self._window = window
+        self._levels: dict[int, int] = {}  # of open trials: which evaluation they are asked for
+        self._later: deque[int] = deque()  # trials that wait for a place in the window
+
+    @abstractmethod
+    def goes_on(self, index: int, level: int, value: float) -> bool:
+        """Told the value of evaluation ``level``: is the trial trained to the next? Asked at the last one as well."""
+
+    def room(self) -> int:
+        return self._window - len(self._levels)
+
+    def added(self, index: int) -> list[Action]:
+        self._later.append(index)
+        return self._begin()
+
+    def told(self, index: int, step: int, value: float) -> list[Action]:
+        level = self._levels[index]
+        goes_on = self.goes_on(index, level, value)
+        if step == self._steps[-1]:
+            return self._over(index, [Finish(index, "complete")])
+        if not goes_on:
+            return self._over(index, [Finish(index, "pruned")])
+        self._levels[index] = level + 1
+        return [Ask(index, self._steps[level + 1])]
+
+    def failed(self, index: int) -> list[Action]:
+        return self._over(index, [])
+
+    def _over(self, index: int, actions: list[Action]) -> list[Action]:
+        del self._levels[index]
+        return actions + self._begin()
+
+    def _begin(self) -> list[Action]:
+        """Ask for proposed trials, as the window allows.
+
+        A resumed search proposes all its trials at once: those beyond the window wait, so that it is told in the
+        order in which the search that was interrupted was.
+        """
+        actions: list[Action] = []
+        while self._later and len(self._levels) < self._window:
+            index = self._later.popleft()
+            self._levels[index] = 0
+            actions.append(Ask(index, self._steps[0]))
+        return actions
