@@ -14,6 +14,10 @@ from hpstage.stage_tree import Line, StageTree
 
 # Boundaries that a chain is laid ahead: laying costs no more than that, however many there are on the way.
 _HORIZON = 64
+# Milestones that are looked at on one leg.
+_CONSIDERED = 256
+# What a boundary costs besides saving: messages (scripts/bench_overhead.py).
+_BOUNDARY_SECONDS = 0.005
 
 
 @dataclass(slots=True)
@@ -134,6 +138,7 @@ class Layer:
                 leg.stop = chain.legs[index].stop = steps[-1]
             elif not steps or steps[-1] != leg.stop:
                 steps.append(leg.stop)
+            steps = sorted([*steps, *self._likely_forks(line, leg.start, steps)])
             stages.append(Stage(node.id, leg.start, leg.stop, dict(zip(node.names, node.forms, strict=True))))
             covered_from = chain.at[1] if index == chain.at[0] else chain.legs[index].start
             for step in steps:
@@ -150,6 +155,30 @@ class Layer:
             if cut or len(chain.marks) >= _HORIZON:
                 break
         return stages, boundaries
+
+    def _likely_forks(self, line: Line, start: int, marks: list[int]) -> list[int]:
+        """Steps between ``marks`` where keeping the state is worth more than it costs, though nobody asks for it yet.
+
+        Worth is the training from the last kept state on, times the chance that somebody forks here: an even one
+        where a trial parts that nobody asked to come so far, else the share of the plan's nodes that begin at this
+        step (the milestones that the space names).
+        """
+        totals = self._plan.totals
+        price = _BOUNDARY_SECONDS + (totals.save_seconds / totals.saves if totals.saves else 0.0)
+        found = []
+        last, ahead = start, 0
+        for step in islice(self._plan.milestones.irange(start, marks[-1], (False, False)), _CONSIDERED):
+            while marks[ahead] < step:
+                last = max(last, marks[ahead])
+                ahead += 1
+            if marks[ahead] == step:
+                continue
+            parts_here = step in line.node.children
+            chance = 0.5 if parts_here else self._plan.partings[step] / len(self._plan.nodes)
+            if (step - last) * line.cost * chance > price:
+                found.append(step)
+                last = step
+        return found
 
     def boundary_at(self, line: Line, step: int, *, keep: bool = True) -> Boundary:
         wanted = line.wanted.get(step)

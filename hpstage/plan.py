@@ -33,6 +33,7 @@ from hpstage.events import (
     to_numbers,
 )
 from hpstage.keys import History
+from hpstage.ordered import Ordered
 from hpstage.schedule import Form, Scalar, Schedule, agreement, varies
 
 FORMAT = 2
@@ -212,6 +213,8 @@ class SearchPlan:
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
         self.failures: list[StageFailed] = []
+        self.milestones: Ordered[int] = Ordered()  # the steps at which trials part somewhere
+        self.partings: dict[int, int] = {}  # at each of them: how many nodes begin there
         self.searches: dict[str, SearchRecord] = {}  # the latest of each study
         self._roots: dict[tuple[object, ...], Node] = {}
 
@@ -355,6 +358,9 @@ class SearchPlan:
                     if node is None:
                         child._history = History(self.workload, names, salt=salt)
                         child._history.change(0, zip(names, child.values(0), strict=True))
+                    else:
+                        self.milestones.add(step)
+                        self.partings[step] = self.partings.get(step, 0) + 1
                     self.nodes.append(child)
                     siblings[values] = child
                 node = child
