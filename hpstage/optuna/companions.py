@@ -47,7 +47,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """An earlier trial that begins like a proposal: nearby in the first ``depth`` wishes."""
+    """An earlier trial that is near in the first ``depth`` wishes, and the share of a trial that this saves."""
 
     trial: FrozenTrial
     depth: int
@@ -104,22 +104,25 @@ class Companions:
         """The latest trial that has all of these parameters; its ``params`` are in the order of asking."""
         return next((trial for trial in reversed(self._trials) if names <= trial.params.keys()), None)
 
-    def find(self, number: int, wishes: Sequence[Wish], worth: Sequence[float], *, in_steps: bool) -> Companion | None:
+    def find(
+        self, number: int, wishes: Sequence[Wish], worth: Sequence[float], *, steps: int | None
+    ) -> Companion | None:
         """The trial, other than ``number``, that is worth most; of these the nearest; of these the first.
 
         Args:
             wishes: a proposal's parameters, in the order in which they begin to matter.
-            worth: what it is worth that an earlier trial is near in the first 0, 1, 2, ... wishes.
-            in_steps: worth is in steps, and a pruned trial is worth no more than the steps that it was trained.
+            worth: the share of a trial that is saved if an earlier one takes the place of the first 0, 1, 2, ...
+                wishes. For half of a trial a value may be moved by half of its radius.
+            steps: of a full trial. If known, a pruned trial is worth no more than it was trained.
         """
         with self._lock:
             rows, trials = len(self._trials), self._trials
             trained, numbers = self._trained[:rows], self._numbers[:rows]
             columns = {wish.name: self._columns[wish.name][:rows] for wish in wishes if wish.name in self._columns}
         others = (trained > 0) & (numbers != number)
-        depths = np.zeros(rows, np.intp)
-        distance = np.zeros(rows)  # over the first ``depths`` wishes
         near = others.copy()
+        farthest, total = np.zeros(rows), np.zeros(rows)  # in radii, over the wishes so far
+        depths, distance = np.zeros(rows, np.intp), np.zeros(rows)
         for depth, wish in enumerate(wishes, start=1):
             if wish.name not in columns:
                 break
@@ -127,17 +130,19 @@ class Companions:
             value = np.asarray(wish.distribution.to_internal_repr(wish.value), np.float64)
             if wish.radius > 0:
                 assert isinstance(wish.distribution, Numerical)
-                away = np.abs(scaled(wish.distribution, values) - scaled(wish.distribution, value))
-                near &= (away <= wish.radius) & possible(wish.distribution, values)
-                distance[near] += away[near]
+                away = np.abs(scaled(wish.distribution, values) - scaled(wish.distribution, value)) / wish.radius
+                near &= (away <= 1) & possible(wish.distribution, values)
+                farthest[near] = np.maximum(farthest[near], away[near])
+                total[near] += away[near]
             else:
                 near &= values == value
             if not near.any():
                 break
-            depths[near] = depth
+            taken = near & (farthest <= worth[depth])
+            depths[taken], distance[taken] = depth, total[taken]
         gain = np.asarray(worth, np.float64)[depths]
-        if in_steps:
-            gain = np.minimum(gain, trained)
+        if steps is not None:
+            gain = np.minimum(gain, trained / steps)
         gain[~others] = 0.0
         if not rows or gain.max() <= 0:
             return None

@@ -29,28 +29,31 @@ class StageTreeSampler(BaseSampler):
     Two trials share training up to the first step at which any value differs (arXiv 1911.10504, section 3), and a
     sampler that draws real numbers never draws one twice. This one takes the base sampler's proposal, looks for the
     earlier trial of the study that it can share the most steps with, and gives it that trial's values in the parameters
-    that matter first, each within ``radius`` of what the base proposed. What matters last is left as proposed, so that
-    no trial repeats another. Trials that failed do not count; running ones do; pruned ones as far as they were
-    trained. Categorical parameters are never changed.
+    that matter first. What matters last is left as proposed, so that no trial repeats another. Categorical parameters
+    are never changed. Trials that failed lend nothing; running ones do; pruned ones as far as they were trained.
 
     From which step on a parameter matters is read from ``space`` and ``steps`` (``hpstage.optimize`` says them), with
     the values proposed: a drop at step 60 matters from 60 on. Where they are not known, parameters are taken to matter
-    in the order in which they are asked for.
+    in the order in which they are asked for, at even distances.
+
+    How far a value may be moved is weighed against what that saves: ``radius`` is for a whole trial, half of it for
+    half of the steps. Proposals of a sampler that learns move together as the search goes on, and so the radius
+    shrinks, from the tenth trial on as ``sqrt(10 / n)`` at trial ``n``.
 
     **What it does to a search.** Parameters that matter early take fewer different values, and those that matter late
-    more of them per step trained. Proposals of a learning sampler move together as the search goes on, so that the
-    radius shrinks: at trial n it is ``radius * sqrt(10 / n)``, from the tenth on. The base learns from the values that
-    were trained.
+    more of them per step trained. The base learns from the values that were trained.
 
-    **Where it does not pay.** Where all parameters matter from the first step on it has nothing to share and changes
-    nothing, given ``space``; without it, it coarsens the search for nothing. Where the best early values must be found
-    more finely than the radius. In grids and finite spaces, where equal values are shared anyway: give those the plain
-    sampler. A ``PartialFixedSampler`` belongs around this sampler and not within it, or fixed values are moved as well.
+    **Where it does not pay.** Where all parameters matter from the first step on there is nothing to share: given
+    ``space``, it changes nothing that counts; without, it coarsens the search for nothing. Where the best early values
+    must be found more finely than the radius. In grids and finite spaces, where equal values are shared anyway: give
+    those their plain sampler. ``scripts/bench_sampler.py`` has figures.
+
+    A ``PartialFixedSampler`` belongs around this sampler and not within it, or fixed values are moved as well.
 
     Args:
         base_sampler: proposes; ``None``: ``optuna.samplers.TPESampler()``.
-        radius: how far a value may be moved, as a share of its parameter's range, on a logarithmic scale where the
-            parameter has one. 0: exactly the base sampler.
+        radius: how far a value may be moved to save a whole trial, as a share of its parameter's range, on a
+            logarithmic scale where the parameter has one. 0: exactly the base sampler.
         space: the function that is given to ``hpstage.optimize``: maps a trial to schedules. Called some ``2 k + 2``
             times a proposal with ``k`` parameters, with stand-ins for a trial.
         steps: steps of a full trial; given together with ``space``.
@@ -63,7 +66,7 @@ class StageTreeSampler(BaseSampler):
         self,
         base_sampler: BaseSampler | None = None,
         *,
-        radius: float = 0.15,
+        radius: float = 0.25,
         space: Space | None = None,
         steps: int | None = None,
     ) -> None:
@@ -167,11 +170,11 @@ class StageTreeSampler(BaseSampler):
             return params
         radius = self._radius_at(trial)
         wishes = [Wish(name, distributions[name], params[name], radius if name in numbers else 0.0) for name in order]
-        worth = [*(begin[name] for name in order), last]
-        found = self._companions(study).find(trial.number, wishes, worth, in_steps=True)
+        worth = [step / self._steps for step in (*(begin[name] for name in order), last)]
+        found = self._companions(study).find(trial.number, wishes, worth, steps=self._steps)
         if found is None:
             return params
-        shared = [name for name in order[: found.depth] if begin[name] < found.gain]
+        shared = [name for name, start in zip(order[: found.depth], worth, strict=False) if start < found.gain]
         return {**params, **{name: found.trial.params[name] for name in shared}}
 
     def _in_order(
@@ -187,24 +190,29 @@ class StageTreeSampler(BaseSampler):
         if latest is None:
             return {}
         radius, last = self._radius_at(trial), _last_number(latest)
-        wishes = []
-        for name in latest.params:
+        wishes, worth = [], [0.0]
+        for asked, name in enumerate(latest.params):
             if name == last:
                 break
             if name in drawn:
                 number = isinstance(distributions[name], _Numerical)
                 wishes.append(Wish(name, distributions[name], drawn[name], radius if number else 0.0))
-        found = companions.find(trial.number, wishes, range(len(wishes) + 1), in_steps=False)
+                worth.append((asked + 1) / len(latest.params))
+        found = companions.find(trial.number, wishes, worth, steps=None)
         return {} if found is None else {wish.name: found.trial.params[wish.name] for wish in wishes[: found.depth]}
 
     def _one(
         self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: BaseDistribution, drawn: Any
     ) -> Any:
         """One parameter's value, of the nearest earlier trial that equals this one in all that was asked before."""
+        companions = self._companions(study)
+        latest = companions.latest({name})
+        if latest is None:
+            return drawn
         wishes = [Wish(known, trial.distributions[known], value, 0.0) for known, value in trial.params.items()]
         wishes.append(Wish(name, distribution, drawn, self._radius_at(trial)))
-        only_all = [0] * len(wishes) + [1]
-        found = self._companions(study).find(trial.number, wishes, only_all, in_steps=False)
+        only_all = [0.0] * len(wishes) + [min(1.0, len(wishes) / len(latest.params))]
+        found = companions.find(trial.number, wishes, only_all, steps=None)
         if found is None or _last_number(found.trial) == name:
             return drawn
         return found.trial.params[name]
