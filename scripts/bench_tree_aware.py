@@ -1,0 +1,81 @@
+"""Tree-aware against plain successive halving on the demo's study: best value, and steps that each would train.
+
+    .venv/bin/python scripts/bench_tree_aware.py [--seeds 8] [--workers 2] [--json FILE] [--folder FOLDER]
+
+All searches share one store, so that nothing is trained twice over all of them; what a search would train on a store
+of its own are its distinct steps. Takes about four minutes on two cores, and less when it is called again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import optuna
+from demo_digits import N_TRIALS, STEPS, Digits, space
+from distributed import Client
+
+import hpstage
+from hpstage.algorithm import Algorithm
+from hpstage.algos import ASHA, Hyperband, SuccessiveHalving
+from hpstage.cluster import local_cluster
+
+ALGORITHMS: dict[str, tuple[Algorithm, Algorithm]] = {
+    "SHA": (SuccessiveHalving(15, 4), SuccessiveHalving(15, 4, tree_aware=False)),
+    "Hyperband": (Hyperband(15, 2), Hyperband(15, 2, tree_aware=False)),
+    "ASHA": (ASHA(15, 4), ASHA(15, 4, tree_aware=False)),
+}
+
+
+def measure(algorithm: Algorithm, seed: int, client: Any, folder: Path) -> dict[str, float]:
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=seed))
+    result = hpstage.optimize(
+        study,
+        Digits(),
+        space,
+        metric="accuracy",
+        steps=STEPS,
+        n_trials=N_TRIALS,
+        algorithm=algorithm,
+        executor=client,
+        store=folder,
+    )
+    return {
+        "best": result.best_value,
+        "steps_asked": result.savings.steps_asked,
+        "steps_unique": result.savings.steps_unique,
+        "complete": sum(trial.state == optuna.trial.TrialState.COMPLETE for trial in study.trials),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=8, help="studies of each kind (default: 8)")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=Path(".hpstage/tree-aware"))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    figures: dict[str, Any] = {}
+    with local_cluster(options.workers) as cluster, Client(cluster) as client:
+        print(f"{'median of ' + str(options.seeds) + ' seeds':<24}{'asked':>8}{'distinct':>10}{'complete':>10}{'best':>9}")
+        for name, pair in ALGORITHMS.items():
+            for kind, algorithm in zip(("tree-aware", "plain"), pair, strict=True):
+                runs = [measure(algorithm, seed, client, options.folder) for seed in range(options.seeds)]
+                middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+                figures[f"{name}, {kind}"] = {"median": middle, "runs": runs}
+                print(
+                    f"{name + ', ' + kind:<24}{middle['steps_asked']:>8.0f}{middle['steps_unique']:>10.0f}"
+                    f"{middle['complete']:>10.0f}{middle['best']:>9.4f}"
+                )
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
