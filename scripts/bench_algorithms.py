@@ -1,4 +1,4 @@
-"""Every algorithm on one space, as a stage tree and without sharing; worked closed forms; time per trial as trials grow.
+"""Every algorithm on one space, as a stage tree and without sharing; closed forms; time per trial as trials grow.
 
     .venv/bin/python scripts/bench_algorithms.py [--json FILE] [--trials 64] [--many 10000]
 
@@ -317,11 +317,13 @@ def main() -> int:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
     rows = algorithms(options.trials)
-    print(f"{'':<18}{'trials':>7}{'asked':>8}{'unique':>8}{'trained':>8}{'alone':>8}{'merge':>7}  same best  same study")
+    print(
+        f"{'':<18}{'trials':>7}{'asked':>8}{'unique':>8}{'trained':>8}{'alone':>8}{'merge':>7}  same best  same study"
+    )
     for row in rows:
         print(
-            f"{row['algorithm']:<18}{row['trials']:>7}{row['steps_asked']:>8}{row['steps_unique']:>8}"
-            f"{row['steps_trained']:>8}{row['steps_trained_alone']:>8}{row['merge_rate']:>7.2f}"
+            f"{row['algorithm']:<18}{row['trials']:>8}{row['steps_asked']:>8}{row['steps_unique']:>8}"
+            f"{row['steps_trained']:>8}{row['steps_trained_alone']:>8}{row['merge_rate']:>8.2f}"
             f"  {'yes' if row['same_best'] else 'no':<9}  {'yes' if row['same_study'] else 'no'}"
             f"{'' if row['synchronous'] else '  (asynchronous)'}"
         )
@@ -333,7 +335,9 @@ def main() -> int:
             f"{row['merge_rate']:>8.4f}{row['expected_merge_rate']:>9.4f}  {'exact' if row['exact'] else 'NOT EXACT'}"
         )
     flat = flatness(options.many, options.repeats)
-    print(f"\nms per trial, {flat['trials']:,} trials, median of {flat['repeats']}:   1st     2nd     3rd     4th quarter")
+    print(
+        f"\nms per trial, {flat['trials']:,} trials, median of {flat['repeats']}:   1st     2nd     3rd     4th quarter"
+    )
     for name, key in (("in all", "total_ms"), ("plain Optuna", "optuna_ms"), ("hpstage's own", "own_ms")):
         print(f"{name:<40}" + "".join(f"{value:>8.3f}" for value in flat[key]))
     low, high = flat["last_over_first_range"]

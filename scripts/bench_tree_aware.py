@@ -1,6 +1,6 @@
 """Tree-aware against plain successive halving on the demo's study: best value, and steps that each would train.
 
-    .venv/bin/python scripts/bench_tree_aware.py [--seeds 8] [--workers 2] [--json FILE] [--folder FOLDER]
+    .venv/bin/python scripts/bench_tree_aware.py [--seeds 8] [--metric accuracy|loss] [--workers 2] [--json FILE]
 
 All searches share one store, so that nothing is trained twice over all of them; what a search would train on a store
 of its own are its distinct steps. Takes about four minutes on two cores, and less when it is called again.
@@ -31,13 +31,14 @@ ALGORITHMS: dict[str, tuple[Algorithm, Algorithm]] = {
 }
 
 
-def measure(algorithm: Algorithm, seed: int, client: Any, folder: Path) -> dict[str, float]:
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=seed))
+def measure(metric: str, algorithm: Algorithm, seed: int, client: Any, folder: Path) -> dict[str, float]:
+    direction = "maximize" if metric == "accuracy" else "minimize"
+    study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=seed))
     result = hpstage.optimize(
         study,
         Digits(),
         space,
-        metric="accuracy",
+        metric=metric,
         steps=STEPS,
         n_trials=N_TRIALS,
         algorithm=algorithm,
@@ -55,6 +56,7 @@ def measure(algorithm: Algorithm, seed: int, client: Any, folder: Path) -> dict[
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=8, help="studies of each kind (default: 8)")
+    parser.add_argument("--metric", choices=["accuracy", "loss"], default="accuracy")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(".hpstage/tree-aware"))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
@@ -62,10 +64,14 @@ def main() -> int:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     figures: dict[str, Any] = {}
     with local_cluster(options.workers) as cluster, Client(cluster) as client:
-        print(f"{'median of ' + str(options.seeds) + ' seeds':<24}{'asked':>8}{'distinct':>10}{'complete':>10}{'best':>9}")
+        print(
+            f"{'median of ' + str(options.seeds) + ' seeds':<24}{'asked':>8}{'distinct':>10}{'complete':>10}{'best':>9}"
+        )
         for name, pair in ALGORITHMS.items():
             for kind, algorithm in zip(("tree-aware", "plain"), pair, strict=True):
-                runs = [measure(algorithm, seed, client, options.folder) for seed in range(options.seeds)]
+                runs = [
+                    measure(options.metric, algorithm, seed, client, options.folder) for seed in range(options.seeds)
+                ]
                 middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
                 figures[f"{name}, {kind}"] = {"median": middle, "runs": runs}
                 print(
