@@ -8,6 +8,8 @@ outputs on 512 more. Steps are counted by hpstage's search plan: those that the 
 
 staged      five numbers that matter from different steps on: the learning rate (0), its first factor (30), weight
             decay (45), momentum (60), the last factor (90)
+wsd         four numbers: the learning rate (0), momentum (20), weight decay (60), and the length of the final decay,
+            which says itself from where on it matters (30 to 110)
 flat        four numbers that matter from the first step on: here there is nothing to share
 in order    StageTreeSampler was not told the space: it takes parameters to matter in the order of asking
 
@@ -90,6 +92,16 @@ def staged(trial: Any) -> dict[str, Any]:
     }
 
 
+def wsd(trial: Any) -> dict[str, Any]:
+    lr, length = trial.suggest_float("lr", 1e-3, 3, log=True), trial.suggest_int("length", 10, 90)
+    momentum, decay = trial.suggest_float("momentum", 0.0, 0.98), trial.suggest_float("decay", 1e-5, 0.1, log=True)
+    return {
+        "lr": s.wsd(lr, STEPS, warmup=5, decay=length),
+        "momentum": s.piecewise({0: 0.5, 20: momentum}),
+        "weight_decay": s.piecewise({0: 0.0, 60: decay}),
+    }
+
+
 def flat(trial: Any) -> dict[str, Any]:
     end = trial.suggest_float("end", 1e-3, 1, log=True)
     return {
@@ -152,10 +164,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    figures: dict[str, Any] = {"seeds": options.seeds, "budgets": [budget * STEPS for budget in BUDGETS]}
+    figures: dict[str, Any] = {"seeds": options.seeds, "steps_trained": [budget * STEPS for budget in BUDGETS]}
     began = time.monotonic()
     columns = [f"{what} at {budget}" for what in ("error", "ratio") for budget in BUDGETS]
-    for space in (staged, flat):
+    for space in (staged, wsd, flat):
         print(f"\n{space.__name__}\n{'':<24} {'merge':<20} " + " ".join(f"{c:<22}" for c in columns) + " better")
         errors: dict[str, list[list[float]]] = {}
         merged: dict[str, list[float]] = {}

@@ -55,7 +55,7 @@ class Companion:
 
 
 class Companions:
-    """The parameters of a study's trials, failed and waiting ones left out, as :meth:`refresh` last saw them.
+    """The parameters of a study's trials, without failed, waiting and forked ones, as :meth:`refresh` last saw them.
 
     A row per trial and a column per parameter. Finding a companion is a few passes over NumPy columns per wish.
     """
@@ -91,7 +91,8 @@ class Companions:
 
     def _read(self, row: int, trial: FrozenTrial) -> None:
         self._numbers[row] = trial.number
-        if trial.state in (TrialState.FAIL, TrialState.WAITING):
+        # A fork was not trained under its own early parameters, but under its donor's.
+        if trial.state in (TrialState.FAIL, TrialState.WAITING) or "hpstage:donor" in trial.user_attrs:
             self._trained[row] = 0
             return
         self._trained[row] = trial.last_step or 0 if trial.state == TrialState.PRUNED else np.inf

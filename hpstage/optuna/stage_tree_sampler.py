@@ -44,9 +44,11 @@ class StageTreeSampler(BaseSampler):
     more of them per step trained. The base learns from the values that were trained.
 
     **Where it does not pay.** Where all parameters matter from the first step on there is nothing to share: given
-    ``space``, it changes nothing that counts; without, it coarsens the search for nothing. Where the best early values
-    must be found more finely than the radius. In grids and finite spaces, where equal values are shared anyway: give
-    those their plain sampler. ``scripts/bench_sampler.py`` has figures.
+    ``space``, it changes nothing that counts; without, it coarsens the search for nothing. Where little can be saved
+    before the parameters that count come in. Over a sampler that does not learn: more trials for the same steps, and no
+    better ones. In long searches: what is gained is gained early, and fades as the best values must be found more
+    finely. In grids and finite spaces, where equal values are shared anyway: give those their plain sampler.
+    ``scripts/bench_sampler.py`` has figures.
 
     A ``PartialFixedSampler`` belongs around this sampler and not within it, or fixed values are moved as well.
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -19,6 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
 from optuna.trial import Trial, TrialState
 
+import hpstage
 from hpstage import schedule as s
 from hpstage.errors import UsageError
 from hpstage.optuna import StageTreeSampler
@@ -26,6 +28,7 @@ from hpstage.optuna.companions import Companions, Wish
 from hpstage.optuna.influence import begins, parting
 from hpstage.optuna.sampler_state import SamplerState
 from tests.pure.searches import schedules
+from tests.toys import Tape
 
 STEPS = 100
 Params = dict[str, Any]
@@ -266,12 +269,14 @@ def test_where_the_space_cannot_be_asked_nearby_the_proposal_stands() -> None:
         study.tell(trial, 0.0)
 
 
-def test_failed_trials_lend_nothing_running_ones_do_and_pruned_ones_what_was_trained() -> None:
-    def begun_as(state: TrialState, reported: int | None = None) -> int:
+def test_failed_and_forked_trials_lend_nothing_running_ones_do_and_pruned_ones_what_was_trained() -> None:
+    def begun_as(state: TrialState, reported: int | None = None, *, fork: bool = False) -> int:
         sampler = StageTreeSampler(RandomSampler(seed=5), radius=1.0, space=staged, steps=STEPS)
         study = optuna.create_study(sampler=sampler)
         first = study.ask()
         staged(first)
+        if fork:
+            first.set_user_attr("hpstage:donor", 0)
         if reported is not None:
             first.report(0.0, reported)
         if state != TrialState.RUNNING:
@@ -281,7 +286,7 @@ def test_failed_trials_lend_nothing_running_ones_do_and_pruned_ones_what_was_tra
         return shared_steps(first.params, second.params)
 
     assert begun_as(TrialState.COMPLETE) == begun_as(TrialState.RUNNING) == 90
-    assert begun_as(TrialState.FAIL) == 0
+    assert begun_as(TrialState.FAIL) == begun_as(TrialState.COMPLETE, fork=True) == 0
     assert begun_as(TrialState.PRUNED) == 0
     assert begun_as(TrialState.PRUNED, 10) == 30  # "first" is lent, and nothing that the pruned trial never saw
     assert begun_as(TrialState.PRUNED, 30) == 30
@@ -321,6 +326,27 @@ def test_searches_over_any_sampler_run_and_share(base: str) -> None:
         study = search(StageTreeSampler(make(7), radius=0.5, **known), conditional, n_trials)
         begun = {(trial["kind"], trial["lr"]) for trial in params(study)}
         assert len(begun) < n_trials
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_search_through_the_front_door_trains_what_is_shared_once(seed: int, tmp_path: Path) -> None:
+    sampler = StageTreeSampler(TPESampler(seed=seed, n_startup_trials=5), space=staged, steps=STEPS)
+    result = hpstage.optimize(
+        study := optuna.create_study(sampler=sampler),
+        Tape(),
+        staged,
+        metric="score",
+        steps=STEPS,
+        n_trials=20,
+        executor=hpstage.InlineExecutor(),
+        store=tmp_path,
+    )
+    distinct = set()
+    for trial in params(study):
+        described = {name: s.as_schedule(value) for name, value in staged(optuna.trial.FixedTrial(trial)).items()}
+        line = list(zip(*(schedule.values(STEPS) for schedule in described.values()), strict=True))
+        distinct |= {tuple(line[:stop]) for stop in range(1, STEPS + 1)}
+    assert result.savings.steps_trained == len(distinct) < 0.8 * 20 * STEPS
 
 
 # --- without the space ------------------------------------------------------------------------------------------
