@@ -159,15 +159,13 @@ class DaskExecutor(Executor):
         future = self._submit(
             worker, self._new_key(), side.try_out, self._run, encode(dict(initial)), self._checkpoints
         )
-        metrics: dict[str, float] | None = None
-        while True:
-            try:
-                metrics = future.result(timeout=_LOOK)
-                break
-            except TimeoutError:
-                # The task of a worker that left would wait for another at its address.
-                if worker not in self._inbox.workers or not self._connected():
-                    break
+        # Not result(timeout=...): each time-out leaves a future behind whose error Dask's loop complains of.
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        # The task of a worker that left would wait for another at its address.
+        while not done.wait(_LOOK) and worker in self._inbox.workers and self._connected():
+            pass
+        metrics: dict[str, float] | None = future.result() if done.is_set() else None
         future.release()
         return metrics
 
