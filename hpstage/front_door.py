@@ -20,7 +20,8 @@ from hpstage.executor import Executor
 from hpstage.identity import code_identity
 from hpstage.keys import workload_key
 from hpstage.locations import open_places
-from hpstage.optuna.ledger import Ledger, base_sampler
+from hpstage.optuna.ledger import Ledger, samplers
+from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.progress import Progress
 from hpstage.result import Result, savings
 from hpstage.roster import Roster
@@ -128,13 +129,17 @@ def optimize(
                 if found is not None and name not in found:
                     raise UsageError(missing_metric(name, found))
 
+        chain = samplers(study)
+        for sampler in chain:
+            if isinstance(sampler, StageTreeSampler):
+                sampler.attach(space, steps)
         started = SearchStarted(
             study=study.study_name,
             algorithm=repr(algorithm),
             metric=metrics,
             steps=steps,
             n_trials=n_trials,
-            sampler=type(study.sampler).__qualname__,
+            sampler=" over ".join(type(sampler).__qualname__ for sampler in chain),
             at=time.time(),
             extends=extend,
         )
@@ -234,7 +239,7 @@ def _checked(
         steps=steps,
         n_trials=n_trials,
         maximize=study.directions[0] == optuna.study.StudyDirection.MAXIMIZE,
-        adaptive=not isinstance(base_sampler(study), _BLIND),
+        adaptive=not isinstance(samplers(study)[-1], _BLIND),
     )
     algorithm.check(setting)
     return setting

@@ -8,10 +8,9 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from hpstage.errors import UsageError
-from hpstage.schedule import Scalar, Schedule, agreement, as_schedule
+from hpstage.schedule import Schedule, agreement
+from hpstage.space import Space, describe
 
-Space = Callable[[Any], Mapping[str, Schedule | Scalar]]
 Draw = Callable[[str, BaseDistribution], Any]
 
 
@@ -34,17 +33,6 @@ def takes(distribution: BaseDistribution, value: Any) -> bool:
         return distribution._contains(distribution.to_internal_repr(value))
     except ValueError:  # not one of its choices, or not of its kind
         return False
-
-
-def describe(space: Space, probe: Probe) -> dict[str, Schedule]:
-    """The schedules that the space gives the probe."""
-    described = space(probe)
-    if not isinstance(described, Mapping):
-        raise UsageError(
-            f"space() returned {type(described).__name__}; StageTreeSampler needs the space of hpstage.optimize, which "
-            f"returns a dict of hyper-parameter names to schedules or values"
-        )
-    return {name: as_schedule(value) for name, value in described.items()}
 
 
 def parting(a: Mapping[str, Schedule], b: Mapping[str, Schedule], steps: int) -> int:
@@ -79,7 +67,7 @@ def begins(
     A number is moved by ``radius`` up and down, in its own scale, a choice to each of the others; what counts is the
     first step at which a schedule then differs. Takes two evaluations of the space for a number.
     """
-    known = describe(space, Probe(lambda name, _: params[name], 0))
+    known = describe(space, Probe(lambda name, _: params[name], 0), steps)
     found = {}
     for name, distribution in distributions.items():
         first = steps
@@ -87,7 +75,7 @@ def begins(
             if first == 0:
                 break
             try:
-                moved = describe(space, Probe(_with(params, name, other), 0))
+                moved = describe(space, Probe(_with(params, name, other), 0), steps)
             except Exception:
                 # Next to the proposal the space may end, or be broken: there is nobody there to share with.
                 continue

@@ -110,7 +110,7 @@ class Ledger:
         ticks_off = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
         grown = trial.user_attrs.keys() & {"hpstage:donor", "hpstage:extends"}  # made again by whoever made it
         queued = "fixed_params" in trial.system_attrs
-        if grown or not (queued or isinstance(base_sampler(self.study), ticks_off)):
+        if grown or not (queued or isinstance(samplers(self.study)[-1], ticks_off)):
             self.finish(trial.number, None, TrialState.FAIL)
         elif trial.state != TrialState.WAITING:
             # Queued by the user, or the only trial of its place in a finite space, whose failure would tick it off:
@@ -161,12 +161,12 @@ class Ledger:
         return None
 
 
-def base_sampler(study: optuna.Study) -> optuna.samplers.BaseSampler:
-    """The sampler that proposes, without what is wrapped around it."""
-    sampler = study.sampler
-    while isinstance(inner := getattr(sampler, "base_sampler", None), optuna.samplers.BaseSampler):
-        sampler = inner
-    return sampler
+def samplers(study: optuna.Study) -> list[optuna.samplers.BaseSampler]:
+    """The study's sampler and those within it, the one that proposes last."""
+    chain = [study.sampler]
+    while isinstance(inner := getattr(chain[-1], "base_sampler", None), optuna.samplers.BaseSampler):
+        chain.append(inner)
+    return chain
 
 
 def _of_storage(error: Exception) -> bool:

@@ -15,7 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpstage.errors import UsageError
 from hpstage.optuna.companions import Companions, Wish
-from hpstage.optuna.influence import Probe, Space, begins, takes
+from hpstage.optuna.influence import Probe, begins, takes
+from hpstage.space import Space, describe
 
 _Numerical = FloatDistribution | IntDistribution
 
@@ -162,7 +163,7 @@ class StageTreeSampler(BaseSampler):
             return value
 
         probe = Probe(draw, trial.number)
-        space(probe)
+        describe(space, probe, self._steps)
         params, distributions = dict(probe.params), probe.distributions
         begin = begins(space, self._steps, params, distributions, self.radius)
         numbers = [name for name in params if isinstance(distributions[name], _Numerical) and name not in known]

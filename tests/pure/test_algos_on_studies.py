@@ -21,6 +21,7 @@ from hpstage.algos import (
     PopulationBasedTraining,
     SuccessiveHalving,
 )
+from hpstage.optuna import StageTreeSampler
 from hpstage.simulate import SimulatedExecutor
 from hpstage.store import MemoryJournal
 from tests.pure.test_resume import SEARCHES, Fuse, call, outcome
@@ -162,6 +163,10 @@ INTERRUPTED = {
     "asha": (lambda: optuna.samplers.RandomSampler(seed=1), ASHA(2, 2, window=3)),
     "pbt": (lambda: optuna.samplers.RandomSampler(seed=1), PopulationBasedTraining(2)),
     "pruner": (lambda: optuna.samplers.TPESampler(seed=1, n_startup_trials=3), OptunaPruner(2, 2, window=3)),
+    "stage-tree": (
+        lambda: StageTreeSampler(optuna.samplers.TPESampler(seed=1, n_startup_trials=3)),
+        FullTraining(window=2),
+    ),
     "asha-stopping": (lambda: optuna.samplers.RandomSampler(seed=1), ASHA(2, 2, "stopping", window=3)),
 }
 
@@ -188,7 +193,7 @@ def interruptions(kind: str, tmp_path, stride: int):
             yield call(folder, kind, place="train", n_trials=14)
 
 
-@pytest.mark.parametrize("kind", ["hyperband", "bohb", "median", "pbt", "pruner"])
+@pytest.mark.parametrize("kind", ["hyperband", "bohb", "median", "pbt", "pruner", "stage-tree"])
 def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(kind, tmp_path):
     expected = outcome(call(tmp_path / "undisturbed", kind, n_trials=14).study)
     assert len(expected) >= 14
@@ -292,3 +297,20 @@ def test_a_study_with_several_objectives_holds_all_of_them_for_every_trial():
         mine = better[trial.number]
         beaten = any(a <= mine[0] and b <= mine[1] and (a, b) != mine for a, b in better)
         assert (trial.number in front) != beaten
+
+
+def test_the_stage_tree_sampler_learns_the_space_from_the_search_and_shares_continuous_beginnings():
+    def continuous(trial: optuna.Trial) -> dict[str, object]:
+        late = trial.suggest_float("late", 0.1, 10.0, log=True)  # asked for first, matters last
+        return {"a": s.piecewise({0: trial.suggest_float("early", 0.1, 10.0, log=True), 6: late})}
+
+    plain, shared = (
+        run(FullTraining(window=2), sampler=sampler, space=continuous)
+        for sampler in (
+            optuna.samplers.TPESampler(seed=1),
+            StageTreeSampler(optuna.samplers.TPESampler(seed=1)),
+        )
+    )
+    assert plain.savings.merge_rate == 1.0 and shared.savings.merge_rate > 1.2
+    assert len({trial.params["late"] for trial in shared.study.trials}) == TRIALS
+    assert_values_are_exact(shared)

@@ -36,11 +36,10 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
+        place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        durable = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
         self._process = subprocess.Popen(
-            [self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-            + ["--appendonly", "yes", "--appendfsync", "always", "--save", ""],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            [self._program, *place, *durable], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         with redis.Redis(port=self.port) as client:
             for _ in range(500):
