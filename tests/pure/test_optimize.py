@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.algos import FullTraining, SuccessiveHalving
+from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, OptunaPruner, SuccessiveHalving
 from hpstage.errors import ScheduleError, StoreError, TrainingError, UsageError
 from hpstage.store import MemoryJournal
 from tests.pure.searches import schedules
@@ -84,14 +84,34 @@ def test_successive_halving_prunes_and_completes_as_the_plain_algorithm_does():
     assert study.best_value == max(scores[n][8] for n in scores if 8 in expected[n])
 
 
-def test_the_sampler_proposes_what_it_would_propose_in_plain_optuna():
-    plain = create(seed=3)
-    for _ in range(12):
-        trial = plain.ask()
-        space(trial)
-    study = create(seed=3)
-    run(study)
-    assert [t.params for t in study.trials] == [t.params for t in plain.trials]
+SAMPLERS = {
+    "grid": lambda: optuna.samplers.GridSampler({"x": [0.5, 1.5], "n": [1, 3], "kind": ["p", "q"]}, seed=1),
+    "brute force": lambda: optuna.samplers.BruteForceSampler(seed=1),
+    "random": lambda: optuna.samplers.RandomSampler(seed=1),
+    "quasi-random": lambda: optuna.samplers.QMCSampler(seed=1),
+    "TPE": lambda: optuna.samplers.TPESampler(seed=1, n_startup_trials=4),
+    "multivariate TPE": lambda: optuna.samplers.TPESampler(seed=1, n_startup_trials=4, multivariate=True),
+    "CMA-ES": lambda: optuna.samplers.CmaEsSampler(seed=1, n_startup_trials=4),
+    "GP": lambda: optuna.samplers.GPSampler(seed=1, n_startup_trials=4, deterministic_objective=True),
+    "NSGA-II": lambda: optuna.samplers.NSGAIISampler(seed=1, population_size=4),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_study_is_that_of_plain_optuna_under_any_of_its_samplers(name):
+    def tuned(trial: optuna.Trial) -> dict[str, object]:
+        x = trial.suggest_float("x", 0.5, 1.5, step=0.25 if name == "brute force" else None)
+        late = 2.0 if trial.suggest_categorical("kind", ["p", "q"]) == "p" else x
+        return {"a": s.piecewise({0: x, trial.suggest_int("n", 1, 3): late})}
+
+    plain = optuna.create_study(direction="maximize", sampler=SAMPLERS[name]())
+    plain.optimize(
+        lambda trial: alone({n: s.as_schedule(v).until(4) for n, v in tuned(trial).items()}, 4).score, n_trials=8
+    )
+    study = optuna.create_study(direction="maximize", sampler=SAMPLERS[name]())
+    run(study, space=tuned, n_trials=8, steps=4, algorithm=FullTraining(window=1))
+    assert [(t.params, t.value) for t in study.trials] == [(t.params, t.value) for t in plain.trials]
 
 
 def test_a_learning_sampler_sees_results_as_they_come():
@@ -229,9 +249,24 @@ def test_bad_input_is_named_before_anything_is_trained(options, message):
     assert all(t.state == TrialState.FAIL for t in study.trials)
 
 
-def test_a_multi_objective_study_is_refused():
-    with pytest.raises(UsageError, match="2 objectives"):
-        run(optuna.create_study(directions=["maximize", "minimize"]))
+def test_a_study_and_its_metrics_must_fit_each_other():
+    two = optuna.create_study(directions=["maximize", "minimize"])
+    with pytest.raises(UsageError, match=r"2 objectives, but metric names 1"):
+        run(two)
+    with pytest.raises(UsageError, match=r"1 objective, but metric names 2"):
+        run(create(), metric=["score", "hash"])
+    with pytest.raises(UsageError, match=r"'nothing' was asked for"):
+        run(two, metric=["score", "nothing"])
+
+
+@pytest.mark.parametrize(
+    "algorithm", [SuccessiveHalving(2, 2), ASHA(2, 2), Hyperband(2, 2), MedianStopping(), OptunaPruner()], ids=repr
+)
+def test_algorithms_that_compare_values_are_refused_for_several_objectives(algorithm):
+    two = optuna.create_study(directions=["maximize", "minimize"])
+    with pytest.raises(UsageError, match=r"compares trials by one value, but the study has 2 objectives; use Full"):
+        run(two, Tape(), metric=["score", "hash"], algorithm=algorithm)
+    assert two.trials == []
 
 
 def test_schedule_errors_name_the_trial_and_the_hyper_parameter():

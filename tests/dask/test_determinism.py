@@ -1,0 +1,79 @@
+"""One seed gives one study, whatever the number of workers: every synchronous algorithm on real clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import optuna
+import pytest
+from distributed import Client, LocalCluster
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algorithm import Algorithm
+from hpstage.algos import (
+    FullTraining,
+    Hyperband,
+    MedianStopping,
+    OptunaPruner,
+    PopulationBasedTraining,
+    SuccessiveHalving,
+)
+from hpstage.cluster import DaskExecutor, local_cluster
+from hpstage.store import MemoryJournal
+from tests.toys import Tape
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+ALGORITHMS = [
+    FullTraining(window=4),
+    SuccessiveHalving(2, 2),
+    Hyperband(2, 2),
+    MedianStopping(2, 2, 3, window=5),
+    OptunaPruner(2, 2, window=5),
+    PopulationBasedTraining(2),
+]
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    return {
+        "a": s.piecewise({0: trial.suggest_int("a", 1, 3), 4: trial.suggest_int("late", 1, 3)}),
+        "b": s.linear(trial.suggest_categorical("b", [1.0, 2.0]), total_iters=trial.suggest_int("iters", 2, 6)),
+    }
+
+
+@pytest.fixture(scope="module")
+def clients(cluster: LocalCluster) -> Iterator[list[Client]]:
+    with (
+        local_cluster(1, gpus=0) as one,
+        local_cluster(4, gpus=0) as four,
+        Client(one, set_as_default=False) as first,
+        Client(cluster, set_as_default=False) as second,
+        Client(four, set_as_default=False) as third,
+    ):
+        yield [first, second, third]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_one_two_and_four_workers_give_one_study(clients: list[Client], algorithm: Algorithm) -> None:
+    def outcome(executor: hpstage.Executor) -> tuple[list[tuple[object, ...]], int]:
+        sampler = optuna.samplers.TPESampler(seed=2, n_startup_trials=4)
+        study = optuna.create_study(study_name="x", direction="maximize", sampler=sampler)
+        result = hpstage.optimize(
+            study,
+            Tape(),
+            space,
+            metric="score",
+            steps=8,
+            n_trials=14,
+            algorithm=algorithm,
+            executor=executor,
+            store=MemoryJournal(),
+        )
+        trials = [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in study.trials]
+        return trials, result.best_trial.number
+
+    expected = outcome(hpstage.InlineExecutor())
+    for workers, client in zip((1, 2, 4), clients, strict=True):
+        client.wait_for_workers(workers, timeout=30)
+        assert outcome(DaskExecutor(client)) == expected
