@@ -1,0 +1,38 @@
+"""What the benchmark of the algorithms shows holds: searches equal those without sharing, closed forms are exact."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import optuna
+import pytest
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts" / "bench_algorithms.py"
+    spec = importlib.util.spec_from_file_location("bench_algorithms", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_algorithms"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+def test_synchronous_searches_end_with_the_same_study_with_and_without_sharing(bench: ModuleType) -> None:
+    rows = bench.algorithms(24)
+    assert {"grid", "SHA", "ASHA", "Hyperband", "PBT"} <= {row["algorithm"] for row in rows}
+    for row in rows:
+        if row["synchronous"]:
+            assert row["same_best"] and row["same_study"], row["algorithm"]
+        assert row["steps_unique"] <= row["steps_trained"] < row["steps_trained_alone"] == row["steps_asked"]
+
+
+def test_merge_rates_worked_out_by_hand_hold_exactly(bench: ModuleType) -> None:
+    assert all(row["exact"] for row in bench.closed_forms())
