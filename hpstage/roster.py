@@ -22,6 +22,9 @@ from hpstage.space import Space, describe, grown
 
 logger = logging.getLogger("hpstage")
 
+# User attributes of a fork: the donor's number, and the step up to which it is the donor.
+_ORIGIN = ("hpstage:donor", "hpstage:forked_at")
+
 
 @dataclass(slots=True)
 class SessionTrial:
@@ -58,6 +61,7 @@ class Roster(Trials):
         self.trials: list[SessionTrial] = []
         self.by_id: dict[TrialId, SessionTrial] = {}
         self.proposed = 0  # how many of them the sampler proposed
+        self.unclaimed: list[SessionTrial] = []  # forks of an earlier call that the algorithm has not made again
         self._ledger = ledger
         self._driver = driver
         self._started = started
@@ -66,7 +70,6 @@ class Roster(Trials):
         self._sampler = SamplerState(ledger.study.sampler)
         # Where trials have one training in common: the plan, or what it would be if it shared.
         self._lines = driver.plan if driver.plan.sharing else SearchPlan(driver.plan.workload)
-        self._forks: list[SessionTrial] = []  # of an interrupted call, not yet asked for again
 
     # --- beginning ----------------------------------------------------------------------------------------
 
@@ -77,7 +80,7 @@ class Roster(Trials):
         # An in-memory study does not outlive its process; the plan does. Then the search begins anew.
         there = record is not None and all(p.number is None or p.number in numbers for p in record.proposed)
         if record is not None and there and not record.ended and record.started.same_call(self._started):
-            self._take_over(record)
+            self._take_over(record, [])
         elif self._started.extends:
             if record is None or not there:
                 raise UsageError(
@@ -86,63 +89,62 @@ class Roster(Trials):
                     f"extend out to begin a search"
                 )
             _check_extension(record.started, self._started)
-            self._driver.remember([self._started])
-            self._take_over(self._driver.plan.searches[self._started.study])
+            self._take_over(record, [self._started])
         else:
             self._warn_of_what_is_left(record if there else None)
             state = self._sampler.take()
             self._driver.remember([self._started, TrialProposed(self._started.study, None, None, state)])
 
-    def _take_over(self, record: SearchRecord) -> None:
+    def _take_over(self, record: SearchRecord, begin: list[SearchStarted]) -> None:
+        """Go on with the trials of a search; one that extends it begins with them."""
         by_number = {trial.number: trial for trial in self._ledger.trials()}
-        last = -1
-        for proposed in record.proposed:
-            if proposed.number is None or proposed.trial is None:
-                continue
-            last = max(last, proposed.number)
-            frozen = by_number[proposed.number]
-            self._lengthen(proposed, frozen)
+        trials = [(p, by_number[p.number]) for p in record.proposed if p.number is not None]
+        longer = self._lengthened(trials)
+        self._driver.remember(begin)
+        for added in longer:
+            self._plan(added, [])
+        for proposed, frozen in trials:
+            assert proposed.trial is not None
             if proposed.extends is None:
-                trial = SessionTrial(
-                    len(self.trials), frozen.number, frozen._trial_id, proposed.trial, proposed.trial, proposed.fork
-                )
-                self._enter(trial)
-                if trial.fork is not None:
-                    self._forks.append(trial)
+                id = proposed.trial
+                trial = self._enter(SessionTrial(len(self.trials), frozen.number, 0, id, id, proposed.fork))
             else:
                 trial = self.by_id[proposed.extends]
-                trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, frozen._trial_id
-                self.by_id[trial.id] = trial
+            trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, frozen._trial_id
             trial.state, trial.reported = frozen.state, set(frozen.intermediate_values)
+            self.by_id[trial.id] = trial
             if frozen.state == TrialState.FAIL:
                 trial.barred = UserFailure(summary="failed in an earlier session", traceback="")
+        self.unclaimed = [trial for trial in self.trials if trial.fork is not None]
         self._sampler.put([proposed.sampler for proposed in record.proposed])
+        last = max((frozen.number for _, frozen in trials), default=-1)
         for number, frozen in by_number.items():
             if number > last and not frozen.state.is_finished() and "hpstage:search" in frozen.user_attrs:
                 # Cut off while it was being proposed; the next proposal takes its place.
                 self._ledger.withdraw(frozen)
 
-    def _lengthen(self, proposed: TrialProposed, frozen: FrozenTrial) -> None:
-        """Give a trial of an earlier search the schedules of this one's steps."""
-        assert proposed.trial is not None
-        planned = self._driver.plan.trials.get(proposed.trial)
-        if planned is None:
-            return  # a fork that could not be
-        schedules = dict(planned.schedules)
-        if planned.steps < self._started.steps:
-            schedules = describe(self._space, frozen, self._started.steps)
-            if proposed.fork is not None:
-                schedules = grown(
-                    self._driver.plan.trials[proposed.fork.donor].schedules, proposed.fork.step, schedules
-                )
-            for name, schedule in schedules.items():
-                before = planned.schedules.get(name)
-                if before is None or schedule.until(planned.steps) != before:
-                    raise UsageError(
-                        f"trial {frozen.number} had another schedule of {name!r} in its first {planned.steps} steps; "
-                        f"an extension goes on with what was trained: let space() return the same schedules up to there"
-                    )
-        self._plan(TrialAdded(proposed.trial, schedules, max(planned.steps, self._started.steps)), [])
+    def _lengthened(self, trials: Sequence[tuple[TrialProposed, FrozenTrial]]) -> list[TrialAdded]:
+        """The trials of an earlier search with schedules of this one's steps. Changes nothing."""
+        steps = self._started.steps
+        longer: dict[TrialId, TrialAdded] = {}
+        for proposed, frozen in trials:
+            planned = self._driver.plan.trials.get(proposed.trial or TrialId(""))
+            if planned is None:
+                continue  # a fork that could not be
+            schedules = dict(planned.schedules)
+            if planned.steps < steps:
+                schedules = describe(self._space, frozen, steps)
+                if proposed.fork is not None:
+                    schedules = grown(longer[proposed.fork.donor].schedules, proposed.fork.step, schedules)
+                for name, before in planned.schedules.items():
+                    if name not in schedules or schedules[name].until(planned.steps) != before:
+                        raise UsageError(
+                            f"trial {frozen.number} had another schedule of {name!r} in its first {planned.steps} "
+                            f"steps; an extension goes on with what was trained: let space() return the same schedules "
+                            f"up to there"
+                        )
+            longer[planned.id] = TrialAdded(planned.id, schedules, max(planned.steps, steps))
+        return list(longer.values())
 
     def _warn_of_what_is_left(self, record: SearchRecord | None) -> None:
         """Say what a new search leaves behind."""
@@ -191,11 +193,12 @@ class Roster(Trials):
         """The trial that an algorithm wants to grow out of another: made now, or by the call that was interrupted."""
         donor = self.trials[fork.donor]
         forked = ForkedFrom(donor.origin, fork.step, dict(fork.params))
-        for made in self._forks:
+        for made in self.unclaimed:
             if made.fork == forked:
-                self._forks.remove(made)
+                self.unclaimed.remove(made)
                 return made
-        attrs = {"hpstage:search": self._started.study, "hpstage:donor": donor.number, "hpstage:forked_at": fork.step}
+        origin = dict(zip(_ORIGIN, (donor.number, fork.step), strict=True))
+        attrs = {"hpstage:search": self._started.study, **origin}
         trial = self._ledger.fork(fork.params, attrs)
         schedules = self._describe(trial)
         try:
@@ -212,8 +215,10 @@ class Roster(Trials):
 
     def carry_on(self, trial: SessionTrial) -> None:
         """Let a finished trial gain a longer result, in a trial of the study that takes its place."""
-        attrs = {"hpstage:search": self._started.study, "hpstage:extends": trial.number}
-        frozen = self._ledger.carry_on(self._ledger.trial(trial.storage_id), attrs)
+        before = self._ledger.trial(trial.storage_id)
+        origin = {name: before.user_attrs[name] for name in _ORIGIN if name in before.user_attrs}
+        attrs = {"hpstage:search": self._started.study, **origin, "hpstage:extends": trial.number}
+        frozen = self._ledger.carry_on(before, attrs)
         id = TrialId(f"{self._started.study}/{frozen.number}")
         planned = self._driver.plan.trials[trial.id]
         state = self._sampler.take()

@@ -89,6 +89,8 @@ class Session:
                     f"a trial failed and `catch` does not name its exception: {self._raised.summary}\n"
                     f"{self._raised.traceback}"
                 )
+        for fork in self._roster.unclaimed:
+            self._finish(fork, TrialState.PRUNED)  # an extended search decided otherwise
         self._driver.finish()
         self._driver.remember([SearchEnded(self._started.study, time.time())])
 

@@ -241,9 +241,22 @@ def test_a_space_whose_schedules_were_others_before_cannot_be_extended() -> None
 
     study, journal = create(), MemoryJournal()
     run(study, journal, n_trials=2, space=stretched(8))
-    trained = len(journal)
+    before = len(journal)
     with pytest.raises(UsageError, match=r"trial 0 had another schedule of 'a' in its first 8 steps"):
         run(study, journal, n_trials=2, steps=12, space=stretched(12), extend=True)
-    # The refused call began nothing that keeps the next one from going on.
+    assert len(journal) == before
     run(study, journal, n_trials=2, steps=12, space=stretched(8), extend=True)
-    assert [trial.last_step for trial in lines(study)] == [12, 12] and len(journal) > trained
+    assert [trial.last_step for trial in lines(study)] == [12, 12]
+
+
+def test_forks_that_an_extended_search_does_not_make_again_are_over_with_it(tmp_path: Path) -> None:
+    Fused.fuse = Fuse(30)
+    with pytest.raises(KeyboardInterrupt):
+        run(stored(tmp_path), tmp_path, Fused(), algorithm=PopulationBasedTraining(2), n_trials=6)
+    running = [trial for trial in stored(tmp_path).trials if trial.state == TrialState.RUNNING]
+    assert any("hpstage:donor" in trial.user_attrs for trial in running)
+    Fused.fuse = Fuse()
+    result = run(stored(tmp_path), tmp_path, Fused(), algorithm=FullTraining(), n_trials=6, extend=True)
+    assert_values_are_exact(result)
+    forks = [trial for trial in result.study.trials if "hpstage:donor" in trial.user_attrs]
+    assert forks and all(trial.state == TrialState.PRUNED for trial in forks)
