@@ -19,6 +19,8 @@ NodeId = NewType("NodeId", int)
 TrialId = NewType("TrialId", str)
 """Names a trial within a plan: ``"<study name>/<number>"``."""
 WorkerId = NewType("WorkerId", str)
+DriverId = NewType("DriverId", str)
+"""Names a driver: one process's part in a plan, from when it joins until it leaves or its lease runs out."""
 ChainId = NewType("ChainId", str)
 StateKey = NewType("StateKey", str)
 """Names for ever what training has produced: 32 hex digits (see ``keys.py``)."""
@@ -224,10 +226,11 @@ class TrialAdded(msgspec.Struct, frozen=True, tag=True):
 
 
 class TargetAsked(msgspec.Struct, frozen=True, tag=True):
-    """``trial`` is to be trained to ``step`` and evaluated. Recorded once, whoever asks again."""
+    """``driver`` wants ``trial`` trained to ``step`` and evaluated: by whom, is all the same."""
 
     trial: TrialId
     step: int
+    driver: DriverId = DriverId("")
 
 
 class StateReached(msgspec.Struct, frozen=True, tag=True):
@@ -245,6 +248,7 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
     source: Literal["fresh", "continued", "live", "disk"] | None = None
     metrics: Metrics | None = None
     kept: Kept | None = None
+    chain: ChainId | None = None
 
 
 class StateLost(msgspec.Struct, frozen=True, tag=True):
@@ -274,6 +278,57 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
     outcome: str
     seconds: float
     steps: int
+
+
+class DriverJoined(msgspec.Struct, frozen=True, tag=True):
+    """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker."""
+
+    driver: DriverId
+    pool: str
+    host: str
+    pid: int
+    at: float
+
+
+class DriverLeft(msgspec.Struct, frozen=True, tag=True):
+    """A driver is gone: its chains are over, and nobody waits for what it asked for."""
+
+    driver: DriverId
+    at: float
+    reason: Literal["ended", "died", "expired"]
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Steps ``[start, stop)`` of a node."""
+
+    node: NodeId
+    start: int
+    stop: int
+
+
+class ChainStarted(msgspec.Struct, frozen=True, tag=True):
+    """A driver's right to train these stretches, until the chain is closed or the driver gone. It is written before
+    the chain is started, on the condition that the driver knew all that was written before."""
+
+    chain: ChainId
+    driver: DriverId
+    worker: WorkerId
+    stretches: tuple[Stretch, ...]
+    at: float
+
+
+class ChainProlonged(msgspec.Struct, frozen=True, tag=True):
+    """The chain goes on with these stretches."""
+
+    chain: ChainId
+    stretches: tuple[Stretch, ...]
+
+
+class ChainClosed(msgspec.Struct, frozen=True, tag=True):
+    """The chain is over; what it did not reach is open again."""
+
+    chain: ChainId
+    at: float
 
 
 class SearchStarted(msgspec.Struct, frozen=True, tag=True):
@@ -338,6 +393,11 @@ Fact = (
     | StateLost
     | StageFailed
     | ChainLost
+    | DriverJoined
+    | DriverLeft
+    | ChainStarted
+    | ChainProlonged
+    | ChainClosed
     | SearchStarted
     | TrialProposed
     | SearchEnded

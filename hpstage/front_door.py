@@ -15,7 +15,7 @@ from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, open_plan, read_facts
 from hpstage.errors import UsageError
-from hpstage.events import SearchStarted
+from hpstage.events import DriverId, SearchStarted
 from hpstage.executor import Executor
 from hpstage.identity import code_identity
 from hpstage.keys import workload_key
@@ -119,7 +119,7 @@ def optimize(
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         plan = open_plan(places.journal, workload, described, sharing=sharing)
         hands.use(places.checkpoints)
-        scheduler = Scheduler(plan, prefix=f"{os.getpid():x}-{time.time_ns():x}", checkpoint_every=checkpoint_every)
+        scheduler = Scheduler(plan, driver=DriverId(f"{os.getpid():x}-{time.time_ns():x}"), checkpoint_every=checkpoint_every)
         driver = Driver(plan, scheduler, hands, places.journal)
         progress = closing.enter_context(Progress(show_progress_bar, study.study_name, n_trials))
 

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from hpstage.errors import InternalError, ScheduleError, UsageError
 from hpstage.events import (
+    ChainClosed,
+    ChainId,
     ChainLost,
+    ChainProlonged,
+    ChainStarted,
+    DriverId,
+    DriverJoined,
+    DriverLeft,
     Fact,
     Kept,
     NodeId,
@@ -26,10 +33,12 @@ from hpstage.events import (
     StateLost,
     StateReached,
     StateRef,
+    Stretch,
     TargetAsked,
     TrialAdded,
     TrialId,
     TrialProposed,
+    WorkerId,
     to_numbers,
 )
 from hpstage.keys import History
@@ -56,7 +65,7 @@ class State:
         self.step = step
         self.metrics: dict[str, float] | None = None
         self.kept: Kept | None = None
-        self.waiting: dict[TrialId, None] = {}  # trials that ask for the metrics, in order of asking
+        self.waiting: dict[TrialId, DriverId] = {}  # trials that ask for the metrics, in order of asking; for whom
 
     @property
     def ref(self) -> StateRef:
@@ -149,6 +158,15 @@ class PlannedTrial:
 
 
 @dataclass(slots=True)
+class OpenChain:
+    """A chain that its driver runs: what it may train."""
+
+    driver: DriverId
+    worker: WorkerId
+    stretches: list[Stretch]
+
+
+@dataclass(slots=True)
 class SearchRecord:
     """A search as its study left it: what an interrupted call needs to go on."""
 
@@ -213,6 +231,9 @@ class SearchPlan:
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
         self.failures: list[StageFailed] = []
+        self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
+        self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
+        self.chains: dict[ChainId, OpenChain] = {}
         self.milestones: Ordered[int] = Ordered()  # the steps at which trials part somewhere
         self.partings: dict[int, int] = {}  # at each of them: how many nodes begin there
         self.searches: dict[str, SearchRecord] = {}  # the latest of each study
@@ -237,10 +258,24 @@ class SearchPlan:
             case StageFailed():
                 self._node(fact.node)
                 self.failures.append(fact)
+                for state in self.beyond(fact):
+                    state.waiting.clear()
             case ChainLost():
                 self._node(fact.node)
                 self.totals.steps_wasted += fact.steps
                 self.totals.wasted_seconds += fact.seconds
+            case ChainStarted():
+                self.chains[fact.chain] = OpenChain(fact.driver, fact.worker, list(fact.stretches))
+            case ChainProlonged():
+                if fact.chain in self.chains:
+                    self.chains[fact.chain].stretches += fact.stretches
+            case ChainClosed():
+                self.chains.pop(fact.chain, None)
+            case DriverJoined():
+                self.drivers[fact.driver] = fact
+            case DriverLeft():
+                self.drivers.pop(fact.driver, None)
+                self.forget(fact.driver)
             case SearchStarted():
                 before = replace(self.totals, sources=dict(self.totals.sources))
                 taken_over = self._search(fact.study).proposed if fact.extends else []
@@ -285,6 +320,7 @@ class SearchPlan:
         if fact.metrics is not None:
             totals.evaluations += 1
             state.metrics = {**(state.metrics or {}), **to_numbers(fact.metrics)}
+            state.waiting.clear()
         if fact.kept is not None:
             totals.saves += 1
             state.kept = fact.kept
@@ -369,6 +405,36 @@ class SearchPlan:
         stops.append(fact.steps)
         return tuple(path), tuple(stops)
 
+    def forget(self, driver: DriverId) -> None:
+        """The driver is gone, and with it its chains and what it waits for."""
+        self.chains = {id: chain for id, chain in self.chains.items() if chain.driver != driver}
+        for (trial, _), state in self._open.pop(driver, {}).items():
+            if state.waiting.get(trial) == driver:
+                del state.waiting[trial]
+
+    def wanted_by(self, driver: DriverId) -> list[State]:
+        """States that the driver waits for."""
+        open = self._open.get(driver, {})
+        return list({id(s): s for (trial, _), s in open.items() if s.waiting.get(trial) == driver}.values())
+
+    def beyond(self, failed: StageFailed) -> Iterator[State]:
+        """The states that a failure puts out of reach; those of the evaluation that failed, if it was one."""
+        node = self.nodes[failed.node]
+        if failed.evaluating:
+            state = node.states.get(failed.step)
+            if state is not None:
+                yield state
+            return
+        below = [(node, failed.step)]
+        while below:
+            line, step = below.pop()
+            for at in sorted(line.states):
+                if at > step:
+                    yield line.states[at]
+            for at, children in line.children.items():
+                if at > step:
+                    below += [(child, child.start) for child in children.values()]
+
     # --- asking -------------------------------------------------------------------------------------------
 
     def touch(self, node: Node, step: int) -> State:
@@ -389,7 +455,10 @@ class SearchPlan:
 
     def _ask(self, fact: TargetAsked) -> None:
         """Account for a target. Whoever asks first for a step of a node pays for it. O(segments)."""
-        self.target(fact.trial, fact.step)
+        state = self.target(fact.trial, fact.step)
+        if state.metrics is None:
+            state.waiting[fact.trial] = fact.driver
+            self._open.setdefault(fact.driver, {})[fact.trial, fact.step] = state
         planned, step = self.trials[fact.trial], fact.step
         planned.targets.add(step)
         if step <= planned.asked:

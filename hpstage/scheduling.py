@@ -9,6 +9,7 @@ when a longer way waits elsewhere and no worker is idle, as a list scheduler wou
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -21,9 +22,14 @@ from hpstage.events import (
     BoundaryMissed,
     BoundaryReached,
     Chain,
+    ChainClosed,
     ChainEnded,
     ChainId,
     ChainLost,
+    ChainProlonged,
+    ChainStarted,
+    DriverId,
+    DriverLeft,
     Fact,
     Instruction,
     NodeId,
@@ -34,6 +40,7 @@ from hpstage.events import (
     StateLost,
     StateReached,
     StateRef,
+    Stretch,
     TargetAsked,
     TrialId,
     UserFailure,
@@ -42,7 +49,7 @@ from hpstage.events import (
     WorkerLeft,
     to_numbers,
 )
-from hpstage.plan import Node, SearchPlan, State
+from hpstage.plan import SearchPlan, State
 from hpstage.stage_tree import Line, StageTree
 from hpstage.yielding import Yielding
 
@@ -74,6 +81,7 @@ class Decision:
 class _Worker:
     id: WorkerId
     chain: RunningChain | None = None
+    other: ChainId | None = None  # another driver's chain that runs there
     live: dict[StateRef, None] = field(default_factory=dict)
 
     def remember(self, ref: StateRef) -> None:
@@ -88,7 +96,8 @@ class Scheduler:
 
     Args:
         plan: the plan, as folded so far.
-        prefix: makes chain ids unique among drivers.
+        driver: this driver among those of the plan; makes the ids of its chains unique.
+        pool: the workers' cluster; workers of the same id in another pool are others.
         checkpoint_seconds: bounds the work that the loss of a worker can cost, in seconds of training.
         checkpoint_every: the same in steps, in place of seconds.
         max_losses: workers that may die at the same place before its trials fail.
@@ -98,14 +107,16 @@ class Scheduler:
         self,
         plan: SearchPlan,
         *,
-        prefix: str = "chain",
+        driver: DriverId = DriverId(""),
+        pool: str = "",
         checkpoint_seconds: float = 60.0,
         checkpoint_every: int | None = None,
         max_losses: int = 3,
     ) -> None:
         self._plan = plan
         self._tree = StageTree(plan)
-        self._prefix = prefix
+        self._driver = driver
+        self._pool = pool
         self._layer = Layer(plan, self._tree, checkpoint_seconds=checkpoint_seconds, checkpoint_every=checkpoint_every)
         self._yielding = Yielding(plan, self._tree, self._layer)
         self._max_losses = max_losses
@@ -118,6 +129,13 @@ class Scheduler:
         self._instructions: list[Instruction] = []
         self.most_workers = 0
         self.draining = False  # no chain is started or prolonged any more
+        plan.forget(driver)  # what an earlier life of this driver left
+        for id, chain in plan.chains.items():
+            if chain.driver in plan.drivers:
+                self._occupy(id)
+        for other in plan.drivers:
+            for state in plan.wanted_by(other):
+                self._tree.want(state.node, state.step)
 
     # --- what users of the plan want ----------------------------------------------------------------------
 
@@ -125,24 +143,22 @@ class Scheduler:
         """``trial`` is to be trained to ``step`` and evaluated. Answers at once what is known already."""
         state = self._plan.target(trial, step)
         decision = Decision()
-        if step not in self._plan.trials[trial].targets:
-            self._learn(TargetAsked(trial, step), decision)
         failure = self._failure_on(trial, step)
+        known = state.metrics is not None or failure is not None
+        if step not in self._plan.trials[trial].targets or not (known or state.waiting.get(trial) == self._driver):
+            self._learn(TargetAsked(trial, step, self._driver), decision)
         if state.metrics is not None:
             decision.answers.append(Answer(trial, step, state.metrics))
         elif failure is not None:
             decision.answers.append(Answer(trial, step, None, failure))
-        else:
-            state.waiting[trial] = None
-            self._tree.want(state.node, step)
         return decision
 
     def drop(self, trial: TrialId) -> None:
-        """Nobody waits for this trial any more; what only it wanted is not trained."""
+        """This driver does not wait for the trial any more; what nobody else wants is not trained."""
         planned = self._plan.trials[trial]
         for node in planned.path:
             for state in node.states.values():
-                if trial in state.waiting:
+                if state.waiting.get(trial) == self._driver:
                     del state.waiting[trial]
                     if not state.waiting:
                         self._tree.unwant(node, state.step)
@@ -171,12 +187,15 @@ class Scheduler:
             case WorkerJoined():
                 if report.worker in self._workers:
                     raise InternalError(f"worker {report.worker} joined twice")
-                self._workers[report.worker] = _Worker(report.worker)
+                worker = self._workers[report.worker] = _Worker(report.worker)
+                for id, chain in self._plan.chains.items():
+                    if chain.worker == report.worker and id not in self._running and self._in_pool(chain.driver):
+                        worker.other = id
                 self.most_workers = max(self.most_workers, len(self._workers))
             case WorkerLeft():
-                worker = self._workers.pop(report.worker, None)
-                if worker is not None and worker.chain is not None:
-                    self._lose(worker.chain, report.at, decision)
+                gone = self._workers.pop(report.worker, None)
+                if gone is not None and gone.chain is not None:
+                    self._lose(gone.chain, report.at, decision)
         return decision
 
     def _boundary(self, report: BoundaryReached, decision: Decision) -> None:
@@ -200,46 +219,169 @@ class Scheduler:
                 source=report.source,
                 metrics=report.metrics,
                 kept=report.kept,
+                chain=report.chain,
             ),
             decision,
         )
-        self._losses.pop((node.id, report.start), None)
-        state = self._plan.touch(node, report.step)
-        mark = (leg, report.step)
-        chain.at, chain.since = mark, report.at
-        while chain.marks and chain.marks[0] <= mark:
-            chain.marks.pop(0)
-        for passed in range(leg):
-            self._tree.uncover(chain.legs[passed].line.node, chain.id)
-        if report.kept is not None:
-            self._workers[chain.worker].remember(StateRef(node.id, report.step))
-            self._tree.kept(node, report.step)
-        if report.step < chain.legs[leg].stop:
-            self._tree.cover(node, chain.id, report.step, chain.legs[leg].stop)
-        else:
-            self._tree.uncover(node, chain.id)
-        if report.metrics is not None:
-            self._answer(state, decision, to_numbers(report.metrics), None)
-        elif report.failure is not None:
-            fact = StageFailed(node=node.id, step=report.step, evaluating=True, failure=report.failure)
-            self._learn(fact, decision)
-            self._answer(state, decision, None, report.failure)
+        if report.metrics is None and report.failure is not None:
+            self._learn(StageFailed(node=node.id, step=report.step, evaluating=True, failure=report.failure), decision)
+
+    def _learn(self, fact: Fact, decision: Decision) -> None:
+        decision.facts.append(fact)
+        decision.answers += self.learn(fact)
+
+    # --- what is known ------------------------------------------------------------------------------------
+
+    def learn(self, fact: Fact) -> list[Answer]:
+        """Fold a fact, this driver's or another's, into the plan and all that is derived from it."""
+        match fact:
+            case StateReached():
+                return self._reached(fact)
+            case StageFailed():
+                return self._fail(fact)
+            case TargetAsked():
+                self._plan.apply(fact)
+                state = self._plan.target(fact.trial, fact.step)
+                if fact.trial in state.waiting:
+                    if self._failure_on(fact.trial, fact.step) is not None:
+                        del state.waiting[fact.trial]
+                    else:
+                        self._tree.want(state.node, fact.step)
+            case StateLost():
+                self._plan.apply(fact)
+                self._tree.lost(self._plan.nodes[fact.node], fact.step)
+            case ChainStarted():
+                self._plan.apply(fact)
+                if fact.chain not in self._running:
+                    self._occupy(fact.chain)
+            case ChainProlonged():
+                self._plan.apply(fact)
+                if fact.chain not in self._running and fact.chain in self._plan.chains:
+                    self._cover(fact.chain, fact.stretches)
+            case ChainClosed():
+                if fact.chain not in self._running:
+                    self._vacate(fact.chain)
+                self._plan.apply(fact)
+            case DriverLeft():
+                self._part(fact)
+            case _:
+                self._plan.apply(fact)
+        return []
+
+    def _reached(self, fact: StateReached) -> list[Answer]:
+        node = self._plan.nodes[fact.node]
+        state = self._plan.touch(node, fact.step)
+        waiting = dict(state.waiting)
+        self._plan.apply(fact)
+        self._losses.pop((node.id, fact.start), None)
+        chain = self._running.get(fact.chain) if fact.chain is not None else None
+        if chain is not None:
+            self._advance(chain, fact)
+        elif fact.chain in self._plan.chains:
+            self._advance_other(fact.chain, fact)
+        if fact.kept is not None:
+            self._tree.kept(node, fact.step)
+        answers: list[Answer] = []
+        if fact.metrics is not None:
+            answers = self._answer(state, waiting, to_numbers(fact.metrics), None)
         totals = self._plan.totals
         if totals.evaluations:
             self._tree.evaluate_seconds = totals.evaluate_seconds / totals.evaluations
         self._tree.measured(node)
+        return answers
 
-    def _learn(self, fact: Fact, decision: Decision) -> None:
-        self._plan.apply(fact)
-        decision.facts.append(fact)
+    def _advance(self, chain: RunningChain, fact: StateReached) -> None:
+        leg = chain.leg_of(fact.node)
+        node = chain.legs[leg].line.node
+        mark = (leg, fact.step)
+        chain.at, chain.since = mark, fact.at
+        while chain.marks and chain.marks[0] <= mark:
+            chain.marks.pop(0)
+        for passed in range(leg):
+            self._tree.uncover(chain.legs[passed].line.node, chain.id)
+        if fact.kept is not None:
+            self._workers[chain.worker].remember(StateRef(fact.node, fact.step))
+            self._tree.kept(node, fact.step)
+        if fact.step < chain.legs[leg].stop:
+            self._tree.cover(node, chain.id, fact.step, chain.legs[leg].stop)
+        else:
+            self._tree.uncover(node, chain.id)
 
     def _answer(
-        self, state: State, decision: Decision, metrics: dict[str, float] | None, failure: UserFailure | None
-    ) -> None:
-        for trial in state.waiting:
-            decision.answers.append(Answer(trial, state.step, metrics, failure))
-        state.waiting.clear()
+        self,
+        state: State,
+        waiting: Mapping[TrialId, DriverId],
+        metrics: dict[str, float] | None,
+        failure: UserFailure | None,
+    ) -> list[Answer]:
+        """What this driver's trials, among those that waited for the state, are told."""
         self._tree.unwant(state.node, state.step)
+        mine = (trial for trial, driver in waiting.items() if driver == self._driver)
+        return [Answer(trial, state.step, metrics, failure) for trial in mine]
+
+    def _fail(self, fact: StageFailed) -> list[Answer]:
+        """The user's code raised. In training: every state beyond is out of reach."""
+        out_of_reach = [(state, dict(state.waiting)) for state in self._plan.beyond(fact) if state.waiting]
+        self._plan.apply(fact)
+        if not fact.evaluating:
+            known = self._failed.get(fact.node)
+            self._failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
+        return [
+            answer
+            for state, waiting in out_of_reach
+            for answer in self._answer(state, waiting, None, fact.failure)
+        ]
+
+    # --- other drivers ------------------------------------------------------------------------------------
+
+    def _occupy(self, id: ChainId) -> None:
+        """Another driver's chain: what it covers is not to be trained here, and its worker is not idle."""
+        chain = self._plan.chains[id]
+        self._cover(id, chain.stretches)
+        worker = self._workers.get(chain.worker)
+        if worker is not None and self._in_pool(chain.driver):
+            worker.other = id
+
+    def _in_pool(self, driver: DriverId) -> bool:
+        joined = self._plan.drivers.get(driver)
+        return joined is not None and joined.pool == self._pool
+
+    def _cover(self, id: ChainId, stretches: Iterable[Stretch]) -> None:
+        for stretch in stretches:
+            self._tree.cover(self._plan.nodes[stretch.node], id, stretch.start, stretch.stop)
+
+    def _advance_other(self, id: ChainId, fact: StateReached) -> None:
+        for stretch in self._plan.chains[id].stretches:
+            node = self._plan.nodes[stretch.node]
+            if stretch.node == fact.node and fact.step < stretch.stop:
+                self._tree.cover(node, id, fact.step, stretch.stop)
+                return
+            self._tree.uncover(node, id)
+            if stretch.node == fact.node and fact.step == stretch.stop:
+                return
+
+    def _vacate(self, id: ChainId) -> None:
+        chain = self._plan.chains.get(id)
+        if chain is None:
+            return
+        for stretch in reversed(chain.stretches):
+            self._tree.uncover(self._plan.nodes[stretch.node], id)
+        worker = self._workers.get(chain.worker)
+        if worker is not None and worker.other == id:
+            worker.other = None
+
+    def _part(self, fact: DriverLeft) -> None:
+        """A driver is gone: its chains are over, and what only it wanted is not."""
+        for id in [id for id, chain in self._plan.chains.items() if chain.driver == fact.driver]:
+            if id not in self._running:
+                self._vacate(id)
+        wanted = self._plan.wanted_by(fact.driver)
+        self._plan.apply(fact)
+        for state in wanted:
+            if not state.waiting:
+                self._tree.unwant(state.node, state.step)
+
+    # --- ends ---------------------------------------------------------------------------------------------
 
     def _missed(self, report: BoundaryMissed) -> None:
         chain = self._running.get(report.chain)
@@ -286,13 +428,17 @@ class Scheduler:
             if state is not None and state.kept is not None:
                 lost = StateLost(node=chain.source.node, step=chain.source.step, reason=report.message)
                 self._learn(lost, decision)
-                self._retire(chain)
-                self._tree.lost(source, chain.source.step)
+                self._close(chain, report.at, decision)
                 return
-        self._retire(chain)
+        self._close(chain, report.at, decision)
         if report.outcome == "failed":
             assert report.failure is not None and report.step is not None
-            self._fail(node, report.step, report.failure, decision)
+            failed = StageFailed(node=node.id, step=report.step, evaluating=False, failure=report.failure)
+            self._learn(failed, decision)
+
+    def _close(self, chain: RunningChain, at: float, decision: Decision) -> None:
+        self._retire(chain)
+        self._learn(ChainClosed(chain.id, at), decision)
 
     def _lose(self, chain: RunningChain, at: float, decision: Decision) -> None:
         """The worker vanished under the chain. What lies behind the last boundary is trained again."""
@@ -300,7 +446,7 @@ class Scheduler:
         node = chain.legs[leg].line.node
         if step == chain.legs[leg].stop and leg + 1 < len(chain.legs):
             node = chain.legs[leg + 1].line.node
-        self._retire(chain)
+        self._close(chain, at, decision)
         seconds = max(0.0, at - chain.since)
         lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome="lost", seconds=seconds, steps=0)
         self._learn(lost, decision)
@@ -311,7 +457,8 @@ class Scheduler:
                 f"{self._losses[place]} workers died in a row while training from step {step} of node {node.id} "
                 f"({', '.join(f'{k}={v!r}' for k, v in node.hyperparameters(step).items())})"
             )
-            self._fail(node, step, UserFailure(summary=story, traceback=""), decision)
+            failure = UserFailure(summary=story, traceback="")
+            self._learn(StageFailed(node=node.id, step=step, evaluating=False, failure=failure), decision)
 
     def _retire(self, chain: RunningChain) -> None:
         """The chain is over: its worker is free and what it covered is open again."""
@@ -321,25 +468,6 @@ class Scheduler:
             worker.chain = None
         for leg in reversed(chain.legs):
             self._tree.uncover(leg.line.node, chain.id)
-
-    def _fail(self, node: Node, step: int, failure: UserFailure, decision: Decision) -> None:
-        """Training ``step`` of ``node`` raised: every state beyond it is out of reach."""
-        self._learn(StageFailed(node=node.id, step=step, evaluating=False, failure=failure), decision)
-        known = self._failed.get(node.id)
-        self._failed[node.id] = (min(step, known[0]) if known else step, failure)
-        below = [(node, step)]
-        while below:
-            line, beyond = below.pop()
-            for at in sorted(line.states):
-                state = line.states[at]
-                if at > beyond and state.waiting:
-                    self._answer(state, decision, None, failure)
-            below += [
-                (child, child.start)
-                for at, children in line.children.items()
-                if at > beyond
-                for child in children.values()
-            ]
 
     # --- what to do ---------------------------------------------------------------------------------------
 
@@ -372,9 +500,9 @@ class Scheduler:
             cover = self._tree.cover_of(line, step)
             if wanted is None or cover is None:
                 continue
-            chain = self._running[cover.chain]
-            if chain.stopping:
-                continue  # once it is over, the step is open again
+            chain = self._running.get(cover.chain)
+            if chain is None or chain.stopping:
+                continue  # another driver's, which sees what is wanted as well; or once it is over, the step is open again
             mark = chain.leg_of(line.node.id), step
             if mark not in chain.marks:
                 chain.marks.add(mark)
@@ -400,7 +528,7 @@ class Scheduler:
 
     def _assign(self) -> None:
         while True:
-            idle = [worker for worker in self._workers.values() if worker.chain is None]
+            idle = [w for w in self._workers.values() if w.chain is None and w.other is None]
             if not idle:
                 return
             heads = list(islice(self._tree.heads(), max(_CONSIDERED, len(idle))))
@@ -430,7 +558,7 @@ class Scheduler:
         self._started += 1
         source = self._source(line, step)
         chain = RunningChain(
-            id=ChainId(f"{self._prefix}-{self._started}"),
+            id=ChainId(f"{self._driver or 'chain'}-{self._started}"),
             worker=worker.id,
             legs=[],
             source=source,
@@ -471,7 +599,8 @@ class Scheduler:
         covers: dict[tuple[int, str], int] = {}
         for node in self._plan.nodes:
             for cover in self._tree.line(node).covers:
-                assert cover.chain in self._running, f"node {node.id} is covered by {cover.chain}, which is over"
+                known = cover.chain in self._running or cover.chain in self._plan.chains
+                assert known, f"node {node.id} is covered by {cover.chain}, which is over"
                 covers.setdefault((node.id, cover.chain), 0)
                 covers[node.id, cover.chain] += 1
         assert all(count == 1 for count in covers.values())
