@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -11,6 +13,8 @@ from hpstage.errors import CheckpointError, ClusterError, InternalError, StoreEr
 from hpstage.events import (
     AmendChain,
     ChainEnded,
+    DriverJoined,
+    DriverLeft,
     Fact,
     PlanCreated,
     Report,
@@ -26,6 +30,9 @@ from hpstage.executor import Executor
 from hpstage.plan import FORMAT, SearchPlan, other_format
 from hpstage.scheduling import Answer, Scheduler
 from hpstage.store.journal import Journal
+
+# Seconds between two looks at what other drivers have written, where there are others.
+_OTHERS = 0.02
 
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Fact)
@@ -48,6 +55,7 @@ def open_plan(
     for position, fact in enumerate(read_facts(journal)):
         try:
             plan.apply(fact)
+            plan.position += 1
         except InternalError as error:
             raise StoreError(
                 f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose "
@@ -59,13 +67,18 @@ def open_plan(
 def read_facts(journal: Journal) -> Iterator[Fact]:
     """The facts of a journal, in order. Raises :class:`StoreError` at a record that is none."""
     for position, record in enumerate(journal.read()):
-        try:
-            yield _decoder.decode(record)
-        except msgspec.MsgspecError as error:
-            raise StoreError(
-                f"record {position} of the journal cannot be read ({error}); it was damaged or written by a newer "
-                f"hpstage: upgrade, or choose another store"
-            ) from error
+        yield _decode(record, position)
+
+
+def _decode(record: bytes, position: int) -> Fact:
+    try:
+        fact: Fact = _decoder.decode(record)
+        return fact
+    except msgspec.MsgspecError as error:
+        raise StoreError(
+            f"record {position} of the journal cannot be read ({error}); it was damaged or written by a newer "
+            f"hpstage: upgrade, or choose another store"
+        ) from error
 
 
 class _Header(msgspec.Struct, tag="PlanCreated"):
@@ -123,6 +136,15 @@ class Driver:
         self._worker_timeout = worker_timeout
         self._alone_since: float | None = None
 
+    def join(self, pool: str) -> None:
+        """Make this driver known to the others on the plan."""
+        joined = DriverJoined(self.scheduler.driver, pool, socket.gethostname(), os.getpid(), time.time())
+        self.remember([joined])
+
+    def leave(self) -> None:
+        """Let the others have what this driver was about to train."""
+        self.remember([DriverLeft(self.scheduler.driver, time.time(), "ended")])
+
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
         for trial in trials:
@@ -133,7 +155,7 @@ class Driver:
         """Write facts to the journal and fold them."""
         self._record(facts)
         for fact in facts:
-            self.plan.apply(fact)
+            self._answers += self.scheduler.learn(fact)
 
     def _knows(self, trial: TrialAdded) -> bool:
         known = self.plan.trials.get(trial.trial)
@@ -164,6 +186,8 @@ class Driver:
             ClusterError: there have been no workers for ``worker_timeout`` seconds, or the executor says so.
         """
         self._perform()
+        if len(self.plan.drivers) > 1:
+            timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
         if self._answers:
             timeout = 0.0  # reports that are there come along, but nobody waits for more
         self._take(self._executor.wait(timeout))
@@ -204,7 +228,16 @@ class Driver:
             )
 
     def _perform(self) -> None:
-        for instruction in self.scheduler.schedule():
+        self._catch_up()
+        instructions = self.scheduler.schedule()
+        # What is begun is claimed first, by a record that is written only if nothing is unknown here: of two drivers
+        # that would begin the same, one finds the other's claim.
+        while not self._append(claims := self.scheduler.claims(instructions)):
+            self._catch_up()
+            instructions = self.scheduler.without_clashes(instructions)
+        for fact in claims:
+            self._answers += self.scheduler.learn(fact)
+        for instruction in instructions:
             match instruction:
                 case StartChain():
                     self._executor.start(instruction.worker, instruction.chain)
@@ -214,6 +247,22 @@ class Driver:
                     self._executor.stop(instruction.chain)
 
     def _record(self, facts: Sequence[Fact]) -> None:
-        if facts or self._unwritten:
-            self._journal.append([_encode(fact) for fact in (*self._unwritten, *facts)])
+        """Write facts that hold whatever others have written meanwhile, which is folded first."""
+        while not self._append(facts):
+            self._catch_up()
+
+    def _append(self, facts: Sequence[Fact]) -> bool:
+        """Write facts, unless there is something in the journal that is not folded yet."""
+        records = [_encode(fact) for fact in (*self._unwritten, *facts)]
+        if records:
+            if self._journal.append(records, expect=self.plan.position) is None:
+                return False
+            self.plan.position += len(records)
             self._unwritten.clear()
+        return True
+
+    def _catch_up(self) -> None:
+        """Fold what other drivers have written."""
+        for record in self._journal.read(self.plan.position):
+            self._answers += self.scheduler.learn(_decode(record, self.plan.position))
+            self.plan.position += 1

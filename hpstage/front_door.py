@@ -119,7 +119,8 @@ def optimize(
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         plan = open_plan(places.journal, workload, described, sharing=sharing)
         hands.use(places.checkpoints)
-        scheduler = Scheduler(plan, driver=DriverId(f"{os.getpid():x}-{time.time_ns():x}"), checkpoint_every=checkpoint_every)
+        me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
+        scheduler = Scheduler(plan, driver=me, checkpoint_every=checkpoint_every)
         driver = Driver(plan, scheduler, hands, places.journal)
         progress = closing.enter_context(Progress(show_progress_bar, study.study_name, n_trials))
 

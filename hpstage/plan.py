@@ -227,6 +227,7 @@ class SearchPlan:
     def __init__(self, workload: StateKey, *, sharing: bool = True) -> None:
         self.workload = workload
         self.sharing = sharing
+        self.position = 0  # records of the journal that were folded
         self.nodes: list[Node] = []
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()

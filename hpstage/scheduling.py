@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hpstage.chains import Layer, RunningChain
+from hpstage.chains import Layer, Leg, RunningChain
 from hpstage.errors import InternalError
 from hpstage.events import (
     AmendChain,
@@ -53,6 +53,8 @@ from hpstage.plan import SearchPlan, State
 from hpstage.stage_tree import Line, StageTree
 from hpstage.yielding import Yielding
 
+# The driver of a plan that no other works on.
+_ALONE = DriverId("")
 # States that a worker may still hold live; only a preference hangs on it.
 _REMEMBERED = 64
 # Heads looked at for one that the idle worker holds live.
@@ -107,7 +109,7 @@ class Scheduler:
         self,
         plan: SearchPlan,
         *,
-        driver: DriverId = DriverId(""),
+        driver: DriverId = _ALONE,
         pool: str = "",
         checkpoint_seconds: float = 60.0,
         checkpoint_every: int | None = None,
@@ -115,7 +117,7 @@ class Scheduler:
     ) -> None:
         self._plan = plan
         self._tree = StageTree(plan)
-        self._driver = driver
+        self.driver = driver
         self._pool = pool
         self._layer = Layer(plan, self._tree, checkpoint_seconds=checkpoint_seconds, checkpoint_every=checkpoint_every)
         self._yielding = Yielding(plan, self._tree, self._layer)
@@ -145,8 +147,8 @@ class Scheduler:
         decision = Decision()
         failure = self._failure_on(trial, step)
         known = state.metrics is not None or failure is not None
-        if step not in self._plan.trials[trial].targets or not (known or state.waiting.get(trial) == self._driver):
-            self._learn(TargetAsked(trial, step, self._driver), decision)
+        if step not in self._plan.trials[trial].targets or not (known or state.waiting.get(trial) == self.driver):
+            self._learn(TargetAsked(trial, step, self.driver), decision)
         if state.metrics is not None:
             decision.answers.append(Answer(trial, step, state.metrics))
         elif failure is not None:
@@ -158,7 +160,7 @@ class Scheduler:
         planned = self._plan.trials[trial]
         for node in planned.path:
             for state in node.states.values():
-                if state.waiting.get(trial) == self._driver:
+                if state.waiting.get(trial) == self.driver:
                     del state.waiting[trial]
                     if not state.waiting:
                         self._tree.unwant(node, state.step)
@@ -316,7 +318,7 @@ class Scheduler:
     ) -> list[Answer]:
         """What this driver's trials, among those that waited for the state, are told."""
         self._tree.unwant(state.node, state.step)
-        mine = (trial for trial, driver in waiting.items() if driver == self._driver)
+        mine = (trial for trial, driver in waiting.items() if driver == self.driver)
         return [Answer(trial, state.step, metrics, failure) for trial in mine]
 
     def _fail(self, fact: StageFailed) -> list[Answer]:
@@ -327,9 +329,7 @@ class Scheduler:
             known = self._failed.get(fact.node)
             self._failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
         return [
-            answer
-            for state, waiting in out_of_reach
-            for answer in self._answer(state, waiting, None, fact.failure)
+            answer for state, waiting in out_of_reach for answer in self._answer(state, waiting, None, fact.failure)
         ]
 
     # --- other drivers ------------------------------------------------------------------------------------
@@ -492,6 +492,37 @@ class Scheduler:
         """Is nothing running and nothing wanted?"""
         return not self._running and self._tree.is_done()
 
+    def claims(self, instructions: Iterable[Instruction]) -> list[Fact]:
+        """What other drivers must know before these are performed."""
+        facts: list[Fact] = []
+        for instruction in instructions:
+            match instruction:
+                case StartChain(worker, chain):
+                    stretches = _stretches(chain.stages)
+                    facts.append(ChainStarted(chain.id, self.driver, worker, stretches, self._now))
+                case AmendChain(amendment) if amendment.stages:
+                    facts.append(ChainProlonged(amendment.chain, _stretches(amendment.stages)))
+        return facts
+
+    def without_clashes(self, instructions: Iterable[Instruction]) -> list[Instruction]:
+        """Take back the starts, not yet claimed, of what another driver has begun meanwhile."""
+        left: list[Instruction] = []
+        for instruction in instructions:
+            if isinstance(instruction, StartChain):
+                chain = self._running[instruction.chain.id]
+                worker = self._workers[chain.worker]
+                if worker.other is not None or any(self._is_taken(leg) for leg in chain.legs):
+                    self._retire(chain)
+                    continue
+            left.append(instruction)
+        return left
+
+    def _is_taken(self, leg: Leg) -> bool:
+        return any(
+            cover.chain not in self._running and cover.start < leg.stop and leg.start < cover.stop
+            for cover in leg.line.covers
+        )
+
     def _amend_running(self) -> None:
         fresh, self._tree.fresh = self._tree.fresh, []
         touched: dict[ChainId, tuple[list[Stage], list[Boundary]]] = {}
@@ -502,7 +533,8 @@ class Scheduler:
                 continue
             chain = self._running.get(cover.chain)
             if chain is None or chain.stopping:
-                continue  # another driver's, which sees what is wanted as well; or once it is over, the step is open again
+                # Another driver's, which sees what is wanted as well; or once it is over, the step is open again.
+                continue
             mark = chain.leg_of(line.node.id), step
             if mark not in chain.marks:
                 chain.marks.add(mark)
@@ -558,7 +590,7 @@ class Scheduler:
         self._started += 1
         source = self._source(line, step)
         chain = RunningChain(
-            id=ChainId(f"{self._driver or 'chain'}-{self._started}"),
+            id=ChainId(f"{self.driver or 'chain'}-{self._started}"),
             worker=worker.id,
             legs=[],
             source=source,
@@ -604,3 +636,7 @@ class Scheduler:
                 covers.setdefault((node.id, cover.chain), 0)
                 covers[node.id, cover.chain] += 1
         assert all(count == 1 for count in covers.values())
+
+
+def _stretches(stages: Iterable[Stage]) -> tuple[Stretch, ...]:
+    return tuple(Stretch(stage.node, stage.start, stage.stop) for stage in stages)

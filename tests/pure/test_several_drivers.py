@@ -1,0 +1,129 @@
+"""Several drivers on one plan: what two want is trained once, and what one leaves undone the other takes over."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpstage.driver import Driver, open_plan
+from hpstage.events import DriverId, StateKey, TrialAdded, TrialId
+from hpstage.scheduling import Answer, Scheduler
+from hpstage.simulate import SimulatedExecutor
+from hpstage.store.memory import MemoryJournal
+from tests.pure.searches import WORKLOAD, histories, schedules
+
+
+class Study:
+    """One driver with workers of its own, and what it was answered."""
+
+    def __init__(self, name: str, journal: MemoryJournal, kept: set[StateKey], workers: int = 2) -> None:
+        self.name = name
+        self.executor = SimulatedExecutor(workers, kept=kept)
+        self.plan = open_plan(journal, WORKLOAD, {})
+        self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=10**9)
+        self.driver = Driver(self.plan, self.scheduler, self.executor, journal)
+        self.driver.join(name)
+        self.asked = 0
+        self.answers: list[Answer] = []
+
+    def ask(self, trials: list[TrialAdded], stops: list[int]) -> None:
+        mine = [TrialAdded(TrialId(f"{self.name}/{i}"), added.schedules, added.steps) for i, added in enumerate(trials)]
+        self.driver.add(mine)
+        for added, stop in zip(mine, stops, strict=True):
+            self.driver.ask(added.trial, stop)
+        self.asked += len(mine)
+
+    @property
+    def done(self) -> bool:
+        return len(self.answers) >= self.asked
+
+    def turn(self) -> None:
+        self.answers += self.driver.wait()
+        self.scheduler.validate()
+
+
+def run(studies: list[Study], choose: random.Random, turns: int = 5000) -> None:
+    for _ in range(turns):
+        if all(study.done for study in studies):
+            return
+        choose.choice(studies).turn()
+    raise AssertionError("the drivers hang")
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> tuple[list[TrialAdded], list[int]]:
+    count = draw(st.integers(1, 5))
+    trials = [TrialAdded(TrialId(str(i)), {"a": draw(schedules(8)), "b": draw(schedules(8))}, 8) for i in range(count)]
+    return trials, [draw(st.integers(1, 8)) for _ in range(count)]
+
+
+@given(st.lists(searches(), min_size=2, max_size=3), st.integers())
+@settings(max_examples=150, deadline=None)
+def test_drivers_that_run_side_by_side_train_every_distinct_step_once(wishes, seed):
+    journal, kept = MemoryJournal(), set()
+    studies = [Study(f"s{i}", journal, kept) for i in range(len(wishes))]
+    for study, (trials, stops) in zip(studies, wishes, strict=True):
+        study.ask(trials, stops)
+    run(studies, random.Random(seed))
+    everything = [trial for trials, _ in wishes for trial in trials]
+    stops = [stop for _, stops in wishes for stop in stops]
+    final = open_plan(journal, WORKLOAD, {})
+    assert final.totals.steps_trained == len(histories(everything, stops)) == final.steps_unique
+    for study, (trials, stops) in zip(studies, wishes, strict=True):
+        assert len(study.answers) == len(trials)
+        for answer in study.answers:
+            planned = final.trials[answer.trial]
+            assert answer.metrics == planned.node_at(answer.step).states[answer.step].metrics
+
+
+@given(st.lists(searches(), min_size=2, max_size=2), st.integers(), st.integers(1, 12))
+@settings(max_examples=150, deadline=None)
+def test_a_driver_that_dies_is_replaced_by_the_other_once_it_is_declared_gone(wishes, seed, when):
+    journal, kept = MemoryJournal(), set()
+    choose = random.Random(seed)
+    dying, other = (Study(name, journal, kept) for name in ("dying", "other"))
+    dying.ask(*wishes[0])
+    other.ask(*wishes[1])
+    for _ in range(when):
+        choose.choice([dying, other]).turn()
+    # kill -9: whatever it had in flight is lost, and it says nothing more.
+    from hpstage.events import DriverLeft
+
+    other.driver.remember([DriverLeft(DriverId("dying"), 0.0, "expired")])
+    run([other], choose)
+    other.driver.finish()
+    other.scheduler.validate()
+    assert not [chain for chain in other.plan.chains.values() if chain.driver == "dying"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_driver_sees_the_same_plan(seed: int) -> None:
+    choose = random.Random(seed)
+    journal, kept = MemoryJournal(), set()
+    studies = [Study(f"s{i}", journal, kept) for i in range(3)]
+    from hpstage import schedule as s
+
+    for study in studies:
+        trials = [
+            TrialAdded(TrialId(str(i)), {"a": s.piecewise({0: choose.choice([1, 2]), 3: choose.choice([1, 2, 3])})}, 8)
+            for i in range(4)
+        ]
+        study.ask(trials, [choose.randint(1, 8) for _ in trials])
+        for _ in range(choose.randint(0, 5)):
+            choose.choice(studies).turn()
+    run(studies, choose)
+    for study in studies:
+        study.turn()
+    views = [
+        (
+            [(node.start, node.trained, sorted(node.states)) for node in study.plan.nodes],
+            study.plan.totals.steps_trained,
+            study.plan.steps_asked,
+            study.plan.steps_unique,
+        )
+        for study in studies
+    ]
+    assert views[0] == views[1] == views[2]
