@@ -149,6 +149,11 @@ class DaskExecutor(Executor):
             client.log_event(self._name, {"echo": True})
             self._feeding.wait(0.01)
 
+    @property
+    def pool(self) -> str:
+        assert self._client is not None, "open() comes first"
+        return str(self._client.scheduler_info(n_workers=0)["id"])
+
     def use(self, checkpoints: CheckpointStore) -> None:
         self._checkpoints = pickle.dumps(checkpoints)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -13,7 +11,6 @@ from hpstage.errors import CheckpointError, ClusterError, InternalError, StoreEr
 from hpstage.events import (
     AmendChain,
     ChainEnded,
-    DriverJoined,
     DriverLeft,
     Fact,
     PlanCreated,
@@ -28,11 +25,14 @@ from hpstage.events import (
 )
 from hpstage.executor import Executor
 from hpstage.plan import FORMAT, SearchPlan, other_format
+from hpstage.presence import Presence
 from hpstage.scheduling import Answer, Scheduler
 from hpstage.store.journal import Journal
 
 # Seconds between two looks at what other drivers have written, where there are others.
 _OTHERS = 0.02
+# Seconds between two looks whether they are still there.
+_WATCH = 1.0
 
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Fact)
@@ -115,6 +115,7 @@ class Driver:
         scheduler: made for this plan.
         executor: opened, with its checkpoint store in use.
         journal: where facts go before anyone acts on them.
+        presence: this driver's, where others may work on the plan at the same time.
         worker_timeout: seconds without any worker, with work to do, after which the driver gives up.
     """
 
@@ -125,6 +126,7 @@ class Driver:
         executor: Executor,
         journal: Journal,
         *,
+        presence: Presence | None = None,
         worker_timeout: float = 60.0,
     ) -> None:
         self.plan = plan
@@ -133,17 +135,21 @@ class Driver:
         self._journal = journal
         self._answers: list[Answer] = []
         self._unwritten: list[Fact] = []
+        self._presence = presence
+        self._looked = 0.0
         self._worker_timeout = worker_timeout
         self._alone_since: float | None = None
-
-    def join(self, pool: str) -> None:
-        """Make this driver known to the others on the plan."""
-        joined = DriverJoined(self.scheduler.driver, pool, socket.gethostname(), os.getpid(), time.time())
-        self.remember([joined])
 
     def leave(self) -> None:
         """Let the others have what this driver was about to train."""
         self.remember([DriverLeft(self.scheduler.driver, time.time(), "ended")])
+
+    def bury(self) -> None:
+        """Say of those drivers that are gone that they are, so that what they had begun is begun anew."""
+        others = [other for other in self.plan.drivers.values() if other.driver != self.scheduler.driver]
+        for other in others:
+            if self._presence is not None and self._presence.is_gone(other):
+                self.remember([DriverLeft(other.driver, time.time(), "gone")])
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
@@ -187,6 +193,9 @@ class Driver:
         """
         self._perform()
         if len(self.plan.drivers) > 1:
+            if time.monotonic() - self._looked > _WATCH:
+                self._looked = time.monotonic()
+                self.bury()
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
         if self._answers:
             timeout = 0.0  # reports that are there come along, but nobody waits for more
@@ -255,7 +264,8 @@ class Driver:
         """Write facts, unless there is something in the journal that is not folded yet."""
         records = [_encode(fact) for fact in (*self._unwritten, *facts)]
         if records:
-            if self._journal.append(records, expect=self.plan.position) is None:
+            fences = {} if self._presence is None else self._presence.fences
+            if self._journal.append(records, expect=self.plan.position, fences=fences) is None:
                 return False
             self.plan.position += len(records)
             self._unwritten.clear()

@@ -295,7 +295,7 @@ class DriverLeft(msgspec.Struct, frozen=True, tag=True):
 
     driver: DriverId
     at: float
-    reason: Literal["ended", "died", "expired"]
+    reason: Literal["ended", "gone"]
 
 
 class Stretch(msgspec.Struct, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -44,6 +46,11 @@ class Executor(ABC):
         ``checkpoints`` may be ``None`` here: the store may depend on the environment's key. It must then be
         given with :meth:`use` before the first ``start``.
         """
+
+    @property
+    def pool(self) -> str:
+        """Names the workers' cluster, after ``open``: workers of equal pool and id are one worker for all drivers."""
+        return f"{socket.gethostname()}/{os.getpid()}/{id(self):x}"
 
     @abstractmethod
     def use(self, checkpoints: CheckpointStore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import optuna
@@ -14,7 +14,7 @@ from hpstage.algorithm import Algorithm, Setting
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, open_plan, read_facts
-from hpstage.errors import UsageError
+from hpstage.errors import StoreError, UsageError
 from hpstage.events import DriverId, SearchStarted
 from hpstage.executor import Executor
 from hpstage.identity import code_identity
@@ -22,6 +22,7 @@ from hpstage.keys import workload_key
 from hpstage.locations import open_places
 from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
+from hpstage.presence import Presence
 from hpstage.progress import Progress
 from hpstage.result import Result, savings
 from hpstage.roster import Roster
@@ -29,7 +30,7 @@ from hpstage.schedule import Scalar
 from hpstage.scheduling import Scheduler
 from hpstage.session import Callback, Session, missing_metric
 from hpstage.space import Space
-from hpstage.store import Journal
+from hpstage.store import Journal, Leases
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -120,8 +121,15 @@ def optimize(
         plan = open_plan(places.journal, workload, described, sharing=sharing)
         hands.use(places.checkpoints)
         me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
-        scheduler = Scheduler(plan, driver=me, checkpoint_every=checkpoint_every)
-        driver = Driver(plan, scheduler, hands, places.journal)
+        presence = Presence(places.journal, me) if isinstance(places.journal, Leases) else None
+        scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every)
+        driver = Driver(plan, scheduler, hands, places.journal, presence=presence)
+        if presence is not None:
+            closing.callback(presence.close)
+            joined = presence.enter(study.study_name, hands.pool, list(plan.drivers.values()))
+            closing.callback(_part, hands, driver)
+            driver.remember([joined])
+            driver.bury()
         progress = closing.enter_context(Progress(show_progress_bar, study.study_name, n_trials))
 
         def try_out(initial: Mapping[str, Scalar]) -> None:
@@ -175,6 +183,13 @@ def optimize(
         )
         progress.update(plan, scheduler, session.finished, at_once=True)
         return Result(study, saved, places.folder, plan, tuple(read_facts(places.journal)))
+
+
+def _part(hands: Executor, driver: Driver) -> None:
+    """Leave a plan to others: nothing runs here any more when they hear of it."""
+    hands.close()
+    with suppress(StoreError):  # of a store that is gone; the lease runs out by itself
+        driver.leave()
 
 
 class _in_optimize_loop:

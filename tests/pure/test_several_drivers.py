@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpstage import schedule as s
 from hpstage.driver import Driver, open_plan
-from hpstage.events import DriverId, StateKey, TrialAdded, TrialId
+from hpstage.events import DriverId, DriverJoined, DriverLeft, StateKey, TrialAdded, TrialId
 from hpstage.scheduling import Answer, Scheduler
 from hpstage.simulate import SimulatedExecutor
 from hpstage.store.memory import MemoryJournal
@@ -25,7 +26,7 @@ class Study:
         self.plan = open_plan(journal, WORKLOAD, {})
         self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=10**9)
         self.driver = Driver(self.plan, self.scheduler, self.executor, journal)
-        self.driver.join(name)
+        self.driver.remember([DriverJoined(DriverId(name), name, "a host", 0, 0.0)])
         self.asked = 0
         self.answers: list[Answer] = []
 
@@ -72,7 +73,7 @@ def test_drivers_that_run_side_by_side_train_every_distinct_step_once(wishes, se
     stops = [stop for _, stops in wishes for stop in stops]
     final = open_plan(journal, WORKLOAD, {})
     assert final.totals.steps_trained == len(histories(everything, stops)) == final.steps_unique
-    for study, (trials, stops) in zip(studies, wishes, strict=True):
+    for study, (trials, _) in zip(studies, wishes, strict=True):
         assert len(study.answers) == len(trials)
         for answer in study.answers:
             planned = final.trials[answer.trial]
@@ -90,9 +91,7 @@ def test_a_driver_that_dies_is_replaced_by_the_other_once_it_is_declared_gone(wi
     for _ in range(when):
         choose.choice([dying, other]).turn()
     # kill -9: whatever it had in flight is lost, and it says nothing more.
-    from hpstage.events import DriverLeft
-
-    other.driver.remember([DriverLeft(DriverId("dying"), 0.0, "expired")])
+    other.driver.remember([DriverLeft(DriverId("dying"), 0.0, "gone")])
     run([other], choose)
     other.driver.finish()
     other.scheduler.validate()
@@ -104,8 +103,6 @@ def test_every_driver_sees_the_same_plan(seed: int) -> None:
     choose = random.Random(seed)
     journal, kept = MemoryJournal(), set()
     studies = [Study(f"s{i}", journal, kept) for i in range(3)]
-    from hpstage import schedule as s
-
     for study in studies:
         trials = [
             TrialAdded(TrialId(str(i)), {"a": s.piecewise({0: choose.choice([1, 2]), 3: choose.choice([1, 2, 3])})}, 8)
