@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class HpstageError(Exception):
     """Base of every error that hpstage raises on purpose."""
@@ -25,6 +27,20 @@ class ClusterError(HpstageError):
 
 class StoreError(HpstageError):
     """A journal cannot be read or written: newer format, another workload, full or read-only disk."""
+
+
+class LeaseLost(StoreError):
+    """Another owner has taken leases that a write depends on, or they were released. The write changed nothing.
+
+    ``names`` are the leases that are lost.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(sorted(names))
+        super().__init__(self.names)
+
+    def __str__(self) -> str:
+        return f"the leases {', '.join(map(repr, self.names))} are held no longer: another has taken the work over"
 
 
 class CheckpointError(HpstageError):

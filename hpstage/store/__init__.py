@@ -1,7 +1,25 @@
-"""Journal port and its implementations: where facts are remembered."""
+"""Journal and Leases ports and the stores that have both: where facts and rights are remembered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from hpstage.store.journal import Journal
+from hpstage.store.leases import Lease, Leases
 from hpstage.store.memory import MemoryJournal
 from hpstage.store.sqlite import SQLiteJournal
+from hpstage.store.store import Store
 
-__all__ = ["Journal", "MemoryJournal", "SQLiteJournal"]
+if TYPE_CHECKING:
+    from hpstage.store.redis import RedisJournal
+
+__all__ = ["Journal", "Lease", "Leases", "MemoryJournal", "RedisJournal", "SQLiteJournal", "Store"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when it is first used: it brings the redis client.
+    if name == "RedisJournal":
+        from hpstage.store.redis import RedisJournal
+
+        return RedisJournal
+    raise AttributeError(f"module 'hpstage.store' has no attribute {name!r}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+NO_FENCES: Mapping[str, int] = MappingProxyType({})
 
 
 class Journal(ABC):
@@ -13,15 +16,25 @@ class Journal(ABC):
     *Total order*: all readers in all threads and processes see the same records at the same positions;
     positions are 0, 1, 2, ... without gaps. *Durable*: when ``append`` returns, the records survive ``kill
     -9`` of any process (not necessarily a power cut). *Idempotent*: an ``append`` with a ``request`` that was
-    applied before changes nothing and returns the same position. *Conditional*: with ``expect``, the append
-    is applied only if the log's length is ``expect``, else it returns ``None`` and changes nothing; by this,
-    writers that fold the log can decide on what they have read. *Safe*: instances may be used from several
-    threads and opened by several processes. Failures are :class:`StoreError` and name the path and the remedy
-    (full disk, read-only).
+    applied before changes nothing and returns the same position, whatever its other arguments. *Fenced*: with
+    ``fences``, names of leases and the tokens by which the writer holds them, the append is applied only if all are
+    held with these tokens (see :class:`Leases`), else it raises :class:`LeaseLost` and changes nothing; by this, a
+    writer that was taken for dead can commit nothing that another has begun anew. *Conditional*: with ``expect``, the
+    append is applied only if the log's length is ``expect``, else it returns ``None`` and changes nothing; by this,
+    writers that fold the log can decide on what they have read. Fences are looked at before ``expect``. *Safe*:
+    instances may be used from several threads and opened by several processes. Failures are :class:`StoreError` and
+    name the path and the remedy (full disk, read-only).
     """
 
     @abstractmethod
-    def append(self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None) -> int | None:
+    def append(
+        self,
+        records: Sequence[bytes],
+        *,
+        request: str | None = None,
+        expect: int | None = None,
+        fences: Mapping[str, int] = NO_FENCES,
+    ) -> int | None:
         """Append and return the position of the first record (``None``: ``expect`` did not hold)."""
 
     @abstractmethod

@@ -1,28 +1,55 @@
-"""MemoryJournal: a journal that lives and dies with its process."""
+"""MemoryJournal: a store that lives and dies with its process."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from hpstage.errors import StoreError
-from hpstage.store.journal import Journal
+from hpstage.errors import LeaseLost, StoreError
+from hpstage.store.journal import NO_FENCES
+from hpstage.store.leases import Lease, check_seconds
+from hpstage.store.store import Store
 
 
-class MemoryJournal(Journal):
-    """A journal in the memory of this process, for all of its threads."""
+@dataclass(frozen=True, slots=True)
+class _Held:
+    owner: str
+    token: int
+    expires: float
 
-    def __init__(self) -> None:
+
+class MemoryJournal(Store):
+    """A journal and leases in the memory of this process, for all of its threads.
+
+    Args:
+        clock: seconds, never going back; leases expire by it.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._records: list[bytes] = []
         self._requests: dict[str, int] = {}
+        self._leases: dict[str, _Held] = {}
+        self._token = 0
+        self._clock = clock
         self._changed = threading.Condition()
         self._closed = False
 
-    def append(self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None) -> int | None:
+    def append(
+        self,
+        records: Sequence[bytes],
+        *,
+        request: str | None = None,
+        expect: int | None = None,
+        fences: Mapping[str, int] = NO_FENCES,
+    ) -> int | None:
         with self._changed:
             self._check_open()
             if request is not None and request in self._requests:
                 return self._requests[request]
+            if lost := self._not_held(fences):
+                raise LeaseLost(lost)
             position = len(self._records)
             if expect is not None and expect != position:
                 return None
@@ -48,10 +75,60 @@ class MemoryJournal(Journal):
             self._check_open()
             return len(self._records) > length
 
+    def acquire_all(self, names: Iterable[str], owner: str, seconds: float) -> dict[str, int] | None:
+        check_seconds(seconds)
+        with self._changed:
+            self._check_open()
+            now = self._clock()
+            wanted = list(dict.fromkeys(names))
+            running = {name: lease for name in wanted if (lease := self._leases.get(name)) and lease.expires > now}
+            if any(lease.owner != owner for lease in running.values()):
+                return None
+            tokens = {}
+            for name in wanted:
+                if name in running:
+                    tokens[name] = running[name].token
+                else:
+                    self._token += 1
+                    tokens[name] = self._token
+                self._leases[name] = _Held(owner, tokens[name], now + seconds)
+            return tokens
+
+    def renew_all(self, tokens: Mapping[str, int], seconds: float) -> set[str]:
+        check_seconds(seconds)
+        with self._changed:
+            self._check_open()
+            expires = self._clock() + seconds
+            lost = self._not_held(tokens)
+            for name in tokens.keys() - lost:
+                self._leases[name] = _Held(self._leases[name].owner, tokens[name], expires)
+            return lost
+
+    def release_all(self, tokens: Mapping[str, int]) -> set[str]:
+        with self._changed:
+            self._check_open()
+            lost = self._not_held(tokens)
+            for name in tokens.keys() - lost:
+                del self._leases[name]
+            return lost
+
+    def holder(self, name: str) -> Lease | None:
+        with self._changed:
+            self._check_open()
+            lease, now = self._leases.get(name), self._clock()
+            if lease is None or lease.expires <= now:
+                return None
+            return Lease(lease.owner, lease.token, lease.expires - now)
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _not_held(self, tokens: Mapping[str, int]) -> set[str]:
+        return {
+            name for name, token in tokens.items() if (lease := self._leases.get(name)) is None or lease.token != token
+        }
 
     def _check_open(self) -> None:
         if self._closed:

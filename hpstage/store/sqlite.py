@@ -1,4 +1,4 @@
-"""SQLiteJournal: a journal in one file, shared by the processes of one host."""
+"""SQLiteJournal: a store in one file, shared by the processes of one host."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpstage.errors import StoreError
-from hpstage.store.journal import Journal
+from hpstage.errors import LeaseLost, StoreError
+from hpstage.store.journal import NO_FENCES
+from hpstage.store.leases import Lease, check_seconds
+from hpstage.store.store import Store
 
 # PRAGMA user_version of the file. A change to the tables must raise it.
-SCHEMA = 1
+SCHEMA = 2
 # PRAGMA application_id of the file: "hpst".
 APPLICATION = int.from_bytes(b"hpst", "big")
 
@@ -22,11 +24,21 @@ APPLICATION = int.from_bytes(b"hpst", "big")
 # handle wakes it at once.
 POLL = 0.005
 
-_TABLES = (
-    # The position is SQLite's row number: appending goes to the end of one B-tree.
-    "CREATE TABLE log (position INTEGER PRIMARY KEY, record BLOB NOT NULL)",
-    "CREATE TABLE requests (request TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID",
-)
+# What each schema has added; a file of an older schema gets the rest when it is opened.
+_TABLES = {
+    1: (
+        # The position is SQLite's row number: appending goes to the end of one B-tree.
+        "CREATE TABLE log (position INTEGER PRIMARY KEY, record BLOB NOT NULL)",
+        "CREATE TABLE requests (request TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID",
+    ),
+    2: (
+        "CREATE TABLE leases (name TEXT PRIMARY KEY, owner TEXT NOT NULL, token INTEGER NOT NULL, "
+        "began REAL NOT NULL, seconds REAL NOT NULL) WITHOUT ROWID",
+        # The last token given, in one row: leases may be deleted and tokens still grow.
+        "CREATE TABLE tokens (last INTEGER NOT NULL)",
+        "INSERT INTO tokens VALUES (0)",
+    ),
+}
 
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "the disk is full; free some space and run again, nothing acknowledged is lost",
@@ -40,18 +52,27 @@ _REMEDIES = {
 }
 
 
-class SQLiteJournal(Journal):
-    """A journal in the SQLite file ``path``, for all threads and processes of one host.
+class SQLiteJournal(Store):
+    """A journal and leases in the SQLite file ``path``, for all threads and processes of one host.
 
     The file and its folder are made if they are missing. Writers take turns; one that waits longer than
     ``patience`` seconds raises :class:`StoreError`. Appended records survive ``kill -9`` at once; a power cut
     may lose the last ones (``synchronous=NORMAL``), never the order or the middle. Not for network file
     systems (NFS, SMB, Lustre): their locks and shared memory do not carry SQLite's write-ahead log. Not to be
     used across a fork: open it anew in the child. A handle serves one call at a time.
+
+    Args:
+        clock: seconds, the same for all processes of the host; leases expire by it. The default counts from the
+            host's start and cannot be set, so a wall clock that jumps does not matter. A lease that seems to begin
+            in the future was given before the host's last start: its owner is gone, and it counts as expired.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, patience: float = 60.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, patience: float = 60.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.path = Path(path).absolute()
+        self._patience = patience
+        self._clock = clock
         self._owner = os.getpid()
         self._changed = threading.Condition()
         self._connection: sqlite3.Connection | None = None
@@ -79,19 +100,27 @@ class SQLiteJournal(Journal):
                 raise
             self._connection = connection
 
-    def append(self, records: Sequence[bytes], *, request: str | None = None, expect: int | None = None) -> int | None:
-        with self._changed, self._explained():
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                position = self._append(connection, records, request, expect)
-                connection.execute("COMMIT")
-            except BaseException:
-                # SQLite itself rolls back after some errors (a full disk among them), not after all.
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-            self._changed.notify_all()
+    def append(
+        self,
+        records: Sequence[bytes],
+        *,
+        request: str | None = None,
+        expect: int | None = None,
+        fences: Mapping[str, int] = NO_FENCES,
+    ) -> int | None:
+        with self._writing() as connection:
+            if request is not None:
+                known = connection.execute("SELECT position FROM requests WHERE request = ?", (request,)).fetchone()
+                if known is not None:
+                    return int(known[0])
+            if lost := _not_held(connection, fences):
+                raise LeaseLost(lost)
+            position = _length(connection)
+            if expect is not None and expect != position:
+                return None
+            connection.executemany("INSERT INTO log VALUES (?, ?)", enumerate(records, position))
+            if request is not None:
+                connection.execute("INSERT INTO requests VALUES (?, ?)", (request, position))
             return position
 
     def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
@@ -116,6 +145,49 @@ class SQLiteJournal(Journal):
                 self._changed.wait(min(POLL, left))
             return True
 
+    def acquire_all(self, names: Iterable[str], owner: str, seconds: float) -> dict[str, int] | None:
+        check_seconds(seconds)
+        with self._writing() as connection:
+            now = self._clock()
+            tokens: dict[str, int | None] = {}
+            for name in names:
+                lease = self._running(connection, name, now)
+                if lease is not None and lease.owner != owner:
+                    return None
+                tokens[name] = None if lease is None else lease.token
+            (last,) = connection.execute("SELECT last FROM tokens").fetchone()
+            given = {}
+            for name, token in tokens.items():
+                last += token is None
+                given[name] = last if token is None else token
+            connection.execute("UPDATE tokens SET last = ?", (last,))
+            connection.executemany(
+                "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)",
+                ((name, owner, token, now, seconds) for name, token in given.items()),
+            )
+            return given
+
+    def renew_all(self, tokens: Mapping[str, int], seconds: float) -> set[str]:
+        check_seconds(seconds)
+        with self._writing() as connection:
+            lost = _not_held(connection, tokens)
+            now = self._clock()
+            connection.executemany(
+                "UPDATE leases SET began = ?, seconds = ? WHERE name = ?",
+                ((now, seconds, name) for name in tokens.keys() - lost),
+            )
+            return lost
+
+    def release_all(self, tokens: Mapping[str, int]) -> set[str]:
+        with self._writing() as connection:
+            lost = _not_held(connection, tokens)
+            connection.executemany("DELETE FROM leases WHERE name = ?", ((name,) for name in tokens.keys() - lost))
+            return lost
+
+    def holder(self, name: str) -> Lease | None:
+        with self._changed, self._explained():
+            return self._running(self._open(), name, self._clock())
+
     def close(self) -> None:
         with self._changed:
             # After a fork, closing would drop the parent's locks: the child only forgets the connection.
@@ -124,21 +196,29 @@ class SQLiteJournal(Journal):
             self._connection = None
             self._changed.notify_all()
 
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, with the right to write from its start; rolled back if it fails."""
+        with self._changed, self._explained():
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                # SQLite itself rolls back after some errors (a full disk among them), not after all.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            self._changed.notify_all()
+
     @staticmethod
-    def _append(
-        connection: sqlite3.Connection, records: Sequence[bytes], request: str | None, expect: int | None
-    ) -> int | None:
-        if request is not None:
-            known = connection.execute("SELECT position FROM requests WHERE request = ?", (request,)).fetchone()
-            if known is not None:
-                return int(known[0])
-        position = _length(connection)
-        if expect is not None and expect != position:
+    def _running(connection: sqlite3.Connection, name: str, now: float) -> Lease | None:
+        row = connection.execute("SELECT owner, token, began, seconds FROM leases WHERE name = ?", (name,)).fetchone()
+        if row is None:
             return None
-        connection.executemany("INSERT INTO log VALUES (?, ?)", enumerate(records, position))
-        if request is not None:
-            connection.execute("INSERT INTO requests VALUES (?, ?)", (request, position))
-        return position
+        owner, token, began, seconds = row
+        return Lease(owner, token, began + seconds - now) if began <= now < began + seconds else None
 
     def _open(self) -> sqlite3.Connection:
         if self._owner != os.getpid():
@@ -163,10 +243,11 @@ class SQLiteJournal(Journal):
             if application != APPLICATION:
                 if objects or application or schema:
                     raise StoreError(f"{self.path} is a database of something else; choose another path")
-                for table in _TABLES:
-                    connection.execute(table)
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            for version in range(schema + 1, SCHEMA + 1):
+                for statement in _TABLES[version]:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
@@ -193,6 +274,14 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
 def _length(connection: sqlite3.Connection) -> int:
     (last,) = connection.execute("SELECT max(position) FROM log").fetchone()
     return 0 if last is None else int(last) + 1
+
+
+def _not_held(connection: sqlite3.Connection, tokens: Mapping[str, int]) -> set[str]:
+    return {
+        name
+        for name, token in tokens.items()
+        if connection.execute("SELECT 1 FROM leases WHERE name = ? AND token = ?", (name, token)).fetchone() is None
+    }
 
 
 def _persist(action: Callable[[], object], deadline: float) -> None:

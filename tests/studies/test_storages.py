@@ -23,7 +23,7 @@ from hpstage.algos import ASHA, Hyperband, PopulationBasedTraining, SuccessiveHa
 from hpstage.errors import StoreError
 from hpstage.optuna.ledger import Ledger
 from hpstage.store import MemoryJournal
-from tests.studies.redis_server import RedisServer
+from tests.redis_server import RedisServer
 from tests.toys import Failing, Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

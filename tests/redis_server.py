@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -21,11 +22,15 @@ def executable() -> str | None:
 
 
 class RedisServer:
-    """Started and killed at will; what was acknowledged survives in its append-only file."""
+    """Started, stopped and killed at will; what was acknowledged survives in its append-only file.
 
-    def __init__(self, program: str, folder: Path) -> None:
+    ``options`` are words of redis-server's command line, after ours.
+    """
+
+    def __init__(self, program: str, folder: Path, *options: str) -> None:
         self._program = program
         self._folder = folder
+        self._options = options
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -36,22 +41,36 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
+        self._folder.mkdir(exist_ok=True)
         place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         durable = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
         self._process = subprocess.Popen(
-            [self._program, *place, *durable], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [self._program, *place, *durable, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        with redis.Redis(port=self.port) as client:
+        with self.client() as client:
             for _ in range(500):
                 try:
                     if client.ping():
                         return
+                except redis.AuthenticationError:
+                    return
                 except redis.ConnectionError:
                     time.sleep(0.02)
         raise AssertionError("redis-server did not start")
+
+    def client(self, password: str | None = None) -> redis.Redis:
+        return redis.Redis(port=self.port, password=password)
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)

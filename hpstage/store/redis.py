@@ -1,0 +1,235 @@
+"""RedisJournal: a store on a Redis server, shared by processes of many hosts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hpstage.errors import LeaseLost, StoreError, UsageError
+from hpstage.store import redis_scripts as scripts
+from hpstage.store.journal import NO_FENCES
+from hpstage.store.leases import Lease, check_seconds
+from hpstage.store.redis_scripts import Script
+from hpstage.store.redis_server import Argument, RedisServer
+from hpstage.store.store import Store
+
+logger = logging.getLogger("hpstage")
+
+OLDEST = (6, 2)
+# Seconds for which opening waits for a server that is away: long enough for its restart, short for a wrong address.
+OPENING = 5.0
+# Records in one reply: with records of 100 kB, 100 MB; a round trip costs as much as 100 records.
+CHUNK = 1000
+# Milliseconds of one blocking read. Longer than this, redis-py has been seen to hang on a server that went away.
+SLICE = 2000
+
+
+class RedisJournal(Store):
+    """A journal and leases on the Redis server at ``url``, under keys that begin with ``{prefix}:``.
+
+    Redis 6.2 or newer, one server (no Redis Cluster). What was acknowledged is as safe as the server keeps it: with
+    ``appendonly yes`` it survives ``kill -9`` of the server. Two stores of one server take two prefixes.
+
+    While the server is away, calls wait and are repeated, for ``patience`` seconds, then raise :class:`StoreError`. An
+    append is applied once however often it is repeated; one that raised may have been applied or may yet be, until the
+    handle's next append, but never after it. A ``release`` that was repeated may say that the lease was not held.
+    A server that has forgotten what this handle has seen (restarted without its file, flushed) is refused.
+
+    Handles may be used from several threads; appends of one handle take turns. Not across a fork: open it anew.
+
+    Args:
+        url: ``redis://[[user]:password@]host[:port][/db]``, ``rediss://`` for TLS (certificates by the options of
+            redis-py, as ``?ssl_ca_certs=FILE``), ``unix://[user:password@]/path``. Its password is never shown.
+        prefix: any text without braces.
+        patience: seconds.
+    """
+
+    def __init__(self, url: str, *, prefix: str = "hpstage", patience: float = 60.0) -> None:
+        if not prefix or "{" in prefix or "}" in prefix:
+            raise UsageError(f"prefix={prefix!r}: give a text without braces")
+        self.prefix = prefix
+        self._keys = [f"{{{prefix}}}:{name}" for name in ("log", "about", "requests", "handles", "leases")]
+        self._server = RedisServer(url, patience)
+        self._owner = os.getpid()
+        self._handle = uuid.uuid4().hex
+        self._appending = threading.Lock()
+        self._appends = 0
+        self._seen = 0
+        try:
+            self._check_server(min(OPENING, patience))
+            answer = self._server.run(scripts.OPEN, self._keys, [scripts.FORMAT, uuid.uuid4().hex])
+            match answer:
+                case [b"open", form, identity] if form == b"%d" % scripts.FORMAT:
+                    self._id: bytes = identity
+                case [b"open", form, _]:
+                    raise StoreError(
+                        f"{self._where} was written by a newer hpstage (format {form.decode()}, this one reads "
+                        f"{scripts.FORMAT}); upgrade hpstage"
+                    )
+                case [_, key, kind]:
+                    raise StoreError(
+                        f"{self._where}: the key {key.decode()} holds something else (a {kind.decode()}); choose "
+                        f"another prefix"
+                    )
+        except BaseException:
+            self._server.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"RedisJournal({self._server.where!r}, prefix={self.prefix!r})"
+
+    def append(
+        self,
+        records: Sequence[bytes],
+        *,
+        request: str | None = None,
+        expect: int | None = None,
+        fences: Mapping[str, int] = NO_FENCES,
+    ) -> int | None:
+        with self._appending:
+            self._appends += 1
+            answer = self._run(
+                scripts.APPEND,
+                self._seen,
+                self._handle,
+                self._appends,
+                "" if request is None else f"r{request}",
+                "" if expect is None else expect,
+                len(fences),
+                *_pairs(fences),
+                *records,
+            )
+        match answer:
+            case [b"at", position, length]:
+                self._seen = max(self._seen, length)
+                return int(position)
+            case [b"refused"]:
+                return None
+            case [b"lost", *names]:
+                raise LeaseLost(name.decode() for name in names)
+            case _:
+                raise self._shorter()
+
+    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
+        length = len(self)
+        stop = length if limit is None else min(length, start + limit)
+        records: list[bytes] = []
+        while start + len(records) < stop:
+            first = start + len(records)
+            count = min(CHUNK, stop - first)
+            entries = self._command("XRANGE", self._keys[0], first + 1, "+", "COUNT", count)
+            if len(entries) < count:
+                raise self._shorter()
+            records.extend(fields[1] for _, fields in entries)
+        return records
+
+    def __len__(self) -> int:
+        seen = self._seen
+        match self._run(scripts.LENGTH):
+            case [b"at", length] if length >= seen:
+                self._seen = max(self._seen, length)
+                return int(length)
+            case _:
+                raise self._shorter()
+
+    def wait(self, length: int, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while True:
+            if len(self) > length:
+                return True
+            left = int((deadline - time.monotonic()) * 1000)
+            if left <= 0:
+                return False
+            # 0 would be for ever.
+            self._command("XREAD", "COUNT", 1, "BLOCK", min(left, SLICE), "STREAMS", self._keys[0], f"{length}-0")
+
+    def acquire_all(self, names: Iterable[str], owner: str, seconds: float) -> dict[str, int] | None:
+        wanted = list(dict.fromkeys(names))
+        match self._run(scripts.ACQUIRE, _microseconds(seconds), owner, *wanted):
+            case [b"given", *tokens]:
+                return dict(zip(wanted, map(int, tokens), strict=True))
+            case _:
+                return None
+
+    def renew_all(self, tokens: Mapping[str, int], seconds: float) -> set[str]:
+        _, *lost = self._run(scripts.RENEW, _microseconds(seconds), *_pairs(tokens))
+        return {name.decode() for name in lost}
+
+    def release_all(self, tokens: Mapping[str, int]) -> set[str]:
+        _, *lost = self._run(scripts.RELEASE, *_pairs(tokens))
+        return {name.decode() for name in lost}
+
+    def holder(self, name: str) -> Lease | None:
+        match self._run(scripts.HOLDER, name):
+            case [b"held", owner, token, left]:
+                return Lease(owner.decode(), int(token), int(left) / 1e6)
+            case _:
+                return None
+
+    def close(self) -> None:
+        if self._owner != os.getpid():
+            self._server.forget()
+            return
+        # What the server remembers of this handle is needed no more, unless one of its appends may still be on the way.
+        if self._appends and self._server.answered and not self._server.closed:
+            with suppress(StoreError):
+                self._server.command("HDEL", self._keys[3], self._handle, patience=0)
+        self._server.close()
+
+    def _check_server(self, patience: float) -> None:
+        about = self._server.command("INFO", patience=patience)
+        version = str(about["redis_version"])
+        if tuple(map(int, version.split(".")[:2])) < OLDEST:
+            raise StoreError(f"{self._where} is Redis {version}; hpstage needs 6.2 or newer")
+        policy = about.get("maxmemory_policy", "")
+        if policy.startswith("allkeys") and about.get("maxmemory"):
+            raise StoreError(
+                f"{self._where}: the server throws keys away when memory is short (maxmemory-policy {policy}), which "
+                f"would lose the journal; set it to noeviction"
+            )
+        if not about.get("aof_enabled"):
+            logger.warning(
+                "%s: the server keeps no append-only file: if it dies, what came since its last snapshot is lost; set "
+                "appendonly yes",
+                self._where,
+            )
+
+    @property
+    def _where(self) -> str:
+        return f"the store at {self._server.where} under prefix {self.prefix!r}"
+
+    def _run(self, script: Script, *arguments: Argument) -> list[Any]:
+        self._check_process()
+        answer = self._server.run(script, self._keys, [self._id, *arguments])
+        if answer == [b"gone"]:
+            raise self._shorter()
+        return answer
+
+    def _command(self, *arguments: Argument) -> Any:
+        self._check_process()
+        return self._server.command(*arguments) or []
+
+    def _check_process(self) -> None:
+        if self._owner != os.getpid():
+            raise StoreError(f"{self._where} was opened before a fork; open it anew in this process")
+
+    def _shorter(self) -> StoreError:
+        return StoreError(
+            f"{self._where} has lost records that were in it: the server was flushed, restarted without its file, or "
+            f"replaced by a replica that lagged behind; run again to go on from what it has, and set appendonly yes"
+        )
+
+
+def _pairs(tokens: Mapping[str, int]) -> list[Argument]:
+    return [part for pair in tokens.items() for part in pair]
+
+
+def _microseconds(seconds: float) -> int:
+    check_seconds(seconds)
+    return max(1, round(seconds * 1e6))

@@ -1,0 +1,216 @@
+"""What RedisJournal runs inside the server: each script is done as a whole, between the commands of all others.
+
+Keys, all in one hash slot: ``log``, a stream whose entry at position p has the id ``p+1-0``; ``about``, a hash with the
+store's format, id, last token and clock; ``requests``, a hash from callers' requests to positions; ``handles``, a hash
+from open handles to their last append; ``leases``, a hash from names to ``token expiry owner``.
+
+For Redis 6.2: no functions, and no write command before one that a server without memory refuses, since only the first
+write of a script is refused for want of memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    source: bytes
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # What Redis calls it: no secret hangs on it.
+        object.__setattr__(self, "digest", hashlib.sha1(self.source, usedforsecurity=False).hexdigest())
+
+
+def _script(source: str) -> Script:
+    return Script((_KEYS + source).encode())
+
+
+_KEYS = """
+local log, about, requests, handles, leases = unpack(KEYS)
+"""
+
+# ARGV[1] is in each of the scripts below the id that the store had when the handle was opened.
+_SAME_STORE = """
+if redis.call('HGET', about, 'id') ~= ARGV[1] then return {'gone'} end
+"""
+
+# Microseconds that never go back. A server whose clock is set back lets this one stand, and from then on run behind its
+# own by ``offset``; without it, the leases of the dead would last an hour longer. A clock set ahead lets leases expire
+# early, which costs no one his work unless another takes it.
+_CLOCK = """
+local function read_clock()
+  local time = redis.call('TIME')
+  local known = redis.call('HMGET', about, 'offset', 'clock')
+  local offset, last = tonumber(known[1] or 0), tonumber(known[2] or 0)
+  local now = time[1] * 1000000 + time[2] + offset
+  if now < last then return last, offset + last - now end
+  return now, offset
+end
+local function keep_clock(now, offset)
+  redis.call('HSET', about, 'clock', string.format('%.0f', now), 'offset', string.format('%.0f', offset))
+end
+"""
+
+_LEASES = """
+local function lease(name)
+  local held = redis.call('HGET', leases, name)
+  if not held then return nil end
+  local token, expires, owner = string.match(held, '^(%d+) (%d+) (.*)$')
+  return token, tonumber(expires), owner
+end
+local function keep_lease(name, token, expires, owner)
+  -- Not by the format: its %s ends at a zero byte.
+  redis.call('HSET', leases, name, token .. string.format(' %.0f ', expires) .. owner)
+end
+"""
+
+# ARGV: format, a new id. Gives the format and id that hold.
+OPEN = _script("""
+for _, key in ipairs({about, requests, handles, leases}) do
+  local kind = redis.call('TYPE', key).ok
+  if kind ~= 'none' and kind ~= 'hash' then return {'foreign', key, kind} end
+end
+local kind = redis.call('TYPE', log).ok
+if kind ~= 'none' and kind ~= 'stream' then return {'foreign', log, kind} end
+local known = redis.call('HMGET', about, 'format', 'id')
+if not known[1] or not known[2] then
+  for _, key in ipairs(KEYS) do
+    if redis.call('EXISTS', key) == 1 then return {'foreign', key, redis.call('TYPE', key).ok} end
+  end
+  redis.call('HSET', about, 'format', ARGV[1], 'id', ARGV[2], 'token', '0', 'clock', '0', 'offset', '0')
+  known = {ARGV[1], ARGV[2]}
+end
+return {'open', known[1], known[2]}
+""")
+
+LENGTH = _script(
+    _SAME_STORE
+    + """
+return {'at', redis.call('XLEN', log)}
+"""
+)
+
+# ARGV: id, length that the handle has seen, handle, number of this append, 'r' + request or '', length expected or '',
+# number of fences, then name and token of each, then the records.
+#
+# Gives position and length of the log. A handle makes one append at a time, numbered from 1, and its last one is
+# remembered: one that comes again, because the reply was lost, is answered and not applied; one that comes late, after
+# the next (its sender gave up), is not applied either.
+APPEND = _script(
+    _SAME_STORE
+    + _LEASES
+    + """
+local length = redis.call('XLEN', log)
+if length < tonumber(ARGV[2]) then return {'shorter', length} end
+local last = redis.call('HGET', handles, ARGV[3])
+if last then
+  local number, position = string.match(last, '^(%d+) (%d+)$')
+  if tonumber(number) == tonumber(ARGV[4]) then return {'at', tonumber(position), length} end
+  if tonumber(number) > tonumber(ARGV[4]) then return {'late'} end
+end
+local request = ARGV[5]
+if request ~= '' then
+  local known = redis.call('HGET', requests, string.sub(request, 2))
+  if known then return {'at', tonumber(known), length} end
+end
+local record = 8 + 2 * tonumber(ARGV[7])
+local lost = {'lost'}
+for i = 8, record - 1, 2 do
+  if lease(ARGV[i]) ~= ARGV[i + 1] then lost[#lost + 1] = ARGV[i] end
+end
+if #lost > 1 then return lost end
+if ARGV[6] ~= '' and tonumber(ARGV[6]) ~= length then return {'refused'} end
+local position = string.format('%.0f', length)
+redis.call('HSET', handles, ARGV[3], ARGV[4] .. ' ' .. position)
+if request ~= '' then redis.call('HSET', requests, string.sub(request, 2), position) end
+for i = record, #ARGV do
+  redis.call('XADD', log, string.format('%.0f-0', length + 1 + i - record), 'r', ARGV[i])
+end
+return {'at', length, length + #ARGV + 1 - record}
+"""
+)
+
+# ARGV: id, microseconds, owner, names.
+ACQUIRE = _script(
+    _SAME_STORE
+    + _CLOCK
+    + _LEASES
+    + """
+local now, offset = read_clock()
+local expires = now + tonumber(ARGV[2])
+local given = {'given'}
+for i = 4, #ARGV do
+  local token, ends, owner = lease(ARGV[i])
+  if token and ends > now then
+    if owner ~= ARGV[3] then return {'taken'} end
+    given[i - 2] = token
+  else
+    given[i - 2] = ''
+  end
+end
+keep_clock(now, offset)
+-- At least the time: should the server lose its last writes (a restart, a replica that lagged), tokens still grow.
+local last = math.max(tonumber(redis.call('HGET', about, 'token')), now)
+for i = 4, #ARGV do
+  if given[i - 2] == '' then
+    last = last + 1
+    given[i - 2] = string.format('%.0f', last)
+  end
+  keep_lease(ARGV[i], given[i - 2], expires, ARGV[3])
+end
+redis.call('HSET', about, 'token', string.format('%.0f', last))
+return given
+"""
+)
+
+# ARGV: id, microseconds, then name and token of each. Gives the names that are not held.
+RENEW = _script(
+    _SAME_STORE
+    + _CLOCK
+    + _LEASES
+    + """
+local now, offset = read_clock()
+keep_clock(now, offset)
+local lost = {'lost'}
+for i = 3, #ARGV, 2 do
+  local token, _, owner = lease(ARGV[i])
+  if token == ARGV[i + 1] then
+    keep_lease(ARGV[i], token, now + tonumber(ARGV[2]), owner)
+  else
+    lost[#lost + 1] = ARGV[i]
+  end
+end
+return lost
+"""
+)
+
+# ARGV: id, then name and token of each. Needs neither clock nor memory.
+RELEASE = _script(
+    _SAME_STORE
+    + _LEASES
+    + """
+local lost = {'lost'}
+for i = 2, #ARGV, 2 do
+  if lease(ARGV[i]) == ARGV[i + 1] then redis.call('HDEL', leases, ARGV[i]) else lost[#lost + 1] = ARGV[i] end
+end
+return lost
+"""
+)
+
+# ARGV: id, name. Writes nothing, so that a replica can answer it.
+HOLDER = _script(
+    _SAME_STORE
+    + _CLOCK
+    + _LEASES
+    + """
+local now = read_clock()
+local token, expires, owner = lease(ARGV[2])
+if not token or expires <= now then return {'free'} end
+return {'held', owner, token, string.format('%.0f', expires - now)}
+"""
+)

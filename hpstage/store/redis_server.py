@@ -1,0 +1,196 @@
+"""One Redis server as RedisJournal sees it: rides through restarts, says failures plainly, keeps secrets."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
+from redis.retry import Retry
+
+from hpstage.errors import StoreError, UsageError
+from hpstage.store.redis_scripts import Script
+
+Answer = TypeVar("Answer")
+Argument = bytes | str | int
+
+# Seconds that a connection may take to be made, and a reply to come; a blocking read must ask for less.
+SOCKET_TIMEOUT = 5.0
+# Seconds between two tries at a server that is away: the first, and the most.
+PAUSES = (0.02, 0.5)
+
+# By words in the server's error: inside a script, Redis 6.2 wraps the code of an error in a text of its own.
+_REMEDIES = {
+    "OOM": "the server is out of memory; raise its maxmemory or free some, and run again: nothing acknowledged is lost",
+    "READONLY": "it is a read-only replica; give the address of the primary",
+    "MISCONF": "the server cannot write to its disk; free some space there and run again, nothing acknowledged is lost",
+    "NOREPLICAS": "the server has fewer replicas than it is told to have (min-replicas-to-write); mend them",
+    "WRONGTYPE": "a key of this prefix holds something else; choose another prefix",
+    "NOPERM": "this user may not do that; allow it the commands EVAL, EVALSHA, INFO, XLEN, XRANGE, XREAD and those of "
+    "scripts (TIME, TYPE, EXISTS, hashes, XADD) on the keys of the prefix",
+    "MOVED": "the server is a node of a Redis Cluster, which is not supported; use a single server",
+    "CROSSSLOT": "the server is a node of a Redis Cluster, which is not supported; use a single server",
+    "CLUSTERDOWN": "the server is a node of a Redis Cluster, which is not supported; use a single server",
+}
+# The server will answer when it has loaded its file, or ended someone's long script.
+_PASSING = ("LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN")
+_WITHOUT_CODE = {
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "NoPermissionError": "NOPERM",
+    "MovedError": "MOVED",
+    "ClusterCrossSlotError": "CROSSSLOT",
+    "ClusterDownError": "CLUSTERDOWN",
+    "BusyLoadingError": "LOADING",
+    "MasterDownError": "MASTERDOWN",
+    "TryAgainError": "TRYAGAIN",
+}
+
+
+class RedisServer:
+    """Connections to the server at ``url``, one for each call in flight.
+
+    A call is repeated while the server cannot be reached, for ``patience`` seconds; what it does must bear that.
+    """
+
+    def __init__(self, url: str, patience: float) -> None:
+        self.where = _shown(url)
+        self.answered = True
+        """Whether every call so far has had an answer at its first try, so that none may still be on the way."""
+        self._patience = patience
+        self._closed = threading.Event()
+        settings: dict[str, Any] = {
+            "protocol": 2,
+            "decode_responses": False,
+            "socket_timeout": SOCKET_TIMEOUT,
+            "retry": Retry(NoBackoff(), 0),  # ours is below: it knows when to give up, and when it is closed
+        }
+        try:
+            settings = parse_url(url) | settings  # type: ignore[no-untyped-call]  # it has no annotations
+            if not url.startswith("unix:"):
+                settings |= {"socket_connect_timeout": SOCKET_TIMEOUT, "socket_keepalive": True}
+            self._pool = redis.ConnectionPool(**settings)
+            self._pool.connection_class(**self._pool.connection_kwargs)  # refuses unknown options, connects nowhere
+        except (ValueError, TypeError):
+            # Not chained: the text may quote the URL, and with it the password.
+            raise UsageError(f"{self.where}: the options of this Redis URL cannot be understood; mend them") from None
+        client = redis.Redis(connection_pool=self._pool)
+        # (id, [name, value]) as they come: half the time of making dicts of them.
+        for command in ("XRANGE", "XREAD"):
+            client.set_response_callback(command, _as_it_comes)
+        self._execute: Callable[..., Any] = client.execute_command
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def command(self, *arguments: Argument, patience: float | None = None) -> Any:
+        """The server's reply to one command."""
+        return self._persist(lambda: self._execute(*arguments), patience)
+
+    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> list[Any]:
+        """What a script returns. It is sent by its digest, and in full to a server that does not know it (any more)."""
+
+        def evaluate() -> Any:
+            try:
+                return self._execute("EVALSHA", script.digest, len(keys), *keys, *arguments)
+            except NoScriptError:
+                return self._execute("EVAL", script.source, len(keys), *keys, *arguments)
+
+        answer: list[Any] = self._persist(evaluate, None)
+        return answer
+
+    def close(self) -> None:
+        """Close all connections; calls in flight raise :class:`StoreError`."""
+        self._closed.set()
+        self._pool.disconnect()
+
+    def forget(self) -> None:
+        """Refuse further calls, and leave the connections to the process that made them."""
+        self._closed.set()
+
+    def _persist(self, action: Callable[[], Answer], patience: float | None) -> Answer:
+        deadline = time.monotonic() + (self._patience if patience is None else patience)
+        pause, longest = PAUSES
+        while True:
+            if self.closed:
+                raise StoreError(f"the connection to {self.where} is closed")
+            try:
+                return action()
+            except BaseException as error:
+                if not isinstance(error, ResponseError):
+                    self.answered = False
+                # close() takes the socket away under those who read from it, who then fail in ways of many kinds.
+                if isinstance(error, Exception) and not self.closed:
+                    if not isinstance(error, RedisError):
+                        raise
+                    problem = self._explain(error)
+                    if problem is None and time.monotonic() + pause >= deadline:
+                        problem = StoreError(
+                            f"{self.where} does not answer ({_plain(error)}); see that the server runs and can be "
+                            f"reached from here, then run again: nothing acknowledged is lost"
+                        )
+                    if problem is not None:
+                        raise problem from error
+                elif not isinstance(error, Exception):
+                    raise
+            self._closed.wait(pause)
+            pause = min(2 * pause, longest)
+
+    def _explain(self, error: RedisError) -> StoreError | None:
+        """The failure in plain words; ``None``: it will pass."""
+        if isinstance(error, AuthenticationError) or (isinstance(error, ResponseError) and "AUTH" in str(error)):
+            return StoreError(
+                f"{self.where} refuses the user name or password ({_plain(error)}); give them in the URL, "
+                f"redis://USER:PASSWORD@HOST:PORT, with signs such as / or @ as %2F or %40"
+            )
+        code = _WITHOUT_CODE.get(type(error).__name__, "")
+        text = f"{code} {error}"
+        if any(re.search(rf"\b{passing}\b", text) for passing in _PASSING):
+            return None
+        if isinstance(error, ResponseError):
+            for word, remedy in _REMEDIES.items():
+                if re.search(rf"\b{word}\b", text):
+                    return StoreError(f"{self.where}: {remedy} ({_plain(error)})")
+            return StoreError(f"{self.where}: {_plain(error)}: this should not happen, please report it")
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            return StoreError(
+                f"{self.where}: the server's certificate is not trusted ({_plain(error)}); give its authority's in the "
+                f"URL, ?ssl_ca_certs=FILE"
+            )
+        if "SSL" in text and "WRONG_VERSION_NUMBER" in text:
+            return StoreError(f"{self.where}: the server does not speak TLS there; use redis:// or its TLS port")
+        return None
+
+
+def _shown(url: str) -> str:
+    """What may be shown of a URL. Raises :class:`UsageError` that shows no more."""
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme not in ("redis", "rediss", "unix"):
+        raise UsageError("a Redis URL begins with redis://, rediss:// (TLS) or unix:// (a socket's path)")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "localhost", parts.port or 6379
+    except ValueError:
+        raise UsageError(
+            f"this {scheme}:// URL cannot be read (not shown, for its password); write signs of the password such as "
+            f"/, # or @ as %2F, %23 or %40"
+        ) from None
+    if scheme == "unix":
+        return f"unix://{parts.path}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path.rstrip('/')}"
+
+
+def _plain(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _as_it_comes(response: Any, **options: Any) -> Any:
+    return response

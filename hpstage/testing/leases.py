@@ -1,0 +1,248 @@
+"""LeasesContract: what every implementation of the Leases port must do."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from hpstage.errors import StoreError, UsageError
+from hpstage.store.store import Store
+
+_OWNERS = 3
+_NAMES = [f"node {number}" for number in range(60)]
+
+
+class LeasesContract:
+    """Subclass it, name the subclass ``Test...`` and override the fixtures ``open_store`` and ``advance``.
+
+    The tests let leases last 100 s and more and take it that they themselves are done sooner.
+    """
+
+    between_processes = True
+    """Whether the leases are shared between processes and outlive their handles."""
+
+    @pytest.fixture
+    def open_store(self) -> Callable[[], Store]:
+        """A function, sendable to another process, that opens the store of this test, empty at first.
+
+        Each call may give a handle of its own; if ``between_processes`` is false it may give the same one.
+        """
+        raise NotImplementedError("override the fixture open_store")
+
+    @pytest.fixture
+    def advance(self) -> Callable[[float], None]:
+        """A function that sets the clock of this test's store ahead by so many seconds."""
+        raise NotImplementedError("override the fixture advance")
+
+    @pytest.fixture
+    def store(self, open_store: Callable[[], Store]) -> Iterator[Store]:
+        with closing(open_store()) as store:
+            yield store
+
+    def test_what_nobody_holds_can_be_acquired(self, store: Store) -> None:
+        assert store.holder("a") is None
+        token = store.acquire("a", "me", 100)
+        assert token is not None and token > 0
+        lease = store.holder("a")
+        assert lease is not None
+        assert (lease.owner, lease.token) == ("me", token)
+        assert 0 < lease.seconds <= 100
+
+    def test_what_another_holds_cannot_be_acquired(self, store: Store) -> None:
+        token = store.acquire("a", "me", 100)
+        assert store.acquire("a", "you", 1000) is None
+        lease = store.holder("a")
+        assert lease is not None
+        assert (lease.owner, lease.token) == ("me", token)
+        assert lease.seconds <= 100
+
+    def test_the_holder_that_acquires_again_gets_its_token_and_a_new_expiry(
+        self, store: Store, advance: Callable[[float], None]
+    ) -> None:
+        token = store.acquire("a", "me", 100)
+        advance(80)
+        assert store.acquire("a", "me", 100) == token
+        advance(80)
+        assert store.acquire("a", "you", 100) is None
+
+    def test_after_its_expiry_another_may_take_it_with_a_larger_token(
+        self, store: Store, advance: Callable[[float], None]
+    ) -> None:
+        mine = store.acquire("a", "me", 100)
+        advance(101)
+        assert store.holder("a") is None
+        yours = store.acquire("a", "you", 100)
+        assert mine is not None and yours is not None and yours > mine
+        assert store.acquire("a", "me", 100) is None
+
+    def test_tokens_of_a_name_grow_over_release_and_expiry_also_for_one_owner(
+        self, store: Store, advance: Callable[[float], None]
+    ) -> None:
+        tokens = []
+        for end in (store.release, lambda *_: advance(101), store.release, lambda *_: advance(101)):
+            token = store.acquire("a", "me", 100)
+            assert token is not None
+            tokens.append(token)
+            end("a", token)
+        assert sorted(set(tokens)) == tokens
+
+    def test_renewing_puts_the_expiry_off(self, store: Store, advance: Callable[[float], None]) -> None:
+        token = store.acquire("a", "me", 100)
+        assert token is not None
+        advance(80)
+        assert store.renew("a", token, 100)
+        advance(80)
+        assert store.acquire("a", "you", 100) is None
+        assert store.renew("a", token, 10)  # also to an earlier time
+        advance(11)
+        assert store.acquire("a", "you", 100) is not None
+
+    def test_a_lease_that_expired_is_renewed_as_long_as_nobody_has_taken_it(
+        self, store: Store, advance: Callable[[float], None]
+    ) -> None:
+        token = store.acquire("a", "me", 100)
+        assert token is not None
+        advance(101)
+        assert store.renew("a", token, 100)
+        assert store.acquire("a", "you", 100) is None
+        advance(101)
+        assert store.acquire("a", "you", 100) is not None
+        assert not store.renew("a", token, 100)
+
+    def test_only_the_token_of_the_holder_renews_and_releases(self, store: Store) -> None:
+        token = store.acquire("a", "me", 100)
+        assert token is not None
+        for wrong in (token - 1, token + 1, 0):
+            assert not store.renew("a", wrong, 1000)
+            assert not store.release("a", wrong)
+        lease = store.holder("a")
+        assert lease is not None and lease.seconds <= 100
+        assert not store.renew("b", token, 100)
+        assert not store.release("b", token)
+        assert store.holder("b") is None
+
+    def test_what_is_released_is_free_at_once(self, store: Store) -> None:
+        token = store.acquire("a", "me", 100)
+        assert token is not None
+        assert store.release("a", token)
+        assert store.holder("a") is None
+        assert not store.release("a", token)
+        assert not store.renew("a", token, 100)
+        assert store.acquire("a", "you", 100) is not None
+
+    def test_several_are_acquired_together_or_not_at_all(self, store: Store) -> None:
+        tokens = store.acquire_all(["a", "b"], "me", 100)
+        assert tokens is not None and list(tokens) == ["a", "b"]
+        assert store.acquire_all(["c", "b", "d"], "you", 100) is None
+        assert store.holder("c") is None
+        assert store.holder("d") is None
+        more = store.acquire_all(["d", "b", "a", "b"], "me", 1000)
+        assert more is not None and list(more) == ["d", "b", "a"]
+        assert (more["a"], more["b"]) == (tokens["a"], tokens["b"])
+        assert len(set(more.values())) == 3
+        lease = store.holder("a")
+        assert lease is not None and lease.seconds > 100
+        assert store.acquire_all([], "me", 100) == {}
+
+    def test_a_refused_acquire_puts_off_no_expiry(self, store: Store, advance: Callable[[float], None]) -> None:
+        assert store.acquire("a", "me", 100) is not None
+        assert store.acquire("b", "you", 1000) is not None
+        assert store.acquire_all(["a", "b"], "me", 1000) is None
+        advance(101)
+        assert store.holder("a") is None
+
+    def test_several_are_renewed_and_released_each_for_itself(
+        self, store: Store, advance: Callable[[float], None]
+    ) -> None:
+        tokens = store.acquire_all(["a", "b", "c"], "me", 100)
+        assert tokens is not None
+        store.release("b", tokens["b"])
+        assert store.acquire("b", "you", 100) is not None
+        assert store.renew_all({**tokens, "d": 1}, 1000) == {"b", "d"}
+        advance(101)
+        assert store.acquire_all(["a"], "you", 100) is None
+        assert store.acquire_all(["c"], "you", 100) is None
+        assert store.release_all({**tokens, "d": 1}) == {"b", "d"}
+        assert store.acquire_all(["a", "b", "c"], "you", 100) is not None
+        assert store.renew_all({}, 100) == store.release_all({}) == set()
+
+    @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
+    def test_no_lease_lasts_no_time_or_for_ever(self, store: Store, seconds: float) -> None:
+        with pytest.raises(UsageError, match="positive, finite"):
+            store.acquire("a", "me", seconds)
+        with pytest.raises(UsageError, match="positive, finite"):
+            store.renew("a", 1, seconds)
+        assert store.holder("a") is None
+
+    @pytest.mark.parametrize("name", ["", " ", "a b", "{a}", "ä€\U0001f600", "a\nb", "a\x00b", "x" * 10_000])
+    def test_names_and_owners_are_any_text(self, store: Store, name: str) -> None:
+        token = store.acquire(name, name, 100)
+        assert token is not None
+        assert store.acquire(name, name + "x", 100) is None
+        lease = store.holder(name)
+        assert lease is not None and lease.owner == name
+        assert store.renew_all({name: token, name + "x": 1}, 100) == {name + "x"}
+        assert store.release(name, token)
+
+    def test_all_handles_see_the_same_leases(self, open_store: Callable[[], Store]) -> None:
+        with closing(open_store()) as one, closing(open_store()) as other:
+            token = one.acquire("a", "me", 100)
+            assert token is not None
+            assert other.acquire("a", "you", 100) is None
+            assert other.renew("a", token, 100)
+            assert other.release("a", token)
+            assert one.holder("a") is None
+
+    def test_leases_outlive_their_handles(self, open_store: Callable[[], Store]) -> None:
+        if not self.between_processes:
+            pytest.skip("leases within one process")
+        with closing(open_store()) as store:
+            token = store.acquire("a", "me", 100)
+        with closing(open_store()) as store:
+            assert store.acquire("a", "you", 100) is None
+            assert store.acquire("a", "me", 100) == token
+
+    def test_a_closed_store_refuses_every_call(self, store: Store) -> None:
+        store.close()
+        for call in (
+            lambda: store.acquire("a", "me", 100),
+            lambda: store.renew("a", 1, 100),
+            lambda: store.release("a", 1),
+            lambda: store.holder("a"),
+        ):
+            with pytest.raises(StoreError):
+                call()
+
+    def test_exactly_one_of_many_threads_gets_each_lease(self, store: Store) -> None:
+        with ThreadPoolExecutor(_OWNERS) as pool:
+            _check_shares(list(pool.map(lambda owner: _acquire_names(store, owner), range(_OWNERS))))
+
+    def test_exactly_one_of_many_processes_gets_each_lease(self, open_store: Callable[[], Store]) -> None:
+        if not self.between_processes:
+            pytest.skip("leases within one process")
+        with multiprocessing.get_context("spawn").Pool(_OWNERS) as pool:
+            shares = pool.starmap(_acquire_in_process, [(open_store, owner) for owner in range(_OWNERS)], 1)
+            pool.close()
+            pool.join()
+        _check_shares(shares)
+
+
+def _acquire_in_process(open_store: Callable[[], Store], owner: int) -> dict[str, int]:
+    with closing(open_store()) as store:
+        return _acquire_names(store, owner)
+
+
+def _acquire_names(store: Store, owner: int) -> dict[str, int]:
+    tokens = ((name, store.acquire(name, f"owner {owner}", 1000)) for name in _NAMES)
+    return {name: token for name, token in tokens if token is not None}
+
+
+def _check_shares(shares: list[dict[str, int]]) -> None:
+    assert sorted(name for share in shares for name in share) == sorted(_NAMES)
+    tokens = [token for share in shares for token in share.values()]
+    assert len(set(tokens)) == len(_NAMES)

@@ -1,0 +1,113 @@
+"""StoreContract: what a journal and leases in one place must do, together and each for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from hpstage.errors import LeaseLost, StoreError
+from hpstage.store.journal import Journal
+from hpstage.store.store import Store
+from hpstage.testing.journal import JournalContract
+from hpstage.testing.leases import LeasesContract
+
+_WRITERS = 3
+
+
+class StoreContract(JournalContract, LeasesContract):
+    """Subclass it, name the subclass ``Test...`` and override the fixtures ``open_store`` and ``advance``.
+
+    ``class TestMyStore(StoreContract): ...``
+    """
+
+    @pytest.fixture
+    def open_journal(self, open_store: Callable[[], Store]) -> Callable[[], Journal]:
+        return open_store
+
+    def test_an_append_is_applied_while_its_leases_are_held(self, store: Store) -> None:
+        tokens = store.acquire_all(["a", "b"], "me", 100)
+        assert tokens is not None
+        assert store.append([b"x"], fences=tokens) == 0
+        assert store.append([b"y"], fences={"b": tokens["b"]}, request="r", expect=1) == 1
+        assert store.read() == [b"x", b"y"]
+
+    def test_an_append_is_refused_when_one_of_its_leases_was_taken(
+        self, store: Store, advance: Callable[[float], None]
+    ) -> None:
+        tokens = store.acquire_all(["a", "b", "c"], "me", 100)
+        assert tokens is not None
+        advance(101)
+        assert store.acquire_all(["c", "b"], "you", 100) is not None
+        with pytest.raises(LeaseLost, match="'b', 'c'") as refused:
+            store.append([b"x"], fences=tokens)
+        assert refused.value.names == ("b", "c")
+        assert isinstance(refused.value, StoreError)
+        assert len(store) == 0
+        assert store.append([b"x"], fences={"a": tokens["a"]}) == 0
+
+    def test_an_append_is_applied_after_the_expiry_of_a_lease_that_nobody_has_taken(
+        self, store: Store, advance: Callable[[float], None]
+    ) -> None:
+        token = store.acquire("a", "me", 100)
+        assert token is not None
+        advance(101)
+        assert store.append([b"x"], fences={"a": token}) == 0
+
+    def test_an_append_is_refused_with_a_lease_that_was_released_or_never_given(self, store: Store) -> None:
+        token = store.acquire("a", "me", 100)
+        assert token is not None
+        store.release("a", token)
+        for fences in ({"a": token}, {"b": token}, {"a": 0}):
+            with pytest.raises(LeaseLost):
+                store.append([b"x"], fences=fences)
+        new = store.acquire("a", "me", 100)
+        assert new is not None
+        with pytest.raises(LeaseLost):
+            store.append([b"x"], fences={"a": token})
+        assert store.append([b"x"], fences={"a": new}) == 0
+
+    def test_a_request_that_was_applied_is_known_though_its_leases_were_lost_since(self, store: Store) -> None:
+        token = store.acquire("a", "me", 100)
+        assert token is not None
+        assert store.append([b"x"], request="r", fences={"a": token}) == 0
+        store.release("a", token)
+        assert store.append([b"x"], request="r", fences={"a": token}) == 0
+        assert len(store) == 1
+
+    def test_a_request_that_was_refused_for_its_leases_can_be_made_again(self, store: Store) -> None:
+        with pytest.raises(LeaseLost):
+            store.append([b"x"], request="r", fences={"a": 1})
+        token = store.acquire("a", "me", 100)
+        assert token is not None
+        assert store.append([b"x"], request="r", fences={"a": token}) == 0
+
+    def test_lost_leases_are_told_before_a_length_that_was_not_expected(self, store: Store) -> None:
+        with pytest.raises(LeaseLost):
+            store.append([b"x"], expect=5, fences={"a": 1})
+        token = store.acquire("a", "me", 100)
+        assert token is not None
+        assert store.append([b"x"], expect=5, fences={"a": token}) is None
+
+    def test_nobody_commits_after_the_one_who_took_his_lease(self, open_store: Callable[[], Store]) -> None:
+        def commit_for_a_while(writer: int) -> None:
+            with closing(open_store()) as store:
+                for _ in range(60):
+                    # So short that it is over, now and then, before the commit.
+                    token = store.acquire("a", f"owner {writer}", 0.0005)
+                    if token is not None:
+                        try:
+                            store.append([b"%d" % token], fences={"a": token})
+                        except LeaseLost:
+                            continue
+
+        if not self.between_processes:
+            pytest.skip("closing one handle may close all")
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            list(pool.map(commit_for_a_while, range(_WRITERS)))
+        with closing(open_store()) as store:
+            tokens = list(map(int, store.read()))
+        assert tokens == sorted(tokens)
+        assert len(set(tokens)) > 1

