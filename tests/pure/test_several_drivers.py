@@ -35,6 +35,7 @@ class Study:
         self.driver.add(mine)
         for added, stop in zip(mine, stops, strict=True):
             self.driver.ask(added.trial, stop)
+        self.driver.remember([])  # what was asked is written with what comes next
         self.asked += len(mine)
 
     @property
