@@ -63,7 +63,7 @@ class PopulationBasedTraining(Algorithm):
         if self.interval >= setting.steps:
             raise UsageError(
                 f"interval is {self.interval}, but a trial has {setting.steps} steps, so that none could be replaced; "
-                f"lower interval or raise steps of the study"
+                f"lower interval or raise steps"
             )
         if not _is_number(self.quantile) or not 0 < self.quantile <= 0.5:
             raise UsageError(f"quantile is {self.quantile!r}; it must be above 0 and at most 0.5")

@@ -22,7 +22,7 @@ def check_rungs(min_steps: int, reduction_factor: int, steps: int) -> None:
     check_whole("min_steps", min_steps, least=1)
     if min_steps > steps:
         raise UsageError(
-            f"min_steps is {min_steps}, but a trial has {steps} steps; lower min_steps or raise steps of the study"
+            f"min_steps is {min_steps}, but a trial has {steps} steps; lower min_steps or raise steps"
         )
 
 

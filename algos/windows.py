@@ -24,7 +24,7 @@ class WindowedAlgorithm(Algorithm):
         if self.grace >= setting.steps:
             raise UsageError(
                 f"grace is {self.grace}, but a trial has {setting.steps} steps, so that none could be stopped; lower "
-                f"grace or raise steps of the study"
+                f"grace or raise steps"
             )
 
     def evaluations(self, steps: int) -> list[int]:

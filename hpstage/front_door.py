@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ from hpstage.store import Journal, Leases
 
 if TYPE_CHECKING:
     from distributed import Client
+
+logger = logging.getLogger("hpstage")
 
 # Samplers whose proposals do not depend on results.
 _BLIND = (
@@ -109,6 +112,8 @@ def optimize(
     """
     algorithm = FullTraining() if algorithm is None else algorithm
     metrics = (metric,) if isinstance(metric, str) else tuple(metric)
+    if isinstance(trainable, type):
+        raise UsageError(f"{trainable.__name__} is a class: pass an instance of it, {trainable.__name__}(...)")
     setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)
     caught = (catch,) if isinstance(catch, type) else tuple(catch)
     with ExitStack() as closing:
@@ -167,8 +172,12 @@ def optimize(
             on_change=lambda session: progress.update(plan, scheduler, session.finished),
         )
         began, steps_before = time.monotonic(), plan.totals.steps_trained
-        with _in_optimize_loop(study):
-            session.run()
+        try:
+            with _in_optimize_loop(study):
+                session.run()
+        except KeyboardInterrupt:
+            logger.warning("Interrupted. All that was reached is kept: the same call goes on with a study in storage.")
+            raise
         makespan = time.monotonic() - began
         before = plan.searches[study.study_name].before
         ids = [trial.id for trial in roster.trials if trial.id in plan.trials]
@@ -243,6 +252,8 @@ def _checked(
             raise UsageError(f"{name} is {value!r}; it must be a whole number above zero")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds above zero, or None")
+    if isinstance(algorithm, type):
+        raise UsageError(f"algorithm is the class {algorithm.__name__}; give an instance: {algorithm.__name__}(...)")
     if not isinstance(algorithm, Algorithm):
         raise UsageError(f"algorithm is {algorithm!r}; give an instance of one from hpstage.algos")
     if len(metrics) > 1 and not algorithm.multi_objective:
@@ -273,6 +284,8 @@ def _executor(executor: object) -> Executor:
 
     if isinstance(executor, Client):
         return DaskExecutor(executor)
+    if isinstance(executor, type):
+        raise UsageError(f"executor is the class {executor.__name__}; give an instance: {executor.__name__}()")
     raise UsageError(
         f"executor is a {type(executor).__name__}; give a dask.distributed.Client, an Executor such as "
         f"InlineExecutor(), or None for a local cluster"

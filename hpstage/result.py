@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from hpstage.errors import UsageError
 from hpstage.events import Fact, TrialId
 from hpstage.plan import PlannedTrial, SearchPlan, Totals
 from hpstage.schedule import Schedule
@@ -108,6 +109,8 @@ def _reached(planned: PlannedTrial) -> int:
 
 
 def _hours(seconds: float) -> str:
+    if abs(seconds) < 0.05:
+        seconds = 0.0  # not -0.0
     return f"{seconds / 3600:.4f} h ({seconds:,.1f} s)"
 
 
@@ -145,10 +148,13 @@ class Result:
         The way to replay a trial of population based training, whose parameters tell its last stretch only.
 
         Raises:
-            KeyError: the trial is not on this plan.
+            UsageError: the trial is not on this plan.
         """
         number = trial if isinstance(trial, int) else trial.number
-        return dict(self.plan.trials[TrialId(f"{self.study.study_name}/{number}")].schedules)
+        planned = self.plan.trials.get(TrialId(f"{self.study.study_name}/{number}"))
+        if planned is None:
+            raise UsageError(f"study {self.study.study_name!r} has trained no trial {number} on this store")
+        return dict(planned.schedules)
 
     @property
     def best_value(self) -> float:

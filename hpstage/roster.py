@@ -133,7 +133,15 @@ class Roster(Trials):
                 continue  # a fork that could not be
             schedules = dict(planned.schedules)
             if planned.steps < steps:
-                schedules = describe(self._space, frozen, steps)
+                try:
+                    schedules = describe(self._space, frozen, steps)
+                except UsageError:
+                    raise
+                except ValueError as error:  # of Optuna, about its parameters
+                    raise UsageError(
+                        f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
+                        f"proposed with ({error}); extend a search with its own space"
+                    ) from error
                 if proposed.fork is not None:
                     schedules = grown(longer[proposed.fork.donor].schedules, proposed.fork.step, schedules)
                 for name, before in planned.schedules.items():

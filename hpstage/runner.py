@@ -12,7 +12,7 @@ from typing import Literal
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.course import Course
-from hpstage.errors import CheckpointError
+from hpstage.errors import CheckpointError, UsageError
 from hpstage.events import (
     Amendment,
     Boundary,
@@ -218,6 +218,8 @@ class ChainRunner:
         try:
             self._trainable.setup(initial)
             return checked_metrics(self._trainable.evaluate())
+        except UsageError:
+            raise  # a misuse that training cannot mend
         except Exception:
             # Many models cannot be evaluated untrained (scikit-learn's raise NotFittedError). What is really wrong
             # comes up again, with its traceback, in the first chain.

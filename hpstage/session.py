@@ -61,6 +61,7 @@ class Session:
         self._known: dict[tuple[int, int], Answer] = {}  # answered, not yet told
         self._warned: set[str] = set()
         self._stopping = False
+        self._exhausted = False
         self._closed = False
         self._raised: UserFailure | None = None
 
@@ -96,7 +97,7 @@ class Session:
 
     def _more(self) -> bool:
         n_trials = self._started.n_trials
-        return n_trials is None or self._roster.proposed < n_trials
+        return not self._exhausted and (n_trials is None or self._roster.proposed < n_trials)
 
     def _patience(self) -> float:
         if self._deadline is None:
@@ -119,6 +120,9 @@ class Session:
 
     def _propose(self) -> None:
         while not self._stopping and self._more() and self._search.room() > 0:
+            self._exhausted = self._ledger.exhausted()
+            if self._exhausted:
+                break
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 return
             self._perform(self._search.added(self._roster.propose().index))

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 
 def executable() -> str | None:
@@ -58,8 +60,8 @@ class RedisServer:
                     time.sleep(0.02)
         raise AssertionError("redis-server did not start")
 
-    def client(self, password: str | None = None) -> redis.Redis:
-        return redis.Redis(port=self.port, password=password)
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
 
     def kill(self) -> None:
         if self._process is not None:

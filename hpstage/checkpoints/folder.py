@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import os
-import re
 import shutil
 import socket
 import time
@@ -11,20 +11,22 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.state_tree import flatten
-from hpstage.checkpoints.store import CheckpointStore, Manifest
-from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing, UsageError
+from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
+from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from hpstage.events import Kept, StateKey
 
 # Where checkpoints are written, and put before they are removed. No key begins with a dot.
 _ASIDE = ".tmp"
 # Seconds after which a temporary folder is taken for abandoned, whoever made it.
 _ABANDONED = 24 * 3600.0
-_KEY = re.compile(r"[0-9A-Za-z_-]{2,128}")
+# Small tensors are gathered to writes and reads of this many bytes; larger ones pass the buffer by.
+_BUFFER = 1 << 18
 
 
 class FolderCheckpoints(CheckpointStore):
@@ -53,18 +55,9 @@ class FolderCheckpoints(CheckpointStore):
         flat = flatten(state)
         with self._explained(key, "write"), self._aside() as aside:
             aside.mkdir(parents=True)
-            written = files.write(aside, flat)
-            manifest = Manifest(
-                format=files.FORMAT,
-                key=key,
-                step=step,
-                parent=parent,
-                workload=self.workload,
-                digest=written.digest,
-                files=written.files,
-                bytes=written.bytes,
-            )
-            files.write_manifest(aside, manifest)
+            place = FolderPlace(aside)
+            manifest = files.write(place, flat, key=key, step=step, parent=parent, workload=self.workload)
+            place.write(files.MANIFEST, files.encode_manifest(manifest))
             folder.parent.mkdir(exist_ok=True)
             while not _rename(aside, folder):
                 # Another writer was faster. Equal keys mean equal training: its checkpoint serves, if it is
@@ -72,21 +65,19 @@ class FolderCheckpoints(CheckpointStore):
                 if (kept := self._kept(key)) is not None:
                     return kept
                 self._remove(folder)
-        return _as_kept(manifest)
+        return manifest.as_kept()
 
     def load(self, key: StateKey) -> object:
         manifest = self.manifest(key)
         with self._explained(key, "read"), self._present(key):
-            return files.read(self._folder(key), manifest)
+            return files.read(FolderPlace(self._folder(key)), manifest)
 
     def manifest(self, key: StateKey) -> Manifest:
         folder = self._folder(key)
         with self._explained(key, "read"), self._present(key):
-            manifest = files.read_manifest(folder)
-        if manifest.key != key:
-            raise CheckpointCorrupt(f"{folder} holds the checkpoint of another state, {manifest.key}")
-        if manifest.workload != self.workload:
-            raise CheckpointCorrupt(f"{folder} is of workload {manifest.workload}, not {self.workload}")
+            content = (folder / files.MANIFEST).read_bytes()
+        manifest = files.decode_manifest(content, str(folder / files.MANIFEST))
+        files.check_identity(manifest, key, self.workload, str(folder))
         return manifest
 
     def delete(self, key: StateKey) -> None:
@@ -95,11 +86,27 @@ class FolderCheckpoints(CheckpointStore):
 
     def keys(self) -> Iterator[StateKey]:
         """Keys of all checkpoints, sound or not, in sorted order."""
-        for prefix in _names(self.path):
-            if not prefix.startswith("."):
-                for name in _names(self.path / prefix):
-                    if _KEY.fullmatch(name) and (self.path / prefix / name / files.MANIFEST).exists():
-                        yield StateKey(name)
+        for folder in self._folders():
+            # An f-string and no Path: a folder may hold a hundred thousand.
+            if os.path.exists(f"{folder.path}/{files.MANIFEST}"):
+                yield StateKey(folder.name)
+
+    def sizes(self) -> dict[StateKey, int]:
+        found: dict[StateKey, int] = {}
+        for folder in self._folders():
+            entries = _file_sizes(folder.path)
+            if files.MANIFEST in entries:
+                found[StateKey(folder.name)] = sum(entries.values())
+        return found
+
+    def usage(self) -> Usage:
+        sizes = self.sizes()
+        aside = sum(sum(_file_sizes(folder.path).values()) for folder in _entries(self.path / _ASIDE))
+        return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()), unpublished=aside)
+
+    def check(self) -> None:
+        with self._explained(None, "write"), self._aside() as aside:
+            aside.mkdir(parents=True)
 
     def sweep(self) -> int:
         """Remove the temporary folders of dead writers; how many there were.
@@ -107,29 +114,34 @@ class FolderCheckpoints(CheckpointStore):
         A writer is dead if it ran on this host and is no more, or if its folder is older than a day.
         """
         removed = 0
-        for name in _names(self.path / _ASIDE):
-            folder = self.path / _ASIDE / name
+        for entry in _entries(self.path / _ASIDE):
+            folder = self.path / _ASIDE / entry.name
             if _abandoned(folder):
                 # Another process may sweep as well, and a folder that we may not remove does no harm.
                 shutil.rmtree(folder, ignore_errors=True)
                 removed += 1
         return removed
 
+    def _folders(self) -> Iterator[os.DirEntry[str]]:
+        """Folders that may hold a checkpoint, in the order of their keys."""
+        for prefix in _entries(self.path):
+            if not prefix.name.startswith("."):
+                for folder in _entries(prefix.path):
+                    if is_key(folder.name):
+                        yield folder
+
     def _folder(self, key: StateKey) -> Path:
-        # The key becomes a path: it must not lead out of the folder.
-        if _KEY.fullmatch(key) is None:
-            raise UsageError(f"{key!r} is no state key: 2 to 128 letters, digits, '_' and '-'")
-        return self.path / key[:2] / key
+        return self.path / key_path(key)
 
     def _kept(self, key: StateKey) -> Kept | None:
         """The checkpoint that is kept already, if every byte of it is sound."""
         try:
             manifest = self.manifest(key)
             with self._explained(key, "read"), self._present(key):
-                files.verify(self._folder(key), manifest)
+                files.verify(FolderPlace(self._folder(key)), manifest)
         except (CheckpointMissing, CheckpointCorrupt):
             return None
-        return _as_kept(manifest)
+        return manifest.as_kept()
 
     @contextmanager
     def _aside(self) -> Iterator[Path]:
@@ -169,18 +181,43 @@ class FolderCheckpoints(CheckpointStore):
             os.close(held)
 
     @contextmanager
-    def _explained(self, key: StateKey, action: str) -> Iterator[None]:
+    def _explained(self, key: StateKey | None, action: str) -> Iterator[None]:
+        what = "checkpoints" if key is None else f"the checkpoint of state {key}"
         try:
             yield
         except OSError as error:
             raise CheckpointError(
-                f"cannot {action} the checkpoint of state {key} under {self.path}: {error.strerror}; "
+                f"cannot {action} {what} under {self.path}: {error.strerror}; "
                 "see that the disk has free space and that this user may read and write there"
             ) from error
 
 
-def _as_kept(manifest: Manifest) -> Kept:
-    return Kept(key=manifest.key, bytes=manifest.bytes, digest=manifest.digest)
+class FolderPlace:
+    """A folder as the place of one checkpoint's files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def where(self, name: str) -> str:
+        return str(self._folder / name)
+
+    def create(self, name: str) -> BinaryIO:
+        return (self._folder / name).open("wb", buffering=_BUFFER)
+
+    def open(self, name: str) -> _Reader:
+        return _Reader(io.FileIO(self._folder / name), _BUFFER)
+
+    def read(self, name: str) -> bytes:
+        return (self._folder / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        (self._folder / name).write_bytes(content)
+
+
+class _Reader(io.BufferedReader):
+    @property
+    def size(self) -> int:
+        return os.fstat(self.fileno()).st_size
 
 
 def _rename(source: Path, target: Path) -> bool:
@@ -202,11 +239,22 @@ def _is_at(folder: Path, held: int) -> bool:
         return False
 
 
-def _names(folder: Path) -> list[str]:
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What lies in a folder, sorted by name; nothing if there is no such folder."""
     try:
-        return sorted(os.listdir(folder))
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _file_sizes(folder: str) -> dict[str, int]:
+    """Bytes of each file in a folder; one that is removed meanwhile takes none."""
+    sizes: dict[str, int] = {}
+    for entry in _entries(folder):
+        with suppress(FileNotFoundError):
+            sizes[entry.name] = entry.stat().st_size
+    return sizes
 
 
 def _host() -> str:

@@ -3,16 +3,19 @@
 No pickle: whoever can write to the storage can spoil a checkpoint, which is noticed, but cannot run code. The
 tensors file is written and read here and not by the safetensors package, so that tensors go straight between
 their own memory and the file, hashed on the way; any reader of safetensors can open it.
+
+Where the files lie is a :class:`Place`: a folder, or a prefix of an object store. The manifest names the other two,
+so that a place without renaming can give each writer names of its own (``state-<token>.safetensors``); whoever reads
+takes them as they come, and a folder of checkpoints copied to an object store, or back, is still one.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import os
+import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import msgspec
 import xxhash
@@ -22,14 +25,48 @@ from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.state_tree import FlatState, Node, digest_of, unflatten
 from hpstage.checkpoints.store import Manifest
 from hpstage.errors import CheckpointCorrupt
+from hpstage.events import StateKey
 
 FORMAT = 1
 TENSORS = "state.safetensors"
 STRUCTURE = "state.json"
 MANIFEST = "manifest.json"
 
-# Small tensors are gathered to writes and reads of this many bytes; larger ones pass the buffer by.
-_BUFFER = 1 << 18
+_TENSORS = re.compile(r"state(-[0-9a-f]{1,64})?\.safetensors")
+_STRUCTURE = re.compile(r"state(-[0-9a-f]{1,64})?\.json")
+
+
+class Sink(Protocol):
+    """A file being written."""
+
+    def write(self, content: bytes | memoryview, /) -> object: ...
+
+
+class Source(Protocol):
+    """A file being read from its beginning on. ``readinto`` and ``read`` give less than asked only at its end."""
+
+    @property
+    def size(self) -> int: ...
+
+    def readinto(self, memory: memoryview, /) -> object: ...
+
+    def read(self, count: int, /) -> bytes: ...
+
+
+class Place(Protocol):
+    """Where the files of one checkpoint lie. All raise ``OSError``; ``FileNotFoundError`` for a file not there."""
+
+    def where(self, name: str) -> str:
+        """The file in words, for messages."""
+
+    def create(self, name: str) -> AbstractContextManager[Sink]:
+        """A new file, whole if the context is left without an error."""
+
+    def open(self, name: str) -> AbstractContextManager[Source]: ...
+
+    def read(self, name: str) -> bytes: ...
+
+    def write(self, name: str, content: bytes) -> None: ...
 
 
 class _Structure(msgspec.Struct, frozen=True):
@@ -44,82 +81,103 @@ class _Sealed(msgspec.Struct, frozen=True):
     xxh3_128: str
 
 
-class Written(msgspec.Struct, frozen=True):
-    """What :func:`write` has written: xxh3_128 of each file, bytes in all, digest of the state."""
+def write(
+    place: Place, flat: FlatState, *, key: StateKey, step: int, parent: StateKey | None, workload: str, token: str = ""
+) -> Manifest:
+    """Write tensors and structure of a state; the manifest that would make the checkpoint complete.
 
-    files: dict[str, str]
-    bytes: int
-    digest: str
-
-
-def write(folder: Path, flat: FlatState) -> Written:
-    """Write tensors and structure of a state into an empty folder. Raises ``OSError``."""
+    ``token`` (hexadecimal) goes into the files' names. Raises ``OSError``.
+    """
+    tensors, structure = (f"state-{token}.safetensors", f"state-{token}.json") if token else (TENSORS, STRUCTURE)
     header, order = _layout(flat.leaves)
     whole = xxhash.xxh3_128(header)
     contents = [""] * len(order)
-    with (folder / TENSORS).open("wb", buffering=_BUFFER) as file:
+    size = len(header)
+    with place.create(tensors) as file:
         file.write(header)
         for index in order:
             content = leaves.content(flat.leaves[index], flat.values[index])
             contents[index] = xxhash.xxh3_128_hexdigest(content)
             whole.update(content)
             file.write(content)
-        size = file.tell()
-    structure = msgspec.json.encode(_Structure(tree=flat.tree, leaves=flat.leaves))
-    (folder / STRUCTURE).write_bytes(structure)
-    return Written(
-        files={TENSORS: whole.hexdigest(), STRUCTURE: xxhash.xxh3_128_hexdigest(structure)},
-        bytes=size + len(structure),
+            size += content.nbytes
+    described = msgspec.json.encode(_Structure(tree=flat.tree, leaves=flat.leaves))
+    place.write(structure, described)
+    return Manifest(
+        format=FORMAT,
+        key=key,
+        step=step,
+        parent=parent,
+        workload=workload,
         digest=digest_of(flat, contents),
+        files={tensors: whole.hexdigest(), structure: xxhash.xxh3_128_hexdigest(described)},
+        bytes=size + len(described),
     )
 
 
-def read(folder: Path, manifest: Manifest) -> object:
+def read(place: Place, manifest: Manifest) -> object:
     """Read a state and check every byte. Raises :class:`CheckpointCorrupt`; ``OSError`` if a file lacks."""
-    structure_file = folder / STRUCTURE
-    content = structure_file.read_bytes()
-    _check(structure_file, xxhash.xxh3_128_hexdigest(content), manifest.files)
+    tensors, structure_file = data_files(place, manifest)
+    content = place.read(structure_file)
+    _check(place, structure_file, xxhash.xxh3_128_hexdigest(content), manifest.files)
     try:
         structure = msgspec.json.decode(content, type=_Structure)
-        values = _read_values(folder / TENSORS, structure.leaves, manifest.files)
+        values = _read_values(place, tensors, structure.leaves, manifest.files)
         return unflatten(structure.tree, values)
     except (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         # Only another program's structure, or a dtype that this torch does not know, comes here: its checksum
         # holds.
-        raise CheckpointCorrupt(f"{structure_file} does not describe a state: {error}") from error
+        raise CheckpointCorrupt(f"{place.where(structure_file)} does not describe a state: {error}") from error
 
 
-def verify(folder: Path, manifest: Manifest) -> None:
+def verify(place: Place, manifest: Manifest) -> None:
     """Check every byte without building the state. Raises as :func:`read` does."""
-    for name in (STRUCTURE, TENSORS):
+    for name in data_files(place, manifest):
         whole = xxhash.xxh3_128()
-        with (folder / name).open("rb") as file:
+        with place.open(name) as file:
             while chunk := file.read(1 << 20):
                 whole.update(chunk)
-        _check(folder / name, whole.hexdigest(), manifest.files)
+        _check(place, name, whole.hexdigest(), manifest.files)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the checkpoint complete. Raises ``OSError``."""
+def data_files(place: Place, manifest: Manifest) -> tuple[str, str]:
+    """Names of the tensors file and of the structure. Raises :class:`CheckpointCorrupt`.
+
+    No other name is taken from a manifest: it must not lead out of its place.
+    """
+    tensors = [name for name in manifest.files if _TENSORS.fullmatch(name)]
+    structures = [name for name in manifest.files if _STRUCTURE.fullmatch(name)]
+    if len(tensors) != 1 or len(structures) != 1:
+        raise CheckpointCorrupt(f"{place.where(MANIFEST)} does not name the two files of a state")
+    return tensors[0], structures[0]
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The content of the manifest's file, which makes the checkpoint complete."""
     content = msgspec.json.encode(manifest)
-    sealed = _Sealed(manifest=msgspec.Raw(content), xxh3_128=xxhash.xxh3_128_hexdigest(content))
-    (folder / MANIFEST).write_bytes(msgspec.json.encode(sealed))
+    return msgspec.json.encode(_Sealed(manifest=msgspec.Raw(content), xxh3_128=xxhash.xxh3_128_hexdigest(content)))
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest and check it against itself. Raises :class:`CheckpointCorrupt` or ``OSError``."""
-    path = folder / MANIFEST
-    content = path.read_bytes()
+def decode_manifest(content: bytes, where: str) -> Manifest:
+    """The manifest, checked against itself. Raises :class:`CheckpointCorrupt`, which says ``where``."""
     try:
         sealed = msgspec.json.decode(content, type=_Sealed)
         if xxhash.xxh3_128_hexdigest(sealed.manifest) != sealed.xxh3_128:
-            raise CheckpointCorrupt(f"{path} does not agree with its checksum")
+            raise CheckpointCorrupt(f"{where} does not agree with its checksum")
         manifest = msgspec.json.decode(sealed.manifest, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{path} is no manifest: {error}") from error
+        raise CheckpointCorrupt(f"{where} is no manifest: {error}") from error
     if manifest.format != FORMAT:
-        raise CheckpointCorrupt(f"{path} has format {manifest.format}; this hpstage reads format {FORMAT}")
+        raise CheckpointCorrupt(f"{where} has format {manifest.format}; this hpstage reads format {FORMAT}")
     return manifest
+
+
+def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str) -> None:
+    """See that a manifest is of this state and workload. Raises :class:`CheckpointCorrupt`."""
+    if manifest.key != key:
+        raise CheckpointCorrupt(f"{where} holds the checkpoint of another state, {manifest.key}")
+    if manifest.workload != workload:
+        raise CheckpointCorrupt(f"{where} is of workload {manifest.workload}, not {workload}")
 
 
 def _layout(parts: Sequence[Leaf]) -> tuple[bytes, list[int]]:
@@ -142,15 +200,15 @@ def _layout(parts: Sequence[Leaf]) -> tuple[bytes, list[int]]:
     return len(text).to_bytes(8, "little") + text, order
 
 
-def _read_values(path: Path, parts: Sequence[Leaf], files: Mapping[str, str]) -> list[Any]:
+def _read_values(place: Place, name: str, parts: Sequence[Leaf], files: Mapping[str, str]) -> list[Any]:
     header, order = _layout(parts)
     values: list[Any] = [None] * len(parts)
-    with io.BufferedReader(io.FileIO(path), _BUFFER) as file:
+    with place.open(name) as file:
         # Before memory is set aside for what the structure promises.
-        if os.fstat(file.fileno()).st_size != len(header) + sum(leaf.nbytes for leaf in parts):
-            raise CheckpointCorrupt(f"{path} has another length than its structure promises")
+        if file.size != len(header) + sum(leaf.nbytes for leaf in parts):
+            raise CheckpointCorrupt(f"{place.where(name)} has another length than its structure promises")
         if file.read(len(header)) != header:
-            raise CheckpointCorrupt(f"{path} has another header than its structure promises")
+            raise CheckpointCorrupt(f"{place.where(name)} has another header than its structure promises")
         whole = xxhash.xxh3_128(header)
         for index in order:
             leaf = parts[index]
@@ -161,10 +219,10 @@ def _read_values(path: Path, parts: Sequence[Leaf], files: Mapping[str, str]) ->
                 values[index], memory = leaves.empty(leaf)
                 file.readinto(memory)
                 whole.update(memory)
-    _check(path, whole.hexdigest(), files)
+    _check(place, name, whole.hexdigest(), files)
     return values
 
 
-def _check(path: Path, found: str, files: Mapping[str, str]) -> None:
-    if files.get(path.name) != found:
-        raise CheckpointCorrupt(f"{path} does not agree with the checksum in its manifest")
+def _check(place: Place, name: str, found: str, files: Mapping[str, str]) -> None:
+    if files.get(name) != found:
+        raise CheckpointCorrupt(f"{place.where(name)} does not agree with the checksum in its manifest")

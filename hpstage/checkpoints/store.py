@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import msgspec
 
+from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
 from hpstage.events import Kept, StateKey
+
+_KEY = re.compile(r"[0-9A-Za-z_-]{2,128}")
+
+
+def is_key(name: str) -> bool:
+    """Whether a name found on a storage can be a state key. No key begins with a dot."""
+    return _KEY.fullmatch(name) is not None
+
+
+def key_path(key: StateKey) -> str:
+    """``<key[:2]>/<key>``, where a checkpoint lies below its store. Raises :class:`UsageError`.
+
+    The key becomes a path: it must not lead out of the store.
+    """
+    if not is_key(key):
+        raise UsageError(f"{key!r} is no state key: 2 to 128 letters, digits, '_' and '-'")
+    return f"{key[:2]}/{key}"
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -23,6 +42,19 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, str]
     """xxh3_128 of each file's bytes, by name."""
     bytes: int
+
+    def as_kept(self) -> Kept:
+        return Kept(key=self.key, bytes=self.bytes, digest=self.digest)
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What checkpoints take on their storage, as far as it lists sizes; no content is read."""
+
+    checkpoints: int
+    bytes: int
+    """Of all checkpoints, their manifests included."""
+    unpublished: int = 0
+    """Bytes that writers, living or dead, have not published; ``sweep`` frees what the dead ones left."""
 
 
 class CheckpointStore(ABC):
@@ -56,4 +88,33 @@ class CheckpointStore(ABC):
         """Forget a checkpoint; it disappears at once. Deleting a missing one is no error."""
 
     @abstractmethod
-    def keys(self) -> Iterator[StateKey]: ...
+    def keys(self) -> Iterator[StateKey]:
+        """Keys of all checkpoints, sound or not."""
+
+    def sizes(self) -> dict[StateKey, int]:
+        """Bytes that each checkpoint takes, sound or not, without reading contents.
+
+        As written here, for a storage that lists no sizes, it reads the manifests, and counts 0 for spoilt ones.
+        """
+        found: dict[StateKey, int] = {}
+        for key in self.keys():
+            try:
+                found[key] = self.manifest(key).bytes
+            except CheckpointMissing:  # deleted since it was listed
+                continue
+            except CheckpointCorrupt:
+                found[key] = 0
+        return found
+
+    def usage(self) -> Usage:
+        """What all checkpoints take together; costs as :meth:`sizes`."""
+        sizes = self.sizes()
+        return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()))
+
+    def sweep(self) -> int:
+        """Remove what writers that died have left, never what a living one writes; how many rests there were."""
+        return 0
+
+    def check(self) -> None:
+        """Try whether checkpoints can be written here, and leave nothing behind. Raises :class:`CheckpointError`."""
+        return

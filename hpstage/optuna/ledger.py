@@ -65,6 +65,26 @@ class Ledger:
         """A trial that the sampler fills when the space asks for parameters, or the next one in the queue."""
         return self.patiently(self.study.ask)
 
+    def exhausted(self) -> bool:
+        """Has the sampler of a finite space proposed all of it? It would go on with what is still being trained."""
+        sampler = samplers(self.study)[-1]
+        if isinstance(sampler, optuna.samplers.GridSampler):
+            trials = self.trials()
+            if len(trials) < len(sampler._all_grids):
+                return False
+            taken = {t.system_attrs["grid_id"] for t in trials if "grid_id" in t.system_attrs}
+            return len(taken) >= len(sampler._all_grids)
+        if isinstance(sampler, optuna.samplers.BruteForceSampler):
+            trials = [trial for trial in self.trials() if trial.state == TrialState.RUNNING and trial.params]
+            if not trials:
+                return False
+            # What it would do if this one were over: stop the study, if there is nothing left.
+            stopped, self.study._stop_flag = self.study._stop_flag, False
+            sampler.after_trial(self.study, trials[-1], TrialState.COMPLETE, [0.0] * len(self.study.directions))
+            found, self.study._stop_flag = self.study._stop_flag, stopped
+            return found
+        return False
+
     def fork(self, params: Mapping[str, Any], attrs: Mapping[str, Any]) -> Trial:
         """A running trial whose parameters are given; what they leave open, the sampler fills."""
         template = create_trial(

@@ -73,6 +73,10 @@ class StageTreeSampler(BaseSampler):
         space: Space | None = None,
         steps: int | None = None,
     ) -> None:
+        if base_sampler is not None and not isinstance(base_sampler, BaseSampler):
+            raise UsageError(
+                f"base_sampler is {base_sampler!r}; give an instance of one of Optuna's, such as TPESampler()"
+            )
         if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 <= radius <= 1:
             raise UsageError(f"radius is {radius!r}; it is a share of a parameter's range, from 0 to 1")
         if (space is None) != (steps is None):

@@ -74,7 +74,7 @@ def page(result: Result, search: SearchFacts, pictures: Mapping[str, bytes]) -> 
             "<h2>Savings</h2>",
             *_savings(result.savings),
             "<h2>Best trial</h2>",
-            *_best(best_of(result)),
+            *(_best(best_of(result)) if len(result.study.directions) == 1 else _front(result)),
             *_failures([fact for fact in search.facts if isinstance(fact, StageFailed)]),
             *(line for file, picture in pictures.items() for line in _figure(file, picture)),
             '<p class="note">The rows behind this page are in <code>trials.csv</code>, <code>stages.csv</code> and '
@@ -103,6 +103,8 @@ def _heading(result: Result, search: SearchFacts) -> Iterable[str]:
             f'<p class="lead">{saved.trials:,} trials asked for {saved.steps_asked:,} steps; '
             f"{saved.steps_trained:,} were trained.</p>"
         )
+    elif saved.failed:
+        yield f'<p class="lead">Nothing was trained: {_count(saved.failed, "trial")} failed.</p>'
     else:
         yield '<p class="lead">Nothing had to be trained in this search.</p>'
 
@@ -153,6 +155,16 @@ def _best(best: FrozenTrial | None) -> Iterable[str]:
     yield "<table><tbody>"
     for name, value in best.params.items():
         yield f'<tr><th scope="row">{escape(name)}</th><td>{escape(str(value))}</td></tr>'
+    yield "</tbody></table>"
+
+
+def _front(result: Result) -> Iterable[str]:
+    trials = result.study.best_trials
+    yield f'<p class="lead">{_count(len(trials), "trial")} that no other is better than in every objective</p>'
+    yield "<table><tbody>"
+    for trial in trials:
+        values = ", ".join(f"{value:.6g}" for value in trial.values)
+        yield f'<tr><th scope="row">Trial {trial.number}</th><td>{escape(values)}</td></tr>'
     yield "</tbody></table>"
 
 

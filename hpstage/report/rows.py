@@ -63,22 +63,24 @@ class TrialRow:
 
     number: int
     state: str
-    value: float | None
+    values: tuple[float, ...] | None
     steps_asked: int
     steps_shared: int
     steps_new: int
     params: Mapping[str, object]
 
     def as_dict(self) -> dict[str, object]:
+        values = self.values or (None,)
+        # Named as in Optuna's trials_dataframe().
+        names = ["value"] if len(values) == 1 else [f"values_{i}" for i in range(len(values))]
         figures = {
             "number": self.number,
             "state": self.state,
-            "value": self.value,
+            **dict(zip(names, values, strict=True)),
             "steps_asked": self.steps_asked,
             "steps_shared": self.steps_shared,
             "steps_new": self.steps_new,
         }
-        # Named as in Optuna's trials_dataframe().
         return figures | {f"params_{name}": value for name, value in self.params.items()}
 
 
@@ -92,7 +94,7 @@ def trial_rows(result: Result) -> list[TrialRow]:
             TrialRow(
                 number=trial.number,
                 state=trial.state.name,
-                value=trial.value,
+                values=None if trial.values is None else tuple(trial.values),
                 steps_asked=0 if mine is None else mine.asked,
                 steps_shared=0 if mine is None else mine.shared,
                 steps_new=0 if mine is None else mine.asked - mine.shared,

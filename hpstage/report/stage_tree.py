@@ -100,7 +100,7 @@ def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
     Colour is the best value of the metric found on a line or below it, and, for dots, the value measured there; width
     is the number of trials that train as one.
     """
-    maximize = result.study.direction.name == "MAXIMIZE"
+    maximize = result.study.directions[0].name == "MAXIMIZE"
     metric = None if search.started is None else search.started.metric[0]
     trials = planned(result)
     lanes = lay_out(trials, metric, maximize=maximize)

@@ -142,6 +142,8 @@ ACQUIRE = _script(
     + _LEASES
     + """
 local now, offset = read_clock()
+-- Also before a refusal: else a clock that was set back would stand as long as there are only refusals.
+keep_clock(now, offset)
 local expires = now + tonumber(ARGV[2])
 local given = {'given'}
 for i = 4, #ARGV do
@@ -153,7 +155,6 @@ for i = 4, #ARGV do
     given[i - 2] = ''
   end
 end
-keep_clock(now, offset)
 -- At least the time: should the server lose its last writes (a restart, a replica that lagged), tokens still grow.
 local last = math.max(tonumber(redis.call('HGET', about, 'token')), now)
 for i = 4, #ARGV do

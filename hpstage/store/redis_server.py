@@ -133,8 +133,9 @@ class RedisServer:
                         raise
                     problem = self._explain(error)
                     if problem is None and time.monotonic() + pause >= deadline:
+                        tls = ", speaks TLS there" if self.where.startswith("rediss:") else ""
                         problem = StoreError(
-                            f"{self.where} does not answer ({_plain(error)}); see that the server runs and can be "
+                            f"{self.where} does not answer ({_plain(error)}); see that the server runs{tls} and can be "
                             f"reached from here, then run again: nothing acknowledged is lost"
                         )
                     if problem is not None:
@@ -165,8 +166,6 @@ class RedisServer:
                 f"{self.where}: the server's certificate is not trusted ({_plain(error)}); give its authority's in the "
                 f"URL, ?ssl_ca_certs=FILE"
             )
-        if "SSL" in text and "WRONG_VERSION_NUMBER" in text:
-            return StoreError(f"{self.where}: the server does not speak TLS there; use redis:// or its TLS port")
         return None
 
 

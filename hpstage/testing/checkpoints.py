@@ -8,12 +8,14 @@ import pickle
 import random
 from collections import OrderedDict
 from collections.abc import Callable
+from multiprocessing.pool import Pool, ThreadPool
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from hpstage.checkpoints.state_tree import digest
-from hpstage.checkpoints.store import CheckpointStore
+from hpstage.checkpoints.store import CheckpointStore, Usage
 from hpstage.errors import CheckpointMissing, StateError
 from hpstage.events import Kept, StateKey
 
@@ -40,6 +42,11 @@ class CheckpointContract:
 
     ``class TestMyCheckpoints(CheckpointContract): ...``
     """
+
+    processes: ClassVar[bool] = True
+    """Whether other processes reach the same storage; threads stand for them where they do not."""
+    rounds: ClassVar[int] = 300
+    """How often a checkpoint is deleted and saved while another process reads it; fewer for a slow storage."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], CheckpointStore]:
@@ -113,6 +120,30 @@ class CheckpointContract:
         assert store.save(KEY, {"a": 2}, step=1, parent=None) == first
         assert store.load(KEY) == {"a": 1}
 
+    def test_sizes_and_usage_tell_what_is_kept(self, store: CheckpointStore) -> None:
+        assert store.sizes() == {}
+        assert store.usage() == Usage(checkpoints=0, bytes=0)
+        small = store.save(KEY, {"a": 1}, step=1, parent=None)
+        large = store.save(OTHER, [np.zeros(10_000)], step=1, parent=None)
+        sizes = store.sizes()
+        assert sizes.keys() == {KEY, OTHER}
+        # The storage's sizes hold the manifests as well.
+        for kept in (small, large):
+            assert kept.bytes <= sizes[kept.key] < kept.bytes + 2000
+        assert store.usage() == Usage(checkpoints=2, bytes=sum(sizes.values()))
+        store.delete(OTHER)
+        assert store.usage() == Usage(checkpoints=1, bytes=sizes[KEY])
+
+    def test_sweep_and_check_leave_checkpoints_alone(self, store: CheckpointStore) -> None:
+        store.check()
+        assert list(store.keys()) == []
+        store.save(KEY, {"a": 1}, step=1, parent=None)
+        usage = store.usage()
+        store.check()
+        assert store.sweep() == 0
+        assert store.load(KEY) == {"a": 1}
+        assert store.usage() == usage
+
     def test_a_saved_state_does_not_change_with_the_live_one(self, store: CheckpointStore) -> None:
         array = np.zeros(3)
         store.save(KEY, [array], step=0, parent=None)
@@ -147,10 +178,13 @@ class CheckpointContract:
         copy = pickle.loads(pickle.dumps(store))  # noqa: S301 - made in the line itself
         assert copy.load(KEY) == {"a": 1}
 
+    def _pool(self, size: int) -> Pool:
+        return multiprocessing.get_context("spawn").Pool(size) if self.processes else ThreadPool(size)
+
     def test_processes_that_save_one_key_at_once_publish_it_once(
         self, open_store: Callable[[], CheckpointStore]
     ) -> None:
-        with multiprocessing.get_context("spawn").Pool(2) as pool:
+        with self._pool(2) as pool:
             results = pool.starmap(_save_many, [(open_store, 20)] * 2, 1)
             pool.close()
             pool.join()
@@ -166,8 +200,8 @@ class CheckpointContract:
         store = open_store()
         expected = digest(_changing())
         seen: set[str | None] = set()
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            writing = pool.apply_async(_save_and_delete, (open_store, 300))
+        with self._pool(1) as pool:
+            writing = pool.apply_async(_save_and_delete, (open_store, self.rounds))
             while not writing.ready():
                 try:
                     seen.add(digest(store.load(KEY)))

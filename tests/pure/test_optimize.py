@@ -335,3 +335,38 @@ def test_the_lower_bound_is_told_only_for_a_search_done_in_one_call():
     assert first.savings.lower_bound_seconds is not None
     assert first.savings.makespan >= first.savings.lower_bound_seconds
     assert run(create(), store=journal).savings.lower_bound_seconds is None
+
+
+@pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("name", ["grid", "brute force"])
+@pytest.mark.parametrize("algorithm", [FullTraining(), ASHA(2, 2)], ids=repr)
+@pytest.mark.parametrize("n_trials", [None, 30])
+def test_a_finite_space_is_searched_once_and_no_point_twice(name, algorithm, n_trials):
+    def finite(trial: optuna.Trial) -> dict[str, object]:
+        x = trial.suggest_float("x", 0.5, 1.5, step=1.0)
+        kind = trial.suggest_categorical("kind", ["p", "q"])
+        return {"a": s.piecewise({0: x, trial.suggest_int("n", 1, 3, step=2): 2.0 if kind == "p" else x})}
+
+    study = optuna.create_study(direction="maximize", sampler=SAMPLERS[name]())
+    run(study, space=finite, n_trials=n_trials, steps=8, algorithm=algorithm)
+    assert len(study.trials) == len({tuple(sorted(t.params.items())) for t in study.trials}) == 8
+    assert all(trial.state.is_finished() for trial in study.trials)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"trainable": Tape}, r"Tape is a class: pass an instance of it, Tape\(\.\.\.\)"),
+        ({"algorithm": SuccessiveHalving}, r"algorithm is the class SuccessiveHalving; give an instance"),
+        ({"executor": hpstage.InlineExecutor}, r"executor is the class InlineExecutor; give an instance"),
+    ],
+)
+def test_a_class_in_the_place_of_an_instance_is_named(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        run(create(), arguments.pop("trainable", Tape()), **arguments)
+
+
+def test_a_study_with_several_objectives_has_a_report(tmp_path):
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    page = run(study, metric=["score", "hash"]).write_report(tmp_path).read_text(encoding="utf-8")
+    assert "score (maximize), hash (minimize)" in page and "no other is better than in every objective" in page

@@ -24,7 +24,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
+from hpstage.checkpoints import CheckpointStore, FolderCheckpoints, Manifest
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.folder import _host
 from hpstage.checkpoints.leaves import _NUMPY, _TORCH
@@ -57,6 +57,10 @@ def saved(store: FolderCheckpoints, key: StateKey = KEY) -> Path:
 
 def left_behind(store: FolderCheckpoints) -> list[str]:
     return [str(path.relative_to(store.path)) for path in store.path.rglob("*") if path.is_file()]
+
+
+def rewrite_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / files.MANIFEST).write_bytes(files.encode_manifest(manifest))
 
 
 # --- every dtype ------------------------------------------------------------------------------------------
@@ -224,7 +228,7 @@ def test_the_checkpoint_of_another_workload_is_refused(store: FolderCheckpoints)
 
 def test_a_newer_format_is_refused(store: FolderCheckpoints) -> None:
     folder = saved(store)
-    files.write_manifest(folder, msgspec.structs.replace(store.manifest(KEY), format=files.FORMAT + 1))
+    rewrite_manifest(folder, msgspec.structs.replace(store.manifest(KEY), format=files.FORMAT + 1))
     with pytest.raises(CheckpointCorrupt, match=r"has format 2; this hpstage reads format 1"):
         store.load(KEY)
 
@@ -255,7 +259,7 @@ def test_a_senseless_structure_with_the_right_checksum_is_refused(store: FolderC
     (folder / files.STRUCTURE).write_bytes(content)
     manifest = store.manifest(KEY)
     checksums = {**manifest.files, files.STRUCTURE: xxhash.xxh3_128_hexdigest(content)}
-    files.write_manifest(folder, msgspec.structs.replace(manifest, files=checksums))
+    rewrite_manifest(folder, msgspec.structs.replace(manifest, files=checksums))
     with pytest.raises(CheckpointCorrupt, match=KEY):
         store.load(KEY)
 
@@ -308,8 +312,7 @@ def test_a_read_only_disk_is_named_with_the_remedy(
 KILLED = """
 import os, signal, sys, torch
 from hpstage.checkpoints import FolderCheckpoints, format
-original = format.write_manifest
-format.write_manifest = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+format.encode_manifest = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 FolderCheckpoints(sys.argv[1], "workload").save("k" * 32, {"w": torch.zeros(10)}, step=0, parent=None)
 """
 
@@ -364,6 +367,47 @@ def test_other_files_in_the_folder_are_no_checkpoints(store: FolderCheckpoints) 
     (folder.parent / "empty").mkdir()
     (folder.parent / ".hidden").mkdir()
     assert list(store.keys()) == [KEY]
+
+
+def test_usage_counts_what_writers_have_not_published(store: FolderCheckpoints) -> None:
+    saved(store)
+    before = store.usage()
+    assert before.bytes == sum(path.stat().st_size for path in store.path.rglob("*") if path.is_file())
+    aside = store.path / ".tmp" / "elsewhere-1-x"
+    aside.mkdir(parents=True)
+    (aside / files.TENSORS).write_bytes(bytes(1000))
+    assert store.usage() == msgspec.structs.replace(before, unpublished=1000)
+
+
+def test_a_spoilt_checkpoint_counts_with_what_it_takes(store: FolderCheckpoints) -> None:
+    (saved(store) / files.MANIFEST).write_bytes(bytes(100))
+    (saved(store, OTHER) / files.TENSORS).unlink()
+    folder = store.path / KEY[:2] / KEY
+    assert store.sizes()[KEY] == sum(path.stat().st_size for path in folder.iterdir())
+    assert store.usage().checkpoints == 2
+
+
+def test_check_tells_that_nothing_can_be_written(
+    open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
+) -> None:
+    open_folder.chmod(0o555)
+    with unprivileged(), pytest.raises(CheckpointError, match=rf"cannot write checkpoints under {open_folder}"):
+        FolderCheckpoints(open_folder, "workload").check()
+    open_folder.chmod(0o755)
+    assert os.listdir(open_folder) == []
+
+
+@pytest.mark.slow
+def test_the_sizes_of_a_hundred_thousand_checkpoints_are_listed_in_seconds(store: FolderCheckpoints) -> None:
+    for number in range(100_000):
+        key = f"{number * 7919:032x}"[::-1]
+        folder = store.path / key[:2] / key
+        folder.mkdir(parents=True)
+        for name in FILES:
+            (folder / name).touch()
+    began = time.perf_counter()
+    assert store.usage().checkpoints == 100_000
+    assert time.perf_counter() - began < 20
 
 
 @pytest.mark.slow

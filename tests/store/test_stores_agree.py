@@ -185,4 +185,4 @@ def test_memory_sqlite_and_redis_agree(shared_redis: RedisServer) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_stores_agree_over_many_more_courses(shared_redis: RedisServer) -> None:
-    drive(shared_redis, 300)
+    drive(shared_redis, 150)

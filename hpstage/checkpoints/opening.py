@@ -1,0 +1,47 @@
+"""open_checkpoints: the store that a location names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from hpstage.checkpoints.folder import FolderCheckpoints
+from hpstage.checkpoints.store import CheckpointStore
+from hpstage.checkpoints.url import UrlCheckpoints
+from hpstage.errors import UsageError
+
+# At least two letters: "c:" is a drive. Two colons chain file systems of fsspec.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
+
+
+def open_checkpoints(
+    location: str | os.PathLike[str], workload: str, *, storage_options: Mapping[str, Any] | None = None
+) -> CheckpointStore:
+    """The checkpoints of ``workload`` at ``location``: a folder, or a URL of any scheme that fsspec knows.
+
+    A path and ``file://`` are folders, with all that a file system can do and an object store cannot. Nothing is
+    written yet: :meth:`CheckpointStore.check` tells whether it can be.
+
+    Args:
+        storage_options: options of fsspec's driver, for URLs only.
+
+    Raises:
+        UsageError: the URL cannot be, its driver is not installed, or a folder was given options.
+    """
+    text = os.fspath(location)
+    scheme = _SCHEME.match(text)
+    if scheme is not None and scheme[1].lower() not in ("file", "local"):
+        return UrlCheckpoints(text, workload, storage_options=storage_options)
+    if storage_options:
+        raise UsageError(f"{text!r} is a folder: it has no storage_options")
+    return FolderCheckpoints(text if scheme is None else _path(text), workload)
+
+
+def _path(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise UsageError(f"{url!r} names a file on another host, or no absolute path; write file:///path/to/folder")
+    return unquote(parts.path)

@@ -1,0 +1,379 @@
+"""Remote: the files below a URL, through fsspec, with bounded retries and plain errors.
+
+fsspec and its drivers are imported when they are first used. Drivers raise what they like; from here come only
+``OSError``, :class:`UsageError` before anything is done, and what the caller's own code raises.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+import traceback
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from hpstage.errors import UsageError
+
+T = TypeVar("T")
+
+# Seconds between attempts: what fails three times will not pass. Drivers retry single requests on their own as well.
+_PAUSES = (0.2, 1.0)
+
+# Written and read in pieces of these bytes: a stage of 10 GB must not stand in memory twice. Pieces are fetched at
+# once up to a batch, since one connection to an object store is slow.
+_PIECE = 8 << 20
+_BATCH = 64 << 20
+
+# What no second attempt changes.
+_DEFINITE_ERRNOS = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.EMSGSIZE,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.ENOSYS,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+_DEFINITE = (
+    PermissionError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    NotImplementedError,
+    AttributeError,
+    TypeError,
+    ValueError,
+)
+
+_SECRET_OPTION = re.compile(r"key|secret|token|pass|pwd|cred|sas|auth|cookie|connection_string|user", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?<=://)[^/?#\s@]*@")
+_QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\")]*")
+
+
+class DriverError(OSError):
+    """An error of a driver's own kind, its ``__cause__``."""
+
+
+class Remote:
+    """The files below ``url``. Paths are relative to it. Instances can be pickled; safe among threads.
+
+    All methods raise ``OSError``; ``FileNotFoundError`` and ``FileExistsError`` mean what they say.
+
+    Args:
+        url: of any scheme that fsspec knows.
+        options: the driver's ``storage_options``. They go to workers with the pickled instance, but never into a
+            message.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url = url
+        self._options = dict(options)
+        self._opened: tuple[int, Any, str] | None = None
+
+    def connect(self) -> None:
+        """Load the driver, which may connect to the service already. Raises :class:`UsageError` as well."""
+        self._open()
+
+    @property
+    def url(self) -> str:
+        """The URL without user, password and query: for messages."""
+        return _without_secrets(self._url)
+
+    def read(self, path: str) -> bytes:
+        files, full = self._at(path)
+        content: bytes = self.attempt(lambda: files.cat_file(full))
+        return content
+
+    def open(self, path: str) -> RemoteReader:
+        return RemoteReader(self, path)
+
+    def size(self, path: str) -> int:
+        files, full = self._at(path)
+        return int(self.attempt(lambda: files.info(full)["size"]))
+
+    def read_ranges(self, path: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The bytes of several ranges ``[start, stop)``, fetched at once where the driver can."""
+        files, full = self._at(path)
+        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        contents: list[bytes] = self.attempt(
+            lambda: files.cat_ranges([full] * len(ranges), starts, stops, on_error="raise")
+        )
+        return contents
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file, in the place of one that is there."""
+        files, full = self._at(path)
+        self._below_folders(path, lambda: files.pipe_file(full, content))
+
+    def write_new(self, path: str, content: bytes) -> None:
+        """Write a file unless there is one: then ``FileExistsError``, and nothing changes.
+
+        Atomic where the service compares and puts in one step (S3, GCS, Azure), else one may take another's place. A
+        connection that is lost may leave it open whether it was written.
+        """
+        files, full = self._at(path)
+        try:
+            self._below_folders(path, lambda: files.pipe_file(full, content, mode="create"))
+        except OSError as error:
+            if not (error.errno == errno.ENOSYS or isinstance(error.__cause__, NotImplementedError)):
+                raise
+            # A server that copies S3 and does not know conditional writes.
+            if self.attempt(lambda: files.exists(full)):
+                raise FileExistsError(errno.EEXIST, "the file is there", path) from None
+            self.write(path, content)
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[RemoteWriter]:
+        """A new file, written piece by piece; whole if the context is left without an error. Not retried."""
+        files, full = self._at(path)
+        with _as_oserror():
+            file = self._below_folders(path, lambda: files.open(full, "wb"))
+        try:
+            yield RemoteWriter(file)
+            with _as_oserror():
+                file.close()
+        except BaseException:
+            # Closing would complete what was written of it.
+            with suppress(Exception):
+                file.discard()
+                file.closed = True
+            with suppress(Exception):
+                file.close()
+            raise
+
+    def remove(self, path: str) -> None:
+        """Remove a file; one that is not there is no error."""
+        files, full = self._at(path)
+        with suppress(FileNotFoundError):
+            self.attempt(lambda: files.rm_file(full))
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file below the URL, by path; none if there is no such bucket or folder."""
+        files, root = self._open()
+        try:
+            found = self.attempt(lambda: files.find(root, detail=True))
+        except FileNotFoundError:
+            return {}
+        prefix = root.rstrip("/").lstrip("/") + "/"
+        return {
+            path.lstrip("/").removeprefix(prefix if prefix != "/" else ""): int(info["size"] or 0)
+            for path, info in found.items()
+        }
+
+    def modified(self, path: str) -> float:
+        """When a file was written, in seconds, by the service's clock."""
+        files, full = self._at(path)
+        found: datetime = self.attempt(lambda: files.modified(full))
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+    def now(self) -> float:
+        """The service's clock, as :meth:`modified` tells it: that of this host may be wrong."""
+        probe = f".clock-{uuid.uuid4().hex}"
+        self.write(probe, b"")
+        try:
+            return self.modified(probe)
+        finally:
+            self.remove(probe)
+
+    def attempt(self, action: Callable[[], T]) -> T:
+        """The result of ``action``, tried again a few times if it may pass then. Raises ``OSError``."""
+        for pause in _PAUSES:
+            try:
+                with _as_oserror():
+                    return action()
+            except OSError as error:
+                if is_definite(error):
+                    raise
+                time.sleep(pause)
+        with _as_oserror():
+            return action()
+
+    def reason(self, error: OSError) -> str:
+        """What went wrong, on one line and without credentials."""
+        shown = error.__cause__ if isinstance(error, DriverError) and error.__cause__ is not None else error
+        text = " ".join((error.strerror or str(shown)).split())
+        if not text or isinstance(error, DriverError):
+            text = f"{type(shown).__name__}: {text}".removesuffix(": ")
+        return self.redacted(text)
+
+    def shown_cause(self, error: OSError) -> OSError | None:
+        """The error, to be shown as the cause of another, unless its text or that of its causes holds credentials."""
+        text = "".join(traceback.format_exception(error))
+        return error if self.redacted(text) == text else None
+
+    def redacted(self, text: str) -> str:
+        for secret in sorted(_secrets(self._options) | _secrets_of_url(self._url), key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return _without_secrets(text)
+
+    def __getstate__(self) -> tuple[str, dict[str, Any]]:
+        return self._url, self._options
+
+    def __setstate__(self, state: tuple[str, dict[str, Any]]) -> None:
+        self._url, self._options = state
+        self._opened = None
+
+    def _at(self, path: str) -> tuple[Any, str]:
+        files, root = self._open()
+        return files, f"{root.rstrip('/')}/{path}"
+
+    def _open(self) -> tuple[Any, str]:
+        """The driver, made once per process (connections do not survive a fork), and the root's path for it."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            files, root = _driver(self._url, self._options, self.redacted)
+            self._opened = (os.getpid(), files, root)
+        return self._opened[1:]
+
+    def _below_folders(self, path: str, action: Callable[[], T]) -> T:
+        """Try ``action``; where folders are real and missing, make them, from the URL's own on, and try again."""
+        try:
+            return self.attempt(action)
+        except FileNotFoundError:
+            files, root = self._open()
+            # One after the other: "with parents" would create the bucket of a mistyped URL.
+            folder = root.rstrip("/")
+            for name in ["", *path.split("/")[:-1]]:
+                folder = f"{folder}/{name}" if name else folder
+                with suppress(FileExistsError), _as_oserror():
+                    files.mkdir(folder, create_parents=False)
+            return self.attempt(action)
+
+
+class RemoteWriter:
+    """A file being written to a remote place."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, content: bytes | memoryview) -> None:
+        rest = memoryview(content)
+        while rest:
+            with _as_oserror():
+                self._file.write(rest[:_PIECE])
+            rest = rest[_PIECE:]
+
+
+class RemoteReader:
+    """A remote file, read from its beginning on, ahead by a batch."""
+
+    def __init__(self, remote: Remote, path: str) -> None:
+        self._remote = remote
+        self._path = path
+        self.size = remote.size(path)
+        self._fetched = 0
+        self._pieces: deque[memoryview] = deque()
+
+    def __enter__(self) -> RemoteReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pieces.clear()
+
+    def readinto(self, memory: memoryview) -> int:
+        """Fill ``memory``; the bytes filled, fewer only at the end."""
+        filled = 0
+        while filled < len(memory):
+            if not self._pieces and not self._fetch():
+                break
+            piece = self._pieces.popleft()
+            taken = min(len(piece), len(memory) - filled)
+            memory[filled : filled + taken] = piece[:taken]
+            filled += taken
+            if taken < len(piece):
+                self._pieces.appendleft(piece[taken:])
+        return filled
+
+    def read(self, count: int) -> bytes:
+        memory = bytearray(min(count, self.size))
+        with memoryview(memory) as view:
+            filled = self.readinto(view)
+        return bytes(memory[:filled])
+
+    def _fetch(self) -> bool:
+        """Fetch the next batch; whether there was any."""
+        stop = min(self.size, self._fetched + _BATCH)
+        ranges = [(start, min(start + _PIECE, stop)) for start in range(self._fetched, stop, _PIECE)]
+        if ranges:
+            contents = self._remote.read_ranges(self._path, ranges)
+            self._pieces.extend(memoryview(content) for content in contents if content)
+            self._fetched = stop
+        return bool(self._pieces)
+
+
+def is_definite(error: OSError) -> bool:
+    """Whether the same would fail again."""
+    shown = error.__cause__ if isinstance(error, DriverError) else error
+    return isinstance(shown, _DEFINITE) or error.errno in _DEFINITE_ERRNOS
+
+
+def _driver(url: str, options: Mapping[str, Any], redacted: Callable[[str], str]) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the URL's path in it."""
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+    from fsspec.dircache import DirCache  # type: ignore[import-untyped]
+
+    shown = _without_secrets(url)
+    try:
+        # An instance of our own: what is listed is written by other processes too, so nothing may be remembered.
+        files, root = url_to_fs(url, skip_instance_cache=True, **options)
+    except ImportError as error:
+        missing = getattr(error.__cause__, "name", None) or error.name or "its driver"
+        raise UsageError(
+            f"{shown}: the driver of {shown.partition(':')[0]}:// is not installed ({error}); pip install {missing}"
+        ) from error
+    except (ValueError, TypeError) as error:
+        # TypeError is how a driver refuses an option; its values are not in the text, but be sure.
+        raise UsageError(f"{shown}: {redacted(str(error))}; see the URL and storage_options") from None
+    except Exception as error:
+        # Some drivers connect at once.
+        raise DriverError(redacted(str(error))) from None
+    if isinstance(getattr(files, "dircache", None), DirCache):
+        files.dircache = DirCache(use_listings_cache=False)
+    return files, str(root)
+
+
+@contextmanager
+def _as_oserror() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise DriverError(str(error)) from error
+
+
+def _without_secrets(text: str) -> str:
+    """Without users, passwords and queries of URLs (signatures stand there)."""
+    return _QUERY.sub(r"\1", _USER_INFO.sub("", text))
+
+
+def _secrets(options: Mapping[str, Any]) -> set[str]:
+    """Texts in a driver's options that may be credentials, at any depth."""
+    found: set[str] = set()
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found |= _secrets(value)
+        elif isinstance(value, str):
+            found |= _secrets_of_url(value)
+            # Shorter ones cannot be told from the words of a message.
+            if _SECRET_OPTION.search(name) and len(value) > 3:
+                found.add(value)
+    return found
+
+
+def _secrets_of_url(url: str) -> set[str]:
+    found = set()
+    for info in _USER_INFO.findall(url):
+        found |= {part for part in info[:-1].split(":") if len(part) > 3}
+    return found

@@ -1,0 +1,341 @@
+"""UrlCheckpoints: checkpoints below any URL that fsspec can write to, above all in object stores."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from hpstage.checkpoints import format as files
+from hpstage.checkpoints.remote import Remote, RemoteReader, RemoteWriter, is_definite
+from hpstage.checkpoints.state_tree import flatten
+from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
+from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
+from hpstage.events import Kept, StateKey
+
+# Seconds after which files without a manifest are taken for abandoned. A writer that needs half as long begins anew.
+_ABANDONED = 24 * 3600.0
+# Seconds after which a manifest that is still not whole is taken for spoilt, where files are not written at once.
+_WRITTEN_BY_NOW = 0.05
+
+_TOKEN = re.compile(r"state-([0-9a-f]{1,64})\.(?:safetensors|json)")
+
+
+class UrlCheckpoints(CheckpointStore):
+    """Checkpoints of one ``workload`` below ``url``. The name says what names the place, as with a folder.
+
+    ``<url>/<key[:2]>/<key>/`` holds the files of :mod:`hpstage.checkpoints.format`, as in a folder of
+    ``FolderCheckpoints``; what was copied from one to the other can be loaded. Object stores cannot rename: each writer
+    gives its files names of its own and writes the manifest, which names them, last; so nobody's file changes under a
+    reader, and two writers of one key do not meet before the manifest, which only the first one writes.
+
+    Files that no manifest names are rests of writers that died or lost their connection; :meth:`sweep` removes them
+    after a day, by the service's clock, so that no clock of a host matters. Nothing is swept unasked, since it takes a
+    listing of all files. Uploads in parts that were never completed are not files yet: a lifecycle rule of the bucket
+    removes them.
+
+    Args:
+        url: of any scheme that fsspec knows (``s3://bucket/prefix``, ``gs://``, ``abfs://``, ``sftp://``,
+            ``memory://``). The bucket must be there.
+        workload: as in every store.
+        storage_options: fsspec's options of the driver, such as ``{"key": ..., "secret": ...}``. Instances carry them
+            to workers; better let the workers' environment hold credentials.
+
+    Raises:
+        UsageError: the scheme is unknown, or its driver is not installed.
+    """
+
+    def __init__(self, url: str, workload: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
+        self._remote = Remote(url, storage_options or {})
+        self.workload = workload
+        with self._explained(None, "reach"):
+            self._remote.connect()
+
+    @property
+    def url(self) -> str:
+        """Where it is, without credentials."""
+        return self._remote.url
+
+    def __repr__(self) -> str:
+        return f"UrlCheckpoints({self.url!r}, workload={self.workload!r})"
+
+    def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
+        place = self._place(key)
+        if (kept := self._kept(key)) is not None:
+            return kept
+        flat = flatten(state)
+        token = uuid.uuid4().hex
+        with self._explained(key, "write"):
+            try:
+                while True:
+                    began = time.time()
+                    manifest = self._remote.attempt(
+                        lambda: files.write(
+                            place, flat, key=key, step=step, parent=parent, workload=self.workload, token=token
+                        )
+                    )
+                    if abs(time.time() - began) < _ABANDONED / 2:
+                        break  # not so after a night in which this host slept: the files may be swept by now
+                return self._publish(key, manifest)
+            except _Unclear as unclear:
+                raise unclear.error from None
+            except BaseException:
+                self._discard(place, token)
+                raise
+
+    def load(self, key: StateKey) -> object:
+        manifest = self.manifest(key)
+        with self._explained(key, "read"), self._present(key, manifest):
+            return files.read(self._place(key), manifest)
+
+    def manifest(self, key: StateKey) -> Manifest:
+        place = self._place(key)
+        with self._explained(key, "read"):
+            content = self._manifest_bytes(place)
+        if content is None:
+            raise self._missing(key)
+        manifest = files.decode_manifest(content, place.where(files.MANIFEST))
+        files.check_identity(manifest, key, self.workload, place.where("").rstrip("/"))
+        return manifest
+
+    def delete(self, key: StateKey) -> None:
+        with self._explained(key, "delete"):
+            self._remove(self._place(key))
+
+    def keys(self) -> Iterator[StateKey]:
+        yield from sorted(key for key, found in self._listed().items() if files.MANIFEST in found)
+
+    def sizes(self) -> dict[StateKey, int]:
+        return {key: sum(found.values()) for key, found in self._listed().items() if files.MANIFEST in found}
+
+    def usage(self) -> Usage:
+        listed = self._listed().values()
+        published = [sum(found.values()) for found in listed if files.MANIFEST in found]
+        unpublished = sum(sum(found.values()) for found in listed if files.MANIFEST not in found)
+        return Usage(checkpoints=len(published), bytes=sum(published), unpublished=unpublished)
+
+    def sweep(self) -> int:
+        """Remove the files of writers that died: those that no manifest names, a day after the last was written.
+
+        How many writers had left any. Lists everything, and reads only the manifests that stand beside such rests.
+        """
+        removed = 0
+        now: float | None = None
+        with self._explained(None, "sweep"):
+            for key, found in self._listed().items():
+                for token, names in self._unnamed(key, found):
+                    now = self._remote.now() if now is None else now
+                    place = self._place(key)
+                    with suppress(FileNotFoundError):  # another process sweeps as well
+                        written = max(self._remote.modified(f"{place.path}/{name}") for name in names)
+                        if now - written > _ABANDONED:
+                            self._discard(place, token)
+                            removed += 1
+        return removed
+
+    def check(self) -> None:
+        path = f".check-{uuid.uuid4().hex}"
+        with self._explained(None, "write"):
+            self._remote.write(path, b"hpstage")
+            self._remote.remove(path)
+
+    def _place(self, key: StateKey) -> UrlPlace:
+        return UrlPlace(self._remote, key_path(key))
+
+    def _kept(self, key: StateKey) -> Kept | None:
+        """The checkpoint that is kept already, if every byte of it is sound."""
+        try:
+            manifest = self.manifest(key)
+            with self._explained(key, "read"), self._present(key, manifest):
+                files.verify(self._place(key), manifest)
+        except (CheckpointMissing, CheckpointCorrupt):
+            return None
+        return manifest.as_kept()
+
+    def _publish(self, key: StateKey, manifest: Manifest) -> Kept:
+        """Write the manifest, if no sound checkpoint is there."""
+        place = self._place(key)
+        mine = files.encode_manifest(manifest)
+        while True:
+            try:
+                place.write_new(files.MANIFEST, mine)
+            except OSError as error:
+                if not isinstance(error, FileExistsError) and is_definite(error):
+                    raise
+                try:
+                    found = self._manifest_bytes(place)
+                except OSError as second:
+                    raise _Unclear(second) from error
+                if found == mine:
+                    break  # an answer was lost, and the next attempt met our own manifest
+                if found is None and not isinstance(error, FileExistsError):
+                    raise
+                # Another writer was faster. Equal keys mean equal training: its checkpoint serves, if it is sound.
+                if (kept := self._kept(key)) is not None:
+                    self._discard_named(place, manifest)
+                    return kept
+                self._remove(place)
+            else:
+                break
+        return manifest.as_kept()
+
+    def _manifest_bytes(self, place: UrlPlace) -> bytes | None:
+        """The manifest's file, ``None`` if there is none.
+
+        On file systems that do not put files at once it may be seen half written: no JSON then.
+        """
+        seen: bytes | None = None
+        while True:
+            try:
+                content = place.read(files.MANIFEST)
+            except FileNotFoundError:
+                return None
+            if content == seen or _is_json(content):
+                return content
+            seen = content
+            time.sleep(_WRITTEN_BY_NOW)
+
+    def _remove(self, place: UrlPlace) -> None:
+        """Make a checkpoint disappear at once, then remove its files.
+
+        What a spoilt manifest names is not known: its files are left to be swept, for a writer may be at work beside.
+        """
+        content = self._manifest_bytes(place)
+        if content is None:
+            return
+        self._remote.remove(f"{place.path}/{files.MANIFEST}")
+        with suppress(CheckpointCorrupt):
+            self._discard_named(place, files.decode_manifest(content, ""))
+
+    def _discard_named(self, place: UrlPlace, manifest: Manifest) -> None:
+        for name in files.data_files(place, manifest):
+            self._remote.remove(f"{place.path}/{name}")
+
+    def _discard(self, place: UrlPlace, token: str) -> None:
+        """Remove one writer's files; what cannot be reached now is left to be swept."""
+        for name in (f"state-{token}.safetensors", f"state-{token}.json"):
+            with suppress(OSError):
+                self._remote.remove(f"{place.path}/{name}")
+
+    def _listed(self) -> dict[StateKey, dict[str, int]]:
+        """Bytes of each file of each key."""
+        with self._explained(None, "list"):
+            sizes = self._remote.sizes()
+        found: dict[StateKey, dict[str, int]] = defaultdict(dict)
+        for path, size in sizes.items():
+            prefix, _, rest = path.partition("/")
+            key, _, name = rest.partition("/")
+            if is_key(key) and prefix == key[:2] and name and "/" not in name:
+                found[StateKey(key)][name] = size
+        return found
+
+    def _unnamed(self, key: StateKey, found: Mapping[str, int]) -> list[tuple[str, list[str]]]:
+        """Writers whose files no manifest names: token and names."""
+        tokens: dict[str, list[str]] = defaultdict(list)
+        for name in found:
+            if match := _TOKEN.fullmatch(name):
+                tokens[match[1]].append(name)
+        if files.MANIFEST in found and (len(tokens) > 1 or files.TENSORS in found):
+            try:
+                named = self.manifest(key).files
+            except CheckpointError:
+                # Spoilt: it may name any of them, and its deletion comes first. Missing: deleted since it was listed.
+                return []
+            return [(token, names) for token, names in tokens.items() if not any(name in named for name in names)]
+        return [] if files.MANIFEST in found else list(tokens.items())
+
+    def _missing(self, key: StateKey) -> CheckpointMissing:
+        return CheckpointMissing(f"no checkpoint of state {key} under {self.url}")
+
+    @contextmanager
+    def _present(self, key: StateKey, manifest: Manifest) -> Iterator[None]:
+        """Tell a checkpoint that is deleted while it is read from one that lacks a file."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            place = self._place(key)
+            # A deleted checkpoint loses its manifest before its files, and one that is saved anew has other files.
+            if self._manifest_bytes(place) == files.encode_manifest(manifest):
+                lacks = str(error.filename).rpartition("/")[2]
+                raise CheckpointCorrupt(f"{place.where('').rstrip('/')} lacks {lacks}") from error
+            raise self._missing(key) from error
+
+    @contextmanager
+    def _explained(self, key: StateKey | None, action: str) -> Iterator[None]:
+        what = "checkpoints" if key is None else f"the checkpoint of state {key}"
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot {action} {what} under {self.url}: {self._remote.reason(error)}; {_remedy(error)}"
+            ) from self._remote.shown_cause(error)
+
+
+class UrlPlace:
+    """A prefix below a URL as the place of one checkpoint's files."""
+
+    def __init__(self, remote: Remote, path: str) -> None:
+        self._remote = remote
+        self.path = path
+
+    def where(self, name: str) -> str:
+        return f"{self._remote.url.rstrip('/')}/{self.path}/{name}"
+
+    def create(self, name: str) -> AbstractContextManager[RemoteWriter]:
+        return self._remote.create(f"{self.path}/{name}")
+
+    def open(self, name: str) -> RemoteReader:
+        with _named(name):
+            return self._remote.open(f"{self.path}/{name}")
+
+    def read(self, name: str) -> bytes:
+        with _named(name):
+            return self._remote.read(f"{self.path}/{name}")
+
+    def write(self, name: str, content: bytes) -> None:
+        self._remote.write(f"{self.path}/{name}", content)
+
+    def write_new(self, name: str, content: bytes) -> None:
+        self._remote.write_new(f"{self.path}/{name}", content)
+
+
+class _Unclear(Exception):
+    """It cannot be found out whether the manifest was written: the files that it may name have to stay."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Drivers put all kinds of things into a ``FileNotFoundError``: here it names the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        error.filename = name
+        raise
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _remedy(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "see that the bucket or folder of the URL is there: it is not made unasked"
+    if isinstance(error, PermissionError):
+        return "see that the credentials are right and allow to list, read, write and delete there"
+    if is_definite(error):
+        return "see the URL and storage_options, and that there is free space"
+    return "see that the service can be reached and that there are credentials for it"
