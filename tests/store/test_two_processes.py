@@ -1,0 +1,170 @@
+"""Two processes on one plan: what both want is trained once; the dead are found out and replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.driver import open_plan
+from hpstage.errors import UsageError
+from hpstage.store import MemoryJournal, SQLiteJournal
+from tests.toys import Tape
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+STEPS = 24
+
+
+class Slow(Tape):
+    """A step takes a while, so that searches overlap."""
+
+    pause = 0.01
+
+    def train(self, step, hp):
+        time.sleep(type(self).pause)
+        super().train(step, hp)
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    a = s.piecewise({0: trial.suggest_int("a", 1, 2), 12: trial.suggest_int("late", 1, 3)})
+    return {"a": a, "b": trial.suggest_categorical("b", [1.0, 2.0])}
+
+
+def search(folder: Path, name: str, seed: int, **options: object) -> hpstage.Result:
+    study = optuna.create_study(
+        study_name=name,
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(seed=seed),
+        storage=f"sqlite:///{folder / (name + '.db')}",
+        load_if_exists=True,
+    )
+    return hpstage.optimize(
+        study,
+        Slow(),
+        space,
+        metric="score",
+        steps=STEPS,
+        n_trials=8,
+        executor=hpstage.InlineExecutor(),
+        store=folder / "plan",
+        checkpoint_every=4,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def start(folder: Path, name: str, seed: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "tests.store.test_two_processes", str(folder), name, str(seed)])
+
+
+def values(folder: Path, name: str) -> list[tuple[dict[str, object], float | None]]:
+    study = optuna.load_study(study_name=name, storage=f"sqlite:///{folder / (name + '.db')}")
+    # A trial that was cut off while it was proposed has failed; another took its place.
+    return [(trial.params, trial.value) for trial in study.trials if trial.state != TrialState.FAIL]
+
+
+def undisturbed(folder: Path, name: str, seed: int) -> list[tuple[dict[str, object], float | None]]:
+    Slow.pause = 0.0
+    search(folder, name, seed)
+    Slow.pause = 0.01
+    return values(folder, name)
+
+
+def final_plan(folder: Path):
+    journal = SQLiteJournal(folder / "plan" / "plan.sqlite")
+    header = json.loads(journal.read(0, 1)[0])
+    plan = open_plan(journal, header["workload"], header["described"])
+    journal.close()
+    return plan
+
+
+def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None:
+    # The second begins while the first is at work.
+    first = start(tmp_path, "first", 1)
+    second = start(tmp_path, "second", 2)
+    assert first.wait(120) == 0 and second.wait(120) == 0
+    plan = final_plan(tmp_path)
+    plan.validate()
+    assert not plan.drivers and not plan.chains
+    # A want that comes when a running chain has passed its branch point costs the steps from the last kept state.
+    assert plan.steps_unique <= plan.totals.steps_trained <= 1.1 * plan.steps_unique
+    assert plan.steps_asked == 2 * 8 * STEPS
+    (tmp_path / "alone").mkdir()
+    for name, seed in (("first", 1), ("second", 2)):
+        assert values(tmp_path, name) == undisturbed(tmp_path / "alone", name, seed)
+
+
+def test_a_killed_driver_is_replaced_at_once_by_the_same_call(tmp_path: Path) -> None:
+    process = start(tmp_path, "killed", 3)
+    journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite")
+    while len(journal) < 15:
+        assert process.poll() is None
+        time.sleep(0.02)
+    journal.close()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    began = time.monotonic()
+    search(tmp_path, "killed", 3)
+    assert time.monotonic() - began < 20  # and not after its lease
+    (tmp_path / "alone").mkdir()
+    assert values(tmp_path, "killed") == undisturbed(tmp_path / "alone", "killed", 3)
+    plan = final_plan(tmp_path)
+    assert not plan.drivers and not plan.chains
+
+
+def test_what_a_killed_driver_was_training_is_taken_over_by_the_other(tmp_path: Path) -> None:
+    dying = start(tmp_path, "dying", 4)
+    other = start(tmp_path, "other", 4)
+    journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite")
+    while len(journal) < 25:
+        time.sleep(0.02)
+    journal.close()
+    os.kill(dying.pid, signal.SIGKILL)
+    dying.wait()
+    assert other.wait(120) == 0
+    (tmp_path / "alone").mkdir()
+    assert values(tmp_path, "other") == undisturbed(tmp_path / "alone", "other", 4)
+    plan = final_plan(tmp_path)
+    assert not plan.drivers and not plan.chains
+
+
+def test_a_study_that_another_process_drives_is_refused(tmp_path: Path) -> None:
+    process = start(tmp_path, "mine", 5)
+    journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite")
+    while len(journal) < 10:
+        time.sleep(0.02)
+    journal.close()
+    with pytest.raises(UsageError, match=r"study 'mine' is being driven by another process"):
+        search(tmp_path, "mine", 5)
+    assert process.wait(120) == 0
+
+
+def test_a_journal_in_memory_serves_one_search_after_the_other() -> None:
+    journal = MemoryJournal()
+    for name in ("one", "two"):
+        study = optuna.create_study(study_name=name, direction="maximize")
+        hpstage.optimize(
+            study,
+            Tape(),
+            space,
+            metric="score",
+            steps=STEPS,
+            n_trials=2,
+            executor=hpstage.InlineExecutor(),
+            store=journal,
+        )
+    assert b"DriverLeft" in journal.read()[-1]
+
+
+if __name__ == "__main__":
+    search(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
