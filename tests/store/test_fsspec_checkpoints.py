@@ -781,6 +781,18 @@ def test_what_a_killed_writer_left_on_s3_is_no_checkpoint_and_is_swept(
 
 
 @needs_s3
+@pytest.mark.parametrize("size", [10, 60 << 20])
+def test_an_upload_that_fails_half_way_is_no_object_and_holds_no_parts(s3: str, size: int) -> None:
+    store = UrlCheckpoints(f"s3://bucket/{uuid.uuid4().hex}", "workload", storage_options=s3_options(s3))
+    with suppress(Dying), store._place(KEY).create("state.safetensors") as file:
+        file.write(bytes(size))
+        raise Dying
+    assert names(store) == []
+    service = fsspec.filesystem("s3", **s3_options(s3))
+    assert service.list_multipart_uploads("bucket") == []
+
+
+@needs_s3
 def test_a_truncated_object_is_noticed(s3: str) -> None:
     store = UrlCheckpoints(f"s3://bucket/{uuid.uuid4().hex}", "workload", storage_options=s3_options(s3))
     store.save(KEY, STATE, step=0, parent=None)
