@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.errors import UsageError
+from hpstage.algos.rungs import check_whole
 
 # Open trials at a time under a sampler that learns: enough to keep several workers busy and stages merging.
 _LEARNING_WINDOW = 16
@@ -31,8 +31,8 @@ class FullTraining(Algorithm):
         return True
 
     def check(self, setting: Setting) -> None:
-        if self.window is not None and self.window < 1:
-            raise UsageError(f"window is {self.window}; at least one trial must be open at a time")
+        if self.window is not None:
+            check_whole("window", self.window, least=1)
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         window = self.window

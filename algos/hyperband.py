@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -103,7 +104,7 @@ class Hyperband(Algorithm):
         if self.variant == "asynchronous":
             return PromotionSearch(
                 [bracket.rungs for bracket in deal.brackets],
-                lambda index: deal.place(index)[1],
+                deal.bracket_in_turn(),
                 self.reduction_factor,
                 self.window,
                 trials,
@@ -121,6 +122,11 @@ class _Deal:
         self.brackets = brackets
         self._ends = list(accumulate(bracket.n_trials for bracket in brackets))
         self.cycle = self._ends[-1]
+
+    def bracket_in_turn(self) -> Callable[[int], int]:
+        """The bracket of each trial, dealt when it is first asked for: between indices there may be gaps."""
+        dealt: dict[int, int] = {}
+        return lambda index: dealt.setdefault(index, self.place(len(dealt))[1])
 
     def place(self, index: int) -> tuple[int, int]:
         """The cycle of a trial, and the bracket in it."""

@@ -24,8 +24,10 @@ class OptunaPruner(WindowedAlgorithm):
 
     Synchronous: results are told in the order in which they were asked for, so that the pruner knows the same of the
     others on any cluster, and one seed gives the same search. The price is that a slow trial holds up the decisions
-    about the others in the window. Optuna's HyperbandPruner deals trials to brackets by the study's name: it needs a
-    ``study_name`` to decide alike twice.
+    about the others in the window. A decision that an interrupted call had not come to is made by the call that goes
+    on, when the pruner may know more: trials may then be stopped that would have gone on, unless ``window`` is 1.
+    Optuna's HyperbandPruner deals trials to brackets by the study's name: it needs a ``study_name`` to decide alike
+    twice.
 
     Args:
         interval: steps between evaluations, each of which may stop the trial.

@@ -21,9 +21,7 @@ def check_rungs(min_steps: int, reduction_factor: int, steps: int) -> None:
     check_whole("reduction_factor", reduction_factor, least=2)
     check_whole("min_steps", min_steps, least=1)
     if min_steps > steps:
-        raise UsageError(
-            f"min_steps is {min_steps}, but a trial has {steps} steps; lower min_steps or raise steps"
-        )
+        raise UsageError(f"min_steps is {min_steps}, but a trial has {steps} steps; lower min_steps or raise steps")
 
 
 def known(trials: Trials, *, tree_aware: bool) -> Trials:

@@ -332,7 +332,8 @@ class ChainClosed(msgspec.Struct, frozen=True, tag=True):
 
 
 class SearchStarted(msgspec.Struct, frozen=True, tag=True):
-    """A call of ``optimize`` began to propose trials. It is over at its :class:`SearchEnded`; until then a call that
+    """A call of ``optimize`` began to propose trials. ``study``: its name, or where another study of that name (not of
+    that ``identity``) uses the plan, something longer. It is over at its :class:`SearchEnded`; until then a call that
     is the same in all of these continues it. One that ``extends`` takes over the trials of the study's last search."""
 
     study: str
@@ -343,6 +344,7 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     sampler: str
     at: float
     extends: bool = False
+    identity: str = ""
 
     def same_call(self, other: SearchStarted) -> bool:
         return msgspec.structs.replace(self, at=0.0) == msgspec.structs.replace(other, at=0.0)
@@ -358,11 +360,12 @@ class RandomState(msgspec.Struct, frozen=True):
 
 
 class ForkedFrom(msgspec.Struct, frozen=True):
-    """A trial is ``donor`` up to ``step``, and the space's trial under ``params`` from there on."""
+    """A trial is ``donor`` up to ``step``, and the space's trial under ``params`` from there on. These are written as
+    Python writes them: JSON has no infinities, and a NaN equals nothing."""
 
     donor: TrialId
     step: int
-    params: dict[str, Scalar]
+    params: dict[str, str]
 
 
 class TrialProposed(msgspec.Struct, frozen=True, tag=True):

@@ -22,11 +22,12 @@ from hpstage.identity import code_identity
 from hpstage.keys import workload_key
 from hpstage.locations import open_places
 from hpstage.optuna.ledger import Ledger, samplers
+from hpstage.optuna.patience import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.presence import Presence
 from hpstage.progress import Progress
 from hpstage.result import Result, savings
-from hpstage.roster import Roster
+from hpstage.roster import Roster, name_in
 from hpstage.schedule import Scalar
 from hpstage.scheduling import Scheduler
 from hpstage.session import Callback, Session, missing_metric
@@ -99,7 +100,8 @@ def optimize(
             another ``algorithm``: its trials count among ``n_trials``, the algorithm is told again what is known of
             them, and what was kept is trained on. A finished trial that is trained on gains its longer result in a
             new trial of the study (Optuna's finished trials cannot be changed), with all its values and the user
-            attribute ``hpstage:extends``.
+            attribute ``hpstage:extends``. Forks of population based training are made again by it, and stay as they
+            are under another algorithm. An asynchronous algorithm may go on a little each time.
         sharing: ``False`` trains every trial alone, for comparison.
         checkpoint_every: steps after which a state is kept at the latest; by default about a minute of training.
 
@@ -125,17 +127,18 @@ def optimize(
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         plan = open_plan(places.journal, workload, described, sharing=sharing)
         hands.use(places.checkpoints)
+        closing.enter_context(patient(study))
+        ledger = Ledger(study)
         me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
         presence = Presence(places.journal, me) if isinstance(places.journal, Leases) else None
         scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every)
         driver = Driver(plan, scheduler, hands, places.journal, presence=presence)
         if presence is not None:
             closing.callback(presence.close)
-            joined = presence.enter(study.study_name, hands.pool, list(plan.drivers.values()))
+            joined = presence.enter(study.study_name, ledger.identity(), hands.pool, list(plan.drivers.values()))
             closing.callback(_part, hands, driver)
             driver.remember([joined])
             driver.bury()
-        progress = closing.enter_context(Progress(show_progress_bar, study.study_name, n_trials))
 
         def try_out(initial: Mapping[str, Scalar]) -> None:
             found = hands.try_out(initial)
@@ -143,12 +146,13 @@ def optimize(
                 if found is not None and name not in found:
                     raise UsageError(missing_metric(name, found))
 
+        name = name_in(plan, ledger)
         chain = samplers(study)
         for sampler in chain:
             if isinstance(sampler, StageTreeSampler):
                 sampler.attach(space, steps)
         started = SearchStarted(
-            study=study.study_name,
+            study=name,
             algorithm=repr(algorithm),
             metric=metrics,
             steps=steps,
@@ -156,8 +160,9 @@ def optimize(
             sampler=" over ".join(type(sampler).__qualname__ for sampler in chain),
             at=time.time(),
             extends=extend,
+            identity=ledger.identity(),
         )
-        ledger = Ledger(study)
+        progress = closing.enter_context(Progress(show_progress_bar, name, n_trials))
         roster = Roster(ledger, driver, started, space, before_first=try_out)
         session = Session(
             ledger,
@@ -179,7 +184,7 @@ def optimize(
             logger.warning("Interrupted. All that was reached is kept: the same call goes on with a study in storage.")
             raise
         makespan = time.monotonic() - began
-        before = plan.searches[study.study_name].before
+        before = plan.searches[name].before
         ids = [trial.id for trial in roster.trials if trial.id in plan.trials]
         saved = savings(
             plan,
@@ -191,7 +196,7 @@ def optimize(
             workers=scheduler.most_workers,
         )
         progress.update(plan, scheduler, session.finished, at_once=True)
-        return Result(study, saved, places.folder, plan, tuple(read_facts(places.journal)))
+        return Result(study, saved, places.folder, plan, tuple(read_facts(places.journal)), name)
 
 
 def _part(hands: Executor, driver: Driver) -> None:

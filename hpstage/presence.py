@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpstage.errors import StoreError, UsageError
@@ -46,20 +46,21 @@ class Presence:
         self._tokens: dict[str, int] = {}
         self._renewing: threading.Thread | None = None
 
-    def enter(self, study: str, pool: str, others: Iterable[DriverJoined]) -> DriverJoined:
-        """Take the leases; returns what the others are to know.
+    def enter(self, study: str, identity: str, pool: str, others: Sequence[DriverJoined]) -> DriverJoined:
+        """Take the leases of this driver and of the study; returns what the others are to know.
 
         Raises:
             UsageError: another process drives the study.
         """
-        name = _of_study(study)
+        name = f"study/{identity}"
         self._free(name, others)
         began = time.monotonic()
         while (tokens := self._leases.acquire_all([_of(self._driver), name], self._driver, self._seconds)) is None:
             held = self._leases.holder(name)
             # An owner that is alive renews its lease: more seconds are left than there can be of a dead one's.
             waited = time.monotonic() - began
-            if held is not None and waited > 1.0 and held.seconds > self._seconds - waited + 1.0:
+            renewed = held is not None and waited > 1.0 and held.seconds > self._seconds - waited + 1.0
+            if held is not None and (renewed or any(o.driver == held.owner and self._is_here(o) for o in others)):
                 raise UsageError(
                     f"study {study!r} is being driven by another process ({held.owner}); wait until it ends, or give "
                     f"this study another name"
@@ -89,7 +90,7 @@ class Presence:
         self._leases.release(name, token)
         return True
 
-    def _free(self, name: str, others: Iterable[DriverJoined]) -> None:
+    def _free(self, name: str, others: Sequence[DriverJoined]) -> None:
         """Give back the lease of a study whose driver died on this host, so that nobody has to wait for it."""
         held = self._leases.holder(name)
         for other in others:
@@ -98,6 +99,9 @@ class Presence:
 
     def _has_died(self, other: DriverJoined) -> bool:
         return other.host == self._host and not _is_alive(other.pid)
+
+    def _is_here(self, other: DriverJoined) -> bool:
+        return other.host == self._host and _is_alive(other.pid)
 
     def close(self) -> None:
         """Give the leases back."""
@@ -118,10 +122,6 @@ class Presence:
 
 def _of(driver: DriverId) -> str:
     return f"driver/{driver}"
-
-
-def _of_study(study: str) -> str:
-    return f"study/{study}"
 
 
 def _is_alive(pid: int) -> bool:

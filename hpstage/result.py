@@ -126,6 +126,12 @@ class Result:
     """The search plan as this call left it."""
     journal: tuple[Fact, ...]
     """The facts that it is folded from."""
+    search: str = ""
+    """The study's name in the plan, if it is another than its own."""
+
+    def trial_id(self, number: int) -> TrialId:
+        """A trial's id in the plan."""
+        return TrialId(f"{self.search or self.study.study_name}/{number}")
 
     def write_report(self, folder: str | PathLike[str]) -> Path:
         """Write the report into a folder (made if needed) and return its first page."""
@@ -151,7 +157,7 @@ class Result:
             UsageError: the trial is not on this plan.
         """
         number = trial if isinstance(trial, int) else trial.number
-        planned = self.plan.trials.get(TrialId(f"{self.study.study_name}/{number}"))
+        planned = self.plan.trials.get(self.trial_id(number))
         if planned is None:
             raise UsageError(f"study {self.study.study_name!r} has trained no trial {number} on this store")
         return dict(planned.schedules)

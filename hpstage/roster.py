@@ -76,22 +76,18 @@ class Roster(Trials):
     def begin(self) -> None:
         """Start a search, or take over the trials of the one that was interrupted or is extended."""
         record = self._driver.plan.searches.get(self._started.study)
-        numbers = {trial.number for trial in self._ledger.trials()}
-        # An in-memory study does not outlive its process; the plan does. Then the search begins anew.
-        there = record is not None and all(p.number is None or p.number in numbers for p in record.proposed)
-        if record is not None and there and not record.ended and record.started.same_call(self._started):
+        if record is not None and not record.ended and record.started.same_call(self._started):
             self._take_over(record, [])
         elif self._started.extends:
-            if record is None or not there:
+            if record is None:
                 raise UsageError(
-                    f"extend=True, but {'the trials of ' if record else ''}the last search of study "
-                    f"{self._started.study!r} {'are not in its storage' if record else 'is not on this store'}; leave "
-                    f"extend out to begin a search"
+                    f"extend=True, but this store knows no search of study {self._ledger.name!r}; leave extend out to "
+                    f"begin one"
                 )
             _check_extension(record.started, self._started)
             self._take_over(record, [self._started])
         else:
-            self._warn_of_what_is_left(record if there else None)
+            self._warn_of_what_is_left(record)
             state = self._sampler.take()
             self._driver.remember([self._started, TrialProposed(self._started.study, None, None, state)])
 
@@ -127,14 +123,17 @@ class Roster(Trials):
         """The trials of an earlier search with schedules of this one's steps. Changes nothing."""
         steps = self._started.steps
         longer: dict[TrialId, TrialAdded] = {}
+        origins: dict[TrialId, TrialId] = {}
         for proposed, frozen in trials:
             planned = self._driver.plan.trials.get(proposed.trial or TrialId(""))
             if planned is None:
                 continue  # a fork that could not be
+            origins[planned.id] = planned.id if proposed.extends is None else origins[proposed.extends]
             schedules = dict(planned.schedules)
             if planned.steps < steps:
                 try:
-                    schedules = describe(self._space, frozen, steps)
+                    first = int(str(origins[planned.id]).rpartition("/")[2])
+                    schedules = describe(self._space, self._ledger.stand_in(frozen, first), steps)
                 except UsageError:
                     raise
                 except ValueError as error:  # of Optuna, about its parameters
@@ -157,7 +156,7 @@ class Roster(Trials):
     def _warn_of_what_is_left(self, record: SearchRecord | None) -> None:
         """Say what a new search leaves behind."""
         known = self._driver.plan.trials
-        name = self._ledger.name
+        name = self._started.study
         if record is not None and not record.ended:
             logger.warning(
                 "Study %r holds an interrupted search with other arguments (%s); its open trials stay as they are. "
@@ -200,7 +199,7 @@ class Roster(Trials):
     def fork(self, fork: Fork) -> SessionTrial:
         """The trial that an algorithm wants to grow out of another: made now, or by the call that was interrupted."""
         donor = self.trials[fork.donor]
-        forked = ForkedFrom(donor.origin, fork.step, dict(fork.params))
+        forked = ForkedFrom(donor.origin, fork.step, {name: repr(value) for name, value in fork.params.items()})
         for made in self.unclaimed:
             if made.fork == forked:
                 self.unclaimed.remove(made)
@@ -217,9 +216,9 @@ class Roster(Trials):
             return entered
         return self._add(trial, schedules, forked)
 
-    def had(self, trial: SessionTrial, step: int) -> bool:
-        """Was the trial's value at ``step`` asked for before it was finished?"""
-        return step in trial.reported or step in self._driver.plan.trials[trial.id].targets
+    def reach(self, trial: SessionTrial) -> int:
+        """The farthest step of which a trial has, or was asked for, its value."""
+        return max([0, self._driver.plan.trials[trial.id].asked, *trial.reported])
 
     def carry_on(self, trial: SessionTrial) -> None:
         """Let a finished trial gain a longer result, in a trial of the study that takes its place."""
@@ -237,7 +236,7 @@ class Roster(Trials):
 
     def _describe(self, trial: Trial) -> dict[str, Schedule]:
         try:
-            return self._ledger.patiently(lambda: describe(self._space, trial, self._started.steps))
+            return describe(self._space, trial, self._started.steps)
         except Exception:
             self._ledger.finish(trial.number, None, TrialState.FAIL)
             raise
@@ -281,6 +280,15 @@ class Roster(Trials):
         if trial.finished:
             return trial.state == TrialState.PRUNED
         return self._ledger.should_prune(trial.storage_id)
+
+
+def name_in(plan: SearchPlan, ledger: Ledger) -> str:
+    """The study's name in the plan: its own, unless another study of that name was there first."""
+    identity = ledger.identity()
+    record = plan.searches.get(ledger.name)
+    if record is None or record.started.identity == identity:
+        return ledger.name
+    return f"{ledger.name}@{identity[:8]}"
 
 
 def _check_extension(last: SearchStarted, now: SearchStarted) -> None:

@@ -148,9 +148,10 @@ class Session:
         if self._synchronous:
             self._order.append(target)
         if trial.finished and trial.barred is None:
-            if self._started.extends and not self._roster.had(trial, step):
-                self._roster.carry_on(trial)
-                self.finished -= 1
+            if self._started.extends:
+                if step > self._roster.reach(trial):
+                    self._roster.carry_on(trial)
+                    self.finished -= 1
             elif not self._driver.knows(trial.id, step):
                 # An asynchronous search that was interrupted decided otherwise then.
                 trial.barred = UserFailure(summary="ended in an earlier session", traceback="")
@@ -192,7 +193,8 @@ class Session:
             failure = UserFailure(summary=f"{unknown[0]} is NaN at step {step}", traceback="")
         assert failure is not None
         self.failed += 1
-        self._warn(trial, failure)
+        if trial.barred is None or not trial.finished:
+            self._warn(trial, failure)
         if not trial.finished:
             attrs = {"hpstage:failure": failure.summary[:1000], "hpstage:traceback": failure.traceback[-20000:]}
             self._ledger.note(trial.storage_id, attrs)

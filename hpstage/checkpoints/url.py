@@ -21,8 +21,9 @@ from hpstage.events import Kept, StateKey
 
 # Seconds after which files without a manifest are taken for abandoned. A writer that needs half as long begins anew.
 _ABANDONED = 24 * 3600.0
-# Seconds after which a manifest that is still not whole is taken for spoilt, where files are not written at once.
-_WRITTEN_BY_NOW = 0.05
+# Seconds between looks at a manifest that is not whole, before it is taken for spoilt. Several, for each look may meet
+# another writer's moment between making the file and filling it.
+_LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2)
 
 _TOKEN = re.compile(r"state-([0-9a-f]{1,64})\.(?:safetensors|json)")
 
@@ -190,16 +191,16 @@ class UrlCheckpoints(CheckpointStore):
 
         On file systems that do not put files at once it may be seen half written: no JSON then.
         """
-        seen: bytes | None = None
-        while True:
+        content = b""
+        for pause in _LOOKS:
+            time.sleep(pause)
             try:
                 content = place.read(files.MANIFEST)
             except FileNotFoundError:
                 return None
-            if content == seen or _is_json(content):
-                return content
-            seen = content
-            time.sleep(_WRITTEN_BY_NOW)
+            if _is_json(content):
+                break
+        return content
 
     def _remove(self, place: UrlPlace) -> None:
         """Make a checkpoint disappear at once, then remove its files.

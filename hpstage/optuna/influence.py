@@ -17,8 +17,9 @@ Draw = Callable[[str, BaseDistribution], Any]
 class Probe(optuna.trial.FixedTrial):
     """Stands before the space in a trial's place: a parameter has the value that ``draw`` gives it when first asked."""
 
-    def __init__(self, draw: Draw, number: int) -> None:
+    def __init__(self, draw: Draw, number: int, study: optuna.Study | None = None) -> None:
         super().__init__({}, number)
+        self.study = study
         self._draw = draw
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> Any:

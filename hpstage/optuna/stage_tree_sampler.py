@@ -98,6 +98,8 @@ class StageTreeSampler(BaseSampler):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_studies"]  # holds locks and weak references
+        if not self._given:
+            state["_space"] = None  # said again by the next search; may be a function within another
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -166,7 +168,7 @@ class StageTreeSampler(BaseSampler):
             so_far.params[name], so_far.distributions[name] = value, distribution
             return value
 
-        probe = Probe(draw, trial.number)
+        probe = Probe(draw, trial.number, study)
         describe(space, probe, self._steps)
         params, distributions = dict(probe.params), probe.distributions
         begin = begins(space, self._steps, params, distributions, self.radius)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpstage.events import Fact, NodeId, SearchStarted, StateReached, TrialId, WorkerId
+from hpstage.events import Fact, NodeId, SearchStarted, StateReached, WorkerId
 from hpstage.plan import PlannedTrial
 from hpstage.schedule import Scalar
 
@@ -33,7 +33,7 @@ def search_of(result: Result) -> SearchFacts:
     journal = result.journal
     for position in reversed(range(len(journal))):
         fact = journal[position]
-        if isinstance(fact, SearchStarted) and fact.study == result.study.study_name:
+        if isinstance(fact, SearchStarted) and fact.study == (result.search or result.study.study_name):
             return SearchFacts(fact, journal[position:])
     return SearchFacts(None, journal)
 
@@ -50,7 +50,7 @@ def planned(result: Result) -> dict[int, PlannedTrial]:
     """The study's trials that are in the plan, by their number."""
     found = {}
     for trial in result.study.get_trials(deepcopy=False):
-        known = result.plan.trials.get(TrialId(f"{result.study.study_name}/{trial.number}"))
+        known = result.plan.trials.get(result.trial_id(trial.number))
         if known is not None:
             found[trial.number] = known
     return found

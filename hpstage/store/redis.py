@@ -36,6 +36,10 @@ class RedisJournal(Store):
     Redis 6.2 or newer, one server (no Redis Cluster). What was acknowledged is as safe as the server keeps it: with
     ``appendonly yes`` it survives ``kill -9`` of the server. Two stores of one server take two prefixes.
 
+    Requests that callers name are remembered for ever, at some 100 bytes each: a process may come back with one after
+    days. An append without one is repeated by this handle alone, so its last append is all that is remembered of it,
+    until it is closed.
+
     While the server is away, calls wait and are repeated, for ``patience`` seconds, then raise :class:`StoreError`. An
     append is applied once however often it is repeated; one that raised may have been applied or may yet be, until the
     handle's next append, but never after it. A ``release`` that was repeated may say that the lease was not held.

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
-from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, InvalidResponse, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from hpstage.errors import StoreError, UsageError
@@ -40,7 +40,7 @@ _REMEDIES = {
     "CLUSTERDOWN": "the server is a node of a Redis Cluster, which is not supported; use a single server",
 }
 # The server will answer when it has loaded its file, or ended someone's long script.
-_PASSING = ("LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN")
+_PASSING = re.compile(r"\b(LOADING|BUSY|MASTERDOWN|TRYAGAIN)\b")
 _WITHOUT_CODE = {
     "OutOfMemoryError": "OOM",
     "ReadOnlyError": "READONLY",
@@ -124,49 +124,49 @@ class RedisServer:
                 raise StoreError(f"the connection to {self.where} is closed")
             try:
                 return action()
-            except BaseException as error:
+            except Exception as error:
                 if not isinstance(error, ResponseError):
                     self.answered = False
                 # close() takes the socket away under those who read from it, who then fail in ways of many kinds.
-                if isinstance(error, Exception) and not self.closed:
+                if not self.closed:
                     if not isinstance(error, RedisError):
                         raise
-                    problem = self._explain(error)
-                    if problem is None and time.monotonic() + pause >= deadline:
-                        tls = ", speaks TLS there" if self.where.startswith("rediss:") else ""
-                        problem = StoreError(
-                            f"{self.where} does not answer ({_plain(error)}); see that the server runs{tls} and can be "
-                            f"reached from here, then run again: nothing acknowledged is lost"
-                        )
+                    problem = self._explain(error, last=time.monotonic() + pause >= deadline)
                     if problem is not None:
                         raise problem from error
-                elif not isinstance(error, Exception):
-                    raise
+            except BaseException:
+                self.answered = False
+                raise
             self._closed.wait(pause)
             pause = min(2 * pause, longest)
 
-    def _explain(self, error: RedisError) -> StoreError | None:
-        """The failure in plain words; ``None``: it will pass."""
+    def _explain(self, error: RedisError, *, last: bool) -> StoreError | None:
+        """The failure in plain words; ``None``: it may pass, and this try was not the last."""
         if isinstance(error, AuthenticationError) or (isinstance(error, ResponseError) and "AUTH" in str(error)):
             return StoreError(
                 f"{self.where} refuses the user name or password ({_plain(error)}); give them in the URL, "
                 f"redis://USER:PASSWORD@HOST:PORT, with signs such as / or @ as %2F or %40"
             )
-        code = _WITHOUT_CODE.get(type(error).__name__, "")
-        text = f"{code} {error}"
-        if any(re.search(rf"\b{passing}\b", text) for passing in _PASSING):
-            return None
-        if isinstance(error, ResponseError):
-            for word, remedy in _REMEDIES.items():
-                if re.search(rf"\b{word}\b", text):
-                    return StoreError(f"{self.where}: {remedy} ({_plain(error)})")
-            return StoreError(f"{self.where}: {_plain(error)}: this should not happen, please report it")
+        text = f"{_WITHOUT_CODE.get(type(error).__name__, '')} {error}"
         if "CERTIFICATE_VERIFY_FAILED" in text:
             return StoreError(
                 f"{self.where}: the server's certificate is not trusted ({_plain(error)}); give its authority's in the "
                 f"URL, ?ssl_ca_certs=FILE"
             )
-        return None
+        if isinstance(error, InvalidResponse):
+            return StoreError(f"{self.where}: what answers there is no Redis server; mend the address")
+        if isinstance(error, redis.ConnectionError | redis.TimeoutError) or re.search(_PASSING, text):
+            if not last:
+                return None
+            tls = ", speaks TLS there" if self.where.startswith("rediss:") else ""
+            return StoreError(
+                f"{self.where} does not answer ({_plain(error)}); see that the server runs{tls} and can be reached "
+                f"from here, then run again: nothing acknowledged is lost"
+            )
+        for word, remedy in _REMEDIES.items():
+            if re.search(rf"\b{word}\b", text):
+                return StoreError(f"{self.where}: {remedy} ({_plain(error)})")
+        return StoreError(f"{self.where}: {_plain(error)}: this should not happen, please report it")
 
 
 def _shown(url: str) -> str:

@@ -71,7 +71,6 @@ class SQLiteJournal(Store):
         self, path: str | os.PathLike[str], *, patience: float = 60.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.path = Path(path).absolute()
-        self._patience = patience
         self._clock = clock
         self._owner = os.getpid()
         self._changed = threading.Condition()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -256,6 +257,27 @@ def test_a_server_that_may_throw_keys_away_is_refused(start_redis: StartRedis) -
     server = start_redis("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
     with pytest.raises(StoreError, match=r"allkeys-lru.*set it to noeviction"):
         RedisJournal(server.url)
+
+
+def test_a_server_that_speaks_something_else_is_said_plainly() -> None:
+    class Web(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1000)
+            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Web) as web:
+        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(StoreError, match="no Redis server; mend the address"):
+            RedisJournal(f"redis://127.0.0.1:{web.server_address[1]}", patience=0.2)
+        web.shutdown()
+
+
+def test_a_record_that_is_no_bytes_is_refused_at_once_and_changes_nothing(shared_redis: RedisServer) -> None:
+    with closing(RedisJournal(shared_redis.url, prefix="no bytes")) as journal:
+        with pytest.raises(StoreError):
+            journal.append([b"a", object()], request="r")  # type: ignore[list-item]
+        assert len(journal) == 0
+        assert journal.append([b"a"], request="r") == 0
 
 
 # --- servers that forget ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sqlite3
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import optuna
 import pytest
+import redis
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
 from optuna.trial import TrialState
@@ -21,10 +23,10 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import ASHA, Hyperband, PopulationBasedTraining, SuccessiveHalving
 from hpstage.errors import StoreError
-from hpstage.optuna.ledger import Ledger
+from hpstage.optuna.patience import patient
 from hpstage.store import MemoryJournal
 from tests.redis_server import RedisServer
-from tests.toys import Failing, Tape
+from tests.toys import Failing, Tape, alone
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
@@ -179,7 +181,7 @@ def test_a_storage_that_stays_away_ends_the_call_with_the_remedy_and_the_next_ca
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = create(redis_storage(redis_server))
-    monkeypatch.setattr("hpstage.front_door.Ledger", partial(Ledger, patience=0.3))
+    monkeypatch.setattr("hpstage.front_door.patient", partial(patient, patience=0.3))
     algorithm = SuccessiveHalving(2, 2)
     with pytest.raises(StoreError, match=r"away for 0 s .*run the same command again"):
         run(
@@ -206,3 +208,111 @@ def test_errors_of_the_users_space_are_not_taken_for_the_storages(storage: BaseS
     with pytest.raises(OSError, match="a file of the user's"):
         run(create(storage), space=broken)
     assert calls == [0]
+
+
+class Flaky(JournalStorage):
+    """A storage whose ``at``-th call fails for want of the server: before it takes effect, or only its answer."""
+
+    CALLS = (
+        "create_new_trial",
+        "set_trial_param",
+        "set_trial_state_values",
+        "set_trial_intermediate_value",
+        "set_trial_user_attr",
+        "set_trial_system_attr",
+        "get_trial",
+        "get_all_trials",
+    )
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(JournalFileBackend(str(path)))
+        self.at, self.calls, self.after = 0, 0, False
+
+    def __getattribute__(self, name: str) -> Any:
+        method = super().__getattribute__(name)
+        if name not in Flaky.CALLS:
+            return method
+
+        def flaky(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            fails = self.calls == self.at
+            if fails and not self.after:
+                raise redis.ConnectionError("the request was lost")
+            done = method(*args, **kwargs)
+            if fails:
+                raise redis.ConnectionError("the answer was lost")
+            return done
+
+        return flaky
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kind", ["pbt", "grid", "queued"])
+def test_a_call_that_fails_anywhere_takes_effect_once(
+    tmp_path: Path, kind: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpstage.optuna.patience._PAUSES", (0.001, 0.001))
+
+    def play(folder: Path, at: int) -> tuple[list[tuple[object, ...]], int]:
+        folder.mkdir()
+        storage = Flaky(folder / "optuna.log")
+        samplers = {
+            "pbt": optuna.samplers.RandomSampler(seed=1),
+            "grid": optuna.samplers.GridSampler({"a": [1, 2], "late": [1, 5], "b": [0.5]}, seed=1),
+            "queued": optuna.samplers.TPESampler(seed=1, n_startup_trials=2),
+        }
+        study = optuna.create_study(study_name="x", direction="maximize", storage=storage, sampler=samplers[kind])
+        if kind == "queued":
+            study.enqueue_trial({"a": 3})
+        storage.at, storage.calls, storage.after = at, 0, after
+        algorithm = PopulationBasedTraining(4, quantile=0.5) if kind == "pbt" else SuccessiveHalving(4, 2)
+        run(study, algorithm=algorithm, n_trials=4)
+        return outcome(study), storage.calls
+
+    expected, calls = play(tmp_path / "undisturbed", 0)
+    assert calls > 60 and all(trial[2].is_finished() for trial in expected)
+    for at in range(1, calls + 1, 5):
+        assert play(tmp_path / f"{at}", at)[0] == expected, f"call {at} of {calls}"
+
+
+def test_two_studies_of_one_name_live_on_one_store() -> None:
+    journal = MemoryJournal()
+    for seed in (1, 2):
+        study = create(InMemoryStorage())
+        study.sampler = optuna.samplers.RandomSampler(seed=seed)
+        result = run(study, Tape(), store=journal)
+        for trial in study.trials:
+            assert trial.value == alone(result.schedules(trial), 8).score
+        assert len(study.trials) == 10
+
+
+@pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
+def test_a_grid_is_searched_and_extended_under_every_algorithm(storage: BaseStorage, algorithm: Any) -> None:
+    journal = MemoryJournal()
+    study = create(storage)
+    study.sampler = optuna.samplers.GridSampler({"a": [1, 2, 3], "late": [1, 2], "b": [0.5]}, seed=0)
+    run(study, Tape(), algorithm=algorithm, store=journal, n_trials=5)
+    run(study, Tape(), algorithm=algorithm, store=journal, n_trials=6, steps=12, extend=True)
+    assert all(trial.state.is_finished() for trial in study.trials)
+    study.sampler = optuna.samplers.GridSampler({"a": [1, 2], "late": [5], "b": [1.0]}, seed=0)
+    before = len(study.trials)
+    run(study, Tape(), store=journal, n_trials=None)
+    assert len(study.trials) == before + 2
+
+
+def test_what_a_user_wrote_on_a_trial_is_on_the_one_that_takes_its_place(storage: BaseStorage) -> None:
+    def marked(trial: optuna.Trial) -> dict[str, object]:
+        if isinstance(trial, optuna.Trial):
+            trial.set_user_attr("mine", trial.number)
+        assert trial.study.study_name == "x"
+        return {"a": trial.suggest_float("a", 0, 1), "fold": trial.number % 3}
+
+    journal = MemoryJournal()
+    study = create(storage)
+    run(study, Tape(), store=journal, n_trials=4, space=marked)
+    before = [copy.deepcopy(trial) for trial in study.trials]
+    for steps in (12, 16):
+        run(study, Tape(), store=journal, n_trials=4, steps=steps, space=marked, extend=True)
+    assert study.trials[:4] == before
+    assert [trial.user_attrs["mine"] for trial in study.trials] == [0, 1, 2, 3] * 3
+    assert [trial.last_step for trial in study.trials] == [8] * 4 + [12] * 4 + [16] * 4

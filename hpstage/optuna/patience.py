@@ -1,0 +1,223 @@
+"""PatientStorage: an Optuna storage that may be away for a while, and then is as if it had not been."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+import uuid
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.study import StudyDirection
+from optuna.study._frozen import FrozenStudy
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from hpstage.errors import StoreError
+
+logger = logging.getLogger("hpstage")
+
+T = TypeVar("T")
+
+# Seconds for which a storage may be away: a restart of a server, a failover, a locked file.
+PATIENCE = 600.0
+# Between two attempts; doubled from the first to the second.
+_PAUSES = (0.05, 5.0)
+# The share of it for which a storage that answers may refuse: a lock that is held, a connection that broke.
+_REFUSALS = 0.1
+# What waiting does not mend.
+_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+# A system attribute by which a trial is known whose making was not answered.
+_TOKEN = "hpstage:token"
+
+
+@contextmanager
+def patient(study: optuna.Study, *, patience: float = PATIENCE) -> Iterator[None]:
+    """Let all that uses the study's storage, samplers and callbacks included, wait for it where it is away."""
+    storage = study._storage
+    if isinstance(storage, InMemoryStorage | PatientStorage):
+        yield
+        return
+    study._storage = PatientStorage(storage, study._study_id, patience)
+    try:
+        yield
+    finally:
+        study._storage = storage
+
+
+class PatientStorage(BaseStorage):
+    """Tries again what fails for want of the storage; each call takes effect once, also if only its answer got lost.
+
+    Raises:
+        StoreError: the storage stays away for ``patience`` seconds, or cannot be written (a full disk).
+    """
+
+    def __init__(self, storage: BaseStorage, study_id: int, patience: float) -> None:
+        self._storage = storage
+        self._study_id = study_id
+        self._patience = patience
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    # --- what is not the same when it is done twice -------------------------------------------------------
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        template = create_trial(state=TrialState.RUNNING) if template_trial is None else template_trial
+        token = uuid.uuid4().hex
+        template.system_attrs = {**template.system_attrs, _TOKEN: token}
+
+        def made() -> int | None:
+            trials = self._storage.get_all_trials(study_id, deepcopy=False)
+            return next((t._trial_id for t in reversed(trials) if t.system_attrs.get(_TOKEN) == token), None)
+
+        return self._once(lambda: self._storage.create_new_trial(study_id, template), made)
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        def done() -> bool | None:
+            return True if self._storage.get_trial(trial_id).state == state else None
+
+        return self._once(lambda: self._storage.set_trial_state_values(trial_id, state, values), done)
+
+    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
+        return self._storage.create_new_study(directions, study_name)
+
+    def delete_study(self, study_id: int) -> None:
+        self._storage.delete_study(study_id)
+
+    # --- the rest -----------------------------------------------------------------------------------------
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._again(lambda: self._storage.set_study_user_attr(study_id, key, value))
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._again(lambda: self._storage.set_study_system_attr(study_id, key, value))
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        return self._again(lambda: self._storage.get_study_id_from_name(study_name))
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        return self._again(lambda: self._storage.get_study_name_from_id(study_id))
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        return self._again(lambda: self._storage.get_study_directions(study_id))
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._again(lambda: self._storage.get_study_user_attrs(study_id))
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._again(lambda: self._storage.get_study_system_attrs(study_id))
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        return self._again(self._storage.get_all_studies)
+
+    def set_trial_param(
+        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
+    ) -> None:
+        self._again(lambda: self._storage.set_trial_param(trial_id, param_name, param_value_internal, distribution))
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        self._again(lambda: self._storage.set_trial_intermediate_value(trial_id, step, intermediate_value))
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._again(lambda: self._storage.set_trial_user_attr(trial_id, key, value))
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._again(lambda: self._storage.set_trial_system_attr(trial_id, key, value))
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        return self._again(lambda: self._storage.get_trial(trial_id))
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        return self._again(lambda: self._storage.get_all_trials(study_id, deepcopy, states))
+
+    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
+        return self._again(lambda: self._storage.get_trial_id_from_study_id_trial_number(study_id, trial_number))
+
+    def remove_session(self) -> None:
+        self._storage.remove_session()
+
+    # --- absences -----------------------------------------------------------------------------------------
+
+    def _once(self, work: Callable[[], T], done: Callable[[], T | None]) -> T:
+        """Do ``work``, unless an attempt that failed has done it: then what ``done`` finds."""
+        failed = False
+
+        def attempt() -> T:
+            nonlocal failed
+            if failed:
+                found = done()
+                if found is not None:
+                    return found
+            try:
+                return work()
+            except Exception:
+                failed = True
+                raise
+
+        return self._again(attempt)
+
+    def _again(self, work: Callable[[], T]) -> T:
+        began = None
+        pause, longest = _PAUSES
+        while True:
+            try:
+                done = work()
+            except Exception as error:
+                if not _may_pass(error):
+                    raise
+                now = time.monotonic()
+                began = now if began is None else began
+                if now == began:
+                    logger.warning(
+                        "The storage of the study does not answer (%s: %s); waiting for it. Training goes on.",
+                        type(error).__name__,
+                        error,
+                    )
+                if now - began > _REFUSALS * self._patience and self._answers():
+                    raise  # it is there, and refuses this
+                if now - began > self._patience:
+                    raise StoreError(
+                        f"the study's storage has been away for {now - began:.0f} s ({type(error).__name__}: {error}); "
+                        f"all that was trained is kept: bring it back and run the same command again"
+                    ) from error
+                time.sleep(pause)
+                pause = min(longest, 2 * pause)
+            else:
+                if began is not None:
+                    logger.warning("The storage of the study is back after %.1f s.", time.monotonic() - began)
+                return done
+
+    def _answers(self) -> bool:
+        """Does the storage answer a question that every storage can answer?"""
+        try:
+            self._storage.get_study_name_from_id(self._study_id)
+        except Exception:
+            return False
+        return True
+
+
+def _may_pass(error: Exception) -> bool:
+    """May the same call succeed later?
+
+    Raises:
+        StoreError: no, and the user must do something about it.
+    """
+    if isinstance(error, UpdateFinishedTrialError | KeyError):
+        return False
+    if isinstance(error, OSError):
+        if error.errno in _LASTING:
+            raise StoreError(
+                f"the study's storage cannot be written ({error.strerror}): mend that and run the same command again; "
+                f"all that was trained is kept"
+            ) from error
+        return True
+    home = type(error).__module__.partition(".")[0]
+    return isinstance(error, StorageInternalError) or home in ("redis", "sqlalchemy", "grpc")
