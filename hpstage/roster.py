@@ -115,7 +115,9 @@ class Roster(Trials):
         self._sampler.put([proposed.sampler for proposed in record.proposed])
         last = max((frozen.number for _, frozen in trials), default=-1)
         for number, frozen in by_number.items():
-            if number > last and not frozen.state.is_finished() and "hpstage:search" in frozen.user_attrs:
+            ours = "hpstage:search" in frozen.user_attrs and not frozen.state.is_finished()
+            latest = number > last or "fixed_params" in frozen.system_attrs
+            if ours and latest and TrialId(f"{self._started.study}/{number}") not in self._driver.plan.trials:
                 # Cut off while it was being proposed; the next proposal takes its place.
                 self._ledger.withdraw(frozen)
 
@@ -185,8 +187,7 @@ class Roster(Trials):
 
     def propose(self) -> SessionTrial:
         """One more trial of the sampler's."""
-        trial = self._ledger.propose()
-        self._ledger.note(trial._trial_id, {"hpstage:search": self._started.study})
+        trial = self._ledger.propose({"hpstage:search": self._started.study})
         schedules = self._describe(trial)
         if not self.trials:
             try:

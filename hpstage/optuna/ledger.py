@@ -54,9 +54,17 @@ class Ledger:
 
     # --- beginnings ---------------------------------------------------------------------------------------
 
-    def propose(self) -> Trial:
-        """A trial that the sampler fills when the space asks for parameters, or the next one in the queue."""
-        return self.study.ask()
+    def propose(self, attrs: Mapping[str, Any]) -> Trial:
+        """A trial that the sampler fills when the space asks for parameters, or the next one in the queue.
+
+        As ``study.ask()``, but that the trial has its attributes before it runs: if this process dies here, the next
+        one knows it by them.
+        """
+        for queued in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self.note(queued._trial_id, attrs)
+            if self.study._storage.set_trial_state_values(queued._trial_id, TrialState.RUNNING):
+                return Trial(self.study, queued._trial_id)
+        return Trial(self.study, self._create(user_attrs=dict(attrs)))
 
     def exhausted(self) -> bool:
         """Has the sampler of a finite space proposed all of it? It would go on with what is still being trained."""

@@ -267,10 +267,11 @@ def test_a_call_that_fails_anywhere_takes_effect_once(
         storage.at, storage.calls, storage.after = at, 0, after
         algorithm = PopulationBasedTraining(4, quantile=0.5) if kind == "pbt" else SuccessiveHalving(4, 2)
         run(study, algorithm=algorithm, n_trials=4)
-        return outcome(study), storage.calls
+        calls, storage.at = storage.calls, 0  # what is asked from here on is the test's own
+        return outcome(study), calls
 
     expected, calls = play(tmp_path / "undisturbed", 0)
-    assert calls > 60 and all(trial[2].is_finished() for trial in expected)
+    assert calls > 50 and all(trial[2].is_finished() for trial in expected)
     for at in range(1, calls + 1, 5):
         assert play(tmp_path / f"{at}", at)[0] == expected, f"call {at} of {calls}"
 
