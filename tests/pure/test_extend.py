@@ -220,19 +220,24 @@ def test_more_steps_without_extend_propose_new_trials_and_say_so(caplog: pytest.
     assert "extend=True" in caplog.text
 
 
+def searched(journal: MemoryJournal) -> int:
+    """Records of the journal, but for those of drivers that come and go."""
+    return sum(b'"Driver' not in record for record in journal.read())
+
+
 def test_what_cannot_be_extended_is_refused_before_anything_is_trained() -> None:
     study, journal = create(), MemoryJournal()
     with pytest.raises(UsageError, match=r"this store knows no search of study"):
         run(study, journal, extend=True)
     run(study, journal, n_trials=2)
-    before = len(journal)
+    before = searched(journal)
     with pytest.raises(UsageError, match="have 8 steps already"):
         run(study, journal, n_trials=2, steps=6, extend=True)
     with pytest.raises(UsageError, match="for metric score"):
         run(study, journal, n_trials=2, metric="hash", extend=True)
     with pytest.raises(UsageError, match=r"this store knows no search of study"):
         run(create(), journal, n_trials=2, extend=True)
-    assert len(journal) == before
+    assert searched(journal) == before
 
 
 def test_a_space_whose_schedules_were_others_before_cannot_be_extended() -> None:
@@ -241,10 +246,10 @@ def test_a_space_whose_schedules_were_others_before_cannot_be_extended() -> None
 
     study, journal = create(), MemoryJournal()
     run(study, journal, n_trials=2, space=stretched(8))
-    before = len(journal)
+    before = searched(journal)
     with pytest.raises(UsageError, match=r"trial 0 had another schedule of 'a' in its first 8 steps"):
         run(study, journal, n_trials=2, steps=12, space=stretched(12), extend=True)
-    assert len(journal) == before
+    assert searched(journal) == before
     run(study, journal, n_trials=2, steps=12, space=stretched(8), extend=True)
     assert [trial.last_step for trial in lines(study)] == [12, 12]
 
