@@ -9,7 +9,7 @@ come in, so that its two runs may differ; a best trial is compared there too, an
 Table 2: merge rates that can be worked out by hand, as the plan counts them and as they were trained.
 
 Table 3: milliseconds per trial in the four quarters of a search with an in-memory study on simulated workers (nothing
-is trained or kept, so that no file system is measured), all of it and without what the same trials take in plain Optuna.
+is trained or kept: no file system is measured), all of it and without what the same trials take in plain Optuna.
 """
 
 from __future__ import annotations
