@@ -2,7 +2,10 @@
 
     ./scripts/demo                  as a stage tree
     ./scripts/demo --compare        and without sharing as well, checked bit for bit
+    ./scripts/demo --tree-aware     trials that are one state at a rung as one candidate (hpstage's default)
     ./scripts/demo --json FILE      write all figures
+
+Without --tree-aware this is successive halving as published: it trains more, and keeps two workers busier.
 
 A demo that was interrupted goes on where it was when it is started again; one that was finished begins anew.
 """
@@ -103,7 +106,7 @@ def open_study(folder: Path) -> optuna.Study:
     )
 
 
-def search(folder: Path, executor: DaskExecutor, *, sharing: bool, quiet: bool) -> hpstage.Result:
+def search(folder: Path, executor: DaskExecutor, *, sharing: bool, tree_aware: bool, quiet: bool) -> hpstage.Result:
     study = open_study(folder)
     if sum(trial.state.is_finished() for trial in study.trials) >= N_TRIALS:
         # Killed after its end, before its figures were written: another call would add trials to it.
@@ -116,7 +119,7 @@ def search(folder: Path, executor: DaskExecutor, *, sharing: bool, quiet: bool) 
         metric="accuracy",
         steps=STEPS,
         n_trials=N_TRIALS,
-        algorithm=SuccessiveHalving(min_steps=15, reduction_factor=4),
+        algorithm=SuccessiveHalving(min_steps=15, reduction_factor=4, tree_aware=tree_aware),
         executor=executor,
         store=folder,
         show_progress_bar=not quiet,
@@ -135,14 +138,15 @@ def states(result: hpstage.Result) -> dict[str, list[object]]:
     return found
 
 
-def phase(folder: Path, workers: int, *, sharing: bool, quiet: bool) -> dict[str, Any]:
+def phase(folder: Path, options: argparse.Namespace, *, sharing: bool) -> dict[str, Any]:
     """Figures of the search; taken from the file that an interrupted demo left, if it had come so far."""
     place = folder / ("stage-tree" if sharing else "alone")
     written = place / "figures.json"
     if written.exists():
         return json.loads(written.read_text())
     began = time.perf_counter()
-    result = search(place, DaskExecutor(n_workers=workers), sharing=sharing, quiet=quiet)
+    executor = DaskExecutor(n_workers=options.workers)
+    result = search(place, executor, sharing=sharing, tree_aware=options.tree_aware, quiet=options.quiet)
     wall = time.perf_counter() - began
     best = result.best_trial
     figures: dict[str, Any] = {
@@ -178,6 +182,7 @@ def compared(ours: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--compare", action="store_true", help="train the same trials without sharing as well")
+    parser.add_argument("--tree-aware", action="store_true", help="trials that are one state are one candidate")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--folder", type=Path, default=Path(".hpstage/demo"), help="default: .hpstage/demo")
     parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
@@ -188,7 +193,7 @@ def main() -> int:
     if (folder / "finished").exists():
         shutil.rmtree(folder)
 
-    ours = phase(folder, options.workers, sharing=True, quiet=options.quiet)
+    ours = phase(folder, options, sharing=True)
     bound = ours["lower_bound_seconds"]
     over = ours["makespan"] / bound if bound else None
     print(f"\nBest trial {ours['best_trial']}: accuracy {ours['best_value']:.4f} with {ours['best_params']}\n")
@@ -201,7 +206,7 @@ def main() -> int:
     figures["makespan_over_bound"] = over
     failed = False
     if options.compare:
-        alone = phase(folder, options.workers, sharing=False, quiet=options.quiet)
+        alone = phase(folder, options, sharing=False)
         figures |= compared(ours, alone)
         print(f"\n{'':<19} {'stage tree':>12} {'alone':>12}")
         for name, key, style in (
