@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpstage.errors import StoreError, UsageError
 from hpstage.events import DriverId, DriverJoined
+from hpstage.processes import is_alive
 from hpstage.store.leases import Leases
 
 # Seconds after which a driver that says nothing is taken for dead. Shorter loses work to a pause of its process or of
@@ -98,10 +99,10 @@ class Presence:
                 self._leases.release(name, held.token)
 
     def _has_died(self, other: DriverJoined) -> bool:
-        return other.host == self._host and not _is_alive(other.pid)
+        return other.host == self._host and not is_alive(other.pid)
 
     def _is_here(self, other: DriverJoined) -> bool:
-        return other.host == self._host and _is_alive(other.pid)
+        return other.host == self._host and is_alive(other.pid)
 
     def close(self) -> None:
         """Give the leases back."""
@@ -122,13 +123,3 @@ class Presence:
 
 def _of(driver: DriverId) -> str:
     return f"driver/{driver}"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

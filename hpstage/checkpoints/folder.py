@@ -20,6 +20,7 @@ from hpstage.checkpoints.state_tree import flatten
 from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from hpstage.events import Kept, StateKey
+from hpstage.processes import is_alive
 
 # Where checkpoints are written, and put before they are removed. No key begins with a dot.
 _ASIDE = ".tmp"
@@ -269,19 +270,9 @@ def _host() -> str:
 def _abandoned(folder: Path) -> bool:
     host, _, rest = folder.name.partition("-")
     pid = rest.partition("-")[0]
-    if host == _host() and pid.isdigit() and not _alive(int(pid)):
+    if host == _host() and pid.isdigit() and not is_alive(int(pid)):
         return True
     try:
         return time.time() - folder.stat().st_mtime > _ABANDONED
     except FileNotFoundError:
         return False
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
