@@ -90,8 +90,11 @@ def optimize(
         algorithm: how far each trial is trained; :class:`~hpstage.algos.FullTraining` by default.
         executor: where stages are trained: ``None`` for a local Dask cluster (one worker per GPU, else per core), a
             ``dask.distributed.Client`` (never closed), or an :class:`Executor`, such as ``InlineExecutor()``.
-        store: folder of the plan, or a :class:`Journal`; by default a folder of the workload's own in ``.hpstage``.
-        checkpoints: folder of the checkpoints; by default inside the store.
+        store: where the plan is: a folder; ``redis://host:6379`` (``rediss://`` with TLS), by which hosts share plans,
+            one for each workload unless ``?prefix=NAME`` names it; or a :class:`Journal`. By default a folder of the
+            workload's own in ``.hpstage``.
+        checkpoints: a folder, or a URL that fsspec knows (``s3://bucket/folder``), that every worker reaches; by
+            default inside the store's folder.
         callbacks: called as ``callback(study, frozen_trial)`` after each trial; may call ``study.stop()``.
         catch: exceptions of the user's code that fail their trials only; others stop the study once running stages
             have ended. By default all are caught; Optuna's own default is ``()``.

@@ -8,13 +8,15 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
+from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import StoreError, UsageError
 from hpstage.events import StateKey
 from hpstage.store import Journal, SQLiteJournal
 
 DEFAULT_ROOT = ".hpstage"
+_REDIS = ("redis", "rediss", "unix")
 
 
 @dataclass(slots=True)
@@ -36,42 +38,69 @@ def open_places(
 ) -> Places:
     """Open what ``store`` and ``checkpoints`` name; what is opened here is closed by ``closing``.
 
-    ``store`` is a folder, a :class:`Journal`, or ``None``: a folder of the workload's own below ``.hpstage``, so that
-    an edited trainable begins another plan. ``checkpoints`` is a folder, a :class:`CheckpointStore`, or ``None``: a
-    folder beside the journal (for a journal that is no folder, a temporary one).
+    ``store`` is a folder, the URL of a Redis server, a :class:`Journal`, or ``None``: a folder of the workload's own
+    below ``.hpstage``, so that an edited trainable begins another plan. In the same way a Redis server holds a plan for
+    each workload, unless the URL names one by ``?prefix=...``. ``checkpoints`` is a folder, any URL that fsspec knows,
+    a :class:`CheckpointStore`, or ``None``: a folder beside the journal (for a journal in memory, a temporary one).
+
+    Raises:
+        UsageError: a URL that cannot be, or a plan on a server with no place for its checkpoints.
+        StoreError: the store cannot be opened.
+        CheckpointError: nothing can be written where checkpoints are to be.
     """
     folder: Path | None = None
+    own = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name) or 'plan'}-{workload[:12]}"
     if isinstance(store, Journal):
         journal = store
+    elif _scheme(store) in _REDIS:
+        if checkpoints is None:
+            raise UsageError(
+                "a plan on a Redis server is shared by processes and hosts: say with checkpoints= where all of them "
+                "reach its checkpoints (a folder, or a URL such as s3://bucket/folder)"
+            )
+        journal = open_redis(str(store), own)
+        closing.callback(journal.close)
     else:
-        if store is None:
-            safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name) or "plan"
-            folder = Path(DEFAULT_ROOT) / f"{safe}-{workload[:12]}"
-        else:
-            folder = _folder("store", store)
+        folder = Path(DEFAULT_ROOT) / own if store is None else _folder(store)
         _make(folder)
         journal = SQLiteJournal(folder / "plan.sqlite")
         closing.callback(journal.close)
     if isinstance(checkpoints, CheckpointStore):
         return Places(journal, checkpoints, folder)
     if checkpoints is not None:
-        place = _folder("checkpoints", checkpoints)
+        kept = open_checkpoints(checkpoints, workload)
     elif folder is not None:
-        place = folder / "checkpoints"
+        kept = open_checkpoints(folder / "checkpoints", workload)
     else:
-        place = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="hpstage-")))
-    _make(place)
-    return Places(journal, FolderCheckpoints(place.absolute(), workload), folder)
+        kept = open_checkpoints(closing.enter_context(tempfile.TemporaryDirectory(prefix="hpstage-")), workload)
+    kept.check()
+    return Places(journal, kept, folder)
 
 
-def _folder(what: str, value: str | os.PathLike[str]) -> Path:
-    text = os.fspath(value)
-    scheme = re.match(r"([a-z][a-z0-9+.-]+)://", text)
-    if scheme:
+def open_redis(url: str, prefix: str) -> Journal:
+    """The plan on a Redis server that ``url`` names by ``?prefix=``, else the one named ``prefix``."""
+    from hpstage.store.redis import RedisJournal
+
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    prefix = options.pop("prefix", f"hpstage:{prefix}")
+    return RedisJournal(urlunsplit(parts._replace(query=urlencode(options))), prefix=prefix)
+
+
+def _scheme(location: str | os.PathLike[str] | None) -> str | None:
+    # At least two letters: "c:" is a drive.
+    scheme = None if location is None else re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", os.fspath(location))
+    return None if scheme is None else scheme[1].lower()
+
+
+def _folder(store: str | os.PathLike[str]) -> Path:
+    scheme = _scheme(store)
+    if scheme is not None:
         raise UsageError(
-            f"{what}={text.split('@')[-1]!r}: {scheme[1]} is not supported yet; give a folder on a local disk"
+            f"store: there is no store of the kind {scheme}://; give a folder on a local disk, or a Redis server "
+            f"(redis://host:6379, rediss:// with TLS)"
         )
-    return Path(text)
+    return Path(store)
 
 
 def _make(folder: Path) -> None:

@@ -1,0 +1,26 @@
+"""The command line: ``hpstage COMMAND``."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from hpstage.errors import HpstageError
+
+app = typer.Typer(
+    name="hpstage",
+    help="Hyper-parameter search that never trains the same thing twice.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def main() -> None:
+    """Run a command. What hpstage refuses is told in one line on stderr, with exit status 1."""
+    try:
+        app()
+    except HpstageError as error:
+        typer.echo(f"hpstage: {error}", err=True)
+        sys.exit(1)
