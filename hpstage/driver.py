@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from hpstage.errors import CheckpointError, ClusterError, InternalError, StoreError
+from hpstage.errors import CheckpointError, ClusterError, InternalError, LeaseLost, StoreError
 from hpstage.events import (
     AmendChain,
     ChainEnded,
@@ -20,6 +20,7 @@ from hpstage.events import (
     StopChain,
     TrialAdded,
     TrialId,
+    WorkerId,
     WorkerJoined,
     WorkerLeft,
 )
@@ -116,6 +117,7 @@ class Driver:
         executor: opened, with its checkpoint store in use.
         journal: where facts go before anyone acts on them.
         presence: this driver's, where others may work on the plan at the same time.
+        workers: those that an earlier driver on the executor has left idle.
         worker_timeout: seconds without any worker, with work to do, after which the driver gives up.
     """
 
@@ -127,6 +129,7 @@ class Driver:
         journal: Journal,
         *,
         presence: Presence | None = None,
+        workers: Iterable[WorkerId] = (),
         worker_timeout: float = 60.0,
     ) -> None:
         self.plan = plan
@@ -139,6 +142,8 @@ class Driver:
         self._looked = 0.0
         self._worker_timeout = worker_timeout
         self._alone_since: float | None = None
+        for worker in workers:
+            scheduler.handle(WorkerJoined(worker, executor.clock()))
 
     def leave(self) -> None:
         """Let the others have what this driver was about to train."""
@@ -150,6 +155,24 @@ class Driver:
         for other in others:
             if self._presence is not None and self._presence.is_gone(other):
                 self.remember([DriverLeft(other.driver, time.time(), "gone")])
+
+    def abandon(self) -> list[WorkerId]:
+        """Stop what runs and write nothing of it; returns the workers that are there, all idle."""
+        running = self.scheduler.running_on()
+        workers = dict.fromkeys(self.scheduler.workers)
+        for chain in running:
+            self._executor.stop(chain)
+        while running:
+            for report in self._executor.wait(1.0):
+                match report:
+                    case ChainEnded(chain):
+                        running.pop(chain, None)
+                    case WorkerJoined(worker):
+                        workers[worker] = None
+                    case WorkerLeft(worker):
+                        workers.pop(worker, None)
+                        running = {chain: on for chain, on in running.items() if on != worker}
+        return list(workers)
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
@@ -276,5 +299,8 @@ class Driver:
     def _catch_up(self) -> None:
         """Fold what other drivers have written."""
         for record in self._journal.read(self.plan.position):
-            self._answers += self.scheduler.learn(_decode(record, self.plan.position))
+            fact = _decode(record, self.plan.position)
+            if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver:
+                raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
+            self._answers += self.scheduler.learn(fact)
             self.plan.position += 1

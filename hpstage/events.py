@@ -281,13 +281,15 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class DriverJoined(msgspec.Struct, frozen=True, tag=True):
-    """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker."""
+    """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker; ``checkpoints`` names
+    the place where its states are kept."""
 
     driver: DriverId
     pool: str
     host: str
     pid: int
     at: float
+    checkpoints: str = ""
 
 
 class DriverLeft(msgspec.Struct, frozen=True, tag=True):

@@ -480,12 +480,16 @@ class Scheduler:
         return instructions
 
     @property
-    def workers(self) -> int:
-        return len(self._workers)
+    def workers(self) -> list[WorkerId]:
+        return list(self._workers)
 
     @property
     def running(self) -> int:
         return len(self._running)
+
+    def running_on(self) -> dict[ChainId, WorkerId]:
+        """The workers of this driver's chains."""
+        return {chain.id: chain.worker for chain in self._running.values()}
 
     def idle(self) -> bool:
         """Is nothing running and nothing wanted?"""
