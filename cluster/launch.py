@@ -64,7 +64,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
             threads_per_worker=1,
             memory_limit=0,
             dashboard_address=_dashboard_address() if dashboard else ":0",
-            scheduler_kwargs={"dashboard": dashboard},
+            scheduler_kwargs={"dashboard": dashboard, "worker_ttl": _worker_ttl()},
             config=dask.config.merge(dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}),
         )
         for _ in range(n_workers):
@@ -97,6 +97,15 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
             }
             for name, worker in spec.items()
         }
+
+
+def _worker_ttl() -> str:
+    """How long a worker may be silent: what the user has configured, else less than Dask's five minutes.
+
+    A call into C that keeps the interpreter's lock for longer ends its worker, so not much less.
+    """
+    configured: str = dask.config.get("distributed.scheduler.worker-ttl")
+    return "60s" if configured == "5 minutes" else configured
 
 
 def visible_devices() -> list[str]:

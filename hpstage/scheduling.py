@@ -29,6 +29,7 @@ from hpstage.events import (
     ChainProlonged,
     ChainStarted,
     DriverId,
+    DriverJoined,
     DriverLeft,
     Fact,
     Instruction,
@@ -197,7 +198,7 @@ class Scheduler:
             case WorkerLeft():
                 gone = self._workers.pop(report.worker, None)
                 if gone is not None and gone.chain is not None:
-                    self._lose(gone.chain, report.at, decision)
+                    self._lose(gone.chain, report.at, decision, to_blame=report.reason == "died")
         return decision
 
     def _boundary(self, report: BoundaryReached, decision: Decision) -> None:
@@ -266,6 +267,9 @@ class Scheduler:
                 self._plan.apply(fact)
             case DriverLeft():
                 self._part(fact)
+            case DriverJoined(driver=self.driver):
+                self._pool = fact.pool
+                self._plan.apply(fact)
             case _:
                 self._plan.apply(fact)
         return []
@@ -440,8 +444,9 @@ class Scheduler:
         self._retire(chain)
         self._learn(ChainClosed(chain.id, at), decision)
 
-    def _lose(self, chain: RunningChain, at: float, decision: Decision) -> None:
-        """The worker vanished under the chain. What lies behind the last boundary is trained again."""
+    def _lose(self, chain: RunningChain, at: float, decision: Decision, *, to_blame: bool = True) -> None:
+        """The worker vanished under the chain, which may be to blame. What lies behind the last boundary is trained
+        again."""
         leg, step = chain.at
         node = chain.legs[leg].line.node
         if step == chain.legs[leg].stop and leg + 1 < len(chain.legs):
@@ -450,6 +455,8 @@ class Scheduler:
         seconds = max(0.0, at - chain.since)
         lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome="lost", seconds=seconds, steps=0)
         self._learn(lost, decision)
+        if not to_blame:
+            return
         place = (node.id, step)
         self._losses[place] = self._losses.get(place, 0) + 1
         if self._losses[place] >= self._max_losses:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from distributed import Client, LocalCluster
 
-from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
 from hpstage.cluster.admission import environment_of, refusal
 from hpstage.cluster.messages import Description
@@ -107,33 +106,6 @@ def test_the_chains_of_a_killed_driver_stop(cluster: LocalCluster, client: Clien
         driver.wait()
     for worker in client.scheduler_info(n_workers=-1)["workers"]:
         assert client.submit(pow, 2, 5, workers=[worker], pure=False).result(timeout=20) == 32
-
-
-def test_a_lost_scheduler_is_told_with_a_remedy(tmp_path: Path) -> None:
-    def dask(*arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "dask", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    where = tmp_path / "scheduler.json"
-    scheduler = dask("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(where))
-    wait_for(where)
-    worker = dask("worker", "--nthreads", "1", "--memory-limit", "0", "--no-nanny", "--no-dashboard",
-                  "--scheduler-file", str(where))  # fmt: skip
-    try:
-        with Client(scheduler_file=str(where), set_as_default=False, timeout=1) as client:
-            executor = DaskExecutor(client)
-            executor.open(Counter(), FolderCheckpoints(tmp_path / "states", "w"))
-            [address] = workers(executor, 1)
-            executor.start(address, chain("c", 10**9))
-            scheduler.kill()
-            with pytest.raises(ClusterError, match="run the same command again"):
-                until(executor, lambda _: False)
-            executor.close()
-    finally:
-        for process in (scheduler, worker):
-            process.kill()
-            process.wait()
 
 
 def test_a_cluster_that_stays_without_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
