@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from distributed import Client, LocalCluster
 
+from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
 from hpstage.cluster.admission import environment_of, refusal
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.events import ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.executor import Environment
+from tests.dask.processes import Processes
 from tests.dask.toys import Counter, chain, ended, outcome, until, wait_for, workers
 
 Open = Callable[..., DaskExecutor]
@@ -35,7 +37,7 @@ def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
     os.kill(client.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
     reports = until(executor, lambda seen: any(isinstance(report, WorkerJoined) for report in seen))
     [left] = [report for report in reports if isinstance(report, WorkerLeft)]
-    assert left.worker == worker
+    assert (left.worker, left.reason) == (worker, "died")
     assert not any(isinstance(report, ChainEnded) for report in reports)
     [joined] = [report for report in reports if isinstance(report, WorkerJoined)]
     executor.start(worker, chain("too late", 5))  # the driver did not know yet: nothing hangs on a dead address
@@ -70,6 +72,31 @@ def test_a_worker_that_comes_later_joins_and_one_that_is_retired_leaves(
     cluster.scale(2)
     reports = until(executor, lambda seen: any(isinstance(report, WorkerLeft) for report in seen))
     assert isinstance(reports[-1], WorkerLeft)
+    assert reports[-1].reason == "closed"
+
+
+def test_workers_that_are_restarted_leave_in_an_orderly_way_and_join_anew(open_executor: Open, client: Client) -> None:
+    executor = open_executor()
+    [worker, _] = workers(executor)
+    client.restart_workers([worker])
+    reports = until(executor, lambda seen: any(isinstance(report, WorkerJoined) for report in seen))
+    assert [report.reason for report in reports if isinstance(report, WorkerLeft)] == ["closed"]
+
+
+def test_a_worker_that_gets_a_signal_to_end_leaves_in_an_orderly_way(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.scheduler()
+        process = processes.worker(nanny=True)
+        with Client(processes.address, set_as_default=False) as client:
+            executor = DaskExecutor(client)
+            executor.open(Counter(), FolderCheckpoints(tmp_path / "states", "w"))
+            [worker] = workers(executor, 1)
+            executor.start(worker, chain("c", 10**9))
+            process.terminate()  # Kubernetes, Slurm and systemd ask so before they kill
+            [left] = until(executor, lambda seen: len(seen) == 1)
+            executor.close()
+    assert isinstance(left, WorkerLeft)
+    assert left.reason == "closed"
 
 
 DRIVER = """
@@ -77,7 +104,9 @@ import sys
 from pathlib import Path
 from distributed import Client
 from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
+from tests.dask.processes import Processes
 from tests.dask.toys import Counter, chain, workers
 
 executor = DaskExecutor(Client(sys.argv[1]))
