@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,16 +20,18 @@ class Processes:
 
     Args:
         folder: for logs and the workers' files.
+        host: the scheduler's address.
         config: of Dask, for every process, by environment variable.
     """
 
-    def __init__(self, folder: Path, **config: str) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", **config: str) -> None:
         self.folder = folder
+        self.host = host
         self._environment = {**os.environ, **config}
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind((host, 0))
             self.port = probe.getsockname()[1]
-        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.address = f"tcp://{host}:{self.port}"
         self.started: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Processes:
@@ -40,22 +42,23 @@ class Processes:
             end(process)
 
     def scheduler(self) -> subprocess.Popen[bytes]:
-        return self.dask("scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
+        return self.dask("scheduler", "--host", self.host, "--port", str(self.port), "--no-dashboard")
 
-    def worker(self, *options: str, nanny: bool = False) -> subprocess.Popen[bytes]:
+    def worker(self, *options: str, nanny: bool = False, within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         return self.dask(
             "worker", self.address, "--nthreads", "1", "--memory-limit", "0", "--no-dashboard",
             "--local-directory", str(self.folder), *([] if nanny else ["--no-nanny"]), *options,
+            within=within,
         )  # fmt: skip
 
-    def dask(self, *words: str) -> subprocess.Popen[bytes]:
-        return self.start("-m", "dask", *words)
+    def dask(self, *words: str, within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        return self.start(*within, sys.executable, "-m", "dask", *words)
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """A Python process at the head of a session of its own: its children end with it."""
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """A process at the head of a session of its own: its children end with it."""
         with open(self.folder / f"log-{len(self.started)}", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *words],
+                command,
                 cwd=ROOT,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
