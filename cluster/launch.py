@@ -7,6 +7,7 @@ import importlib.util
 import multiprocessing
 import os
 import socket
+import warnings
 from typing import Any
 
 import dask.config
@@ -59,14 +60,19 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
     def __init__(self, n_workers: int, devices: list[str]) -> None:
         self._devices = devices
         dashboard = importlib.util.find_spec("bokeh") is not None
-        super().__init__(
-            n_workers=0,
-            threads_per_worker=1,
-            memory_limit=0,
-            dashboard_address=_dashboard_address() if dashboard else ":0",
-            scheduler_kwargs={"dashboard": dashboard},
-            config=dask.config.merge(dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}),
-        )
+        with warnings.catch_warnings():
+            # Another cluster may take the port after the look at it; Dask then picks one of its own.
+            warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
+            super().__init__(
+                n_workers=0,
+                threads_per_worker=1,
+                memory_limit=0,
+                dashboard_address=_dashboard_address() if dashboard else ":0",
+                scheduler_kwargs={"dashboard": dashboard, "worker_ttl": _worker_ttl()},
+                config=dask.config.merge(
+                    dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}
+                ),
+            )
         for _ in range(n_workers):
             self.worker_spec.update(self.new_worker_spec())
         try:
@@ -97,6 +103,15 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
             }
             for name, worker in spec.items()
         }
+
+
+def _worker_ttl() -> str:
+    """How long a worker may be silent: what the user has configured, else less than Dask's five minutes.
+
+    A call into C that keeps the interpreter's lock for longer ends its worker, so not much less.
+    """
+    configured: str = dask.config.get("distributed.scheduler.worker-ttl")
+    return "60s" if configured == "5 minutes" else configured
 
 
 def visible_devices() -> list[str]:

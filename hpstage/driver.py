@@ -118,7 +118,6 @@ class Driver:
         journal: where facts go before anyone acts on them.
         presence: this driver's, where others may work on the plan at the same time.
         workers: those that an earlier driver on the executor has left idle.
-        worker_timeout: seconds without any worker, with work to do, after which the driver gives up.
     """
 
     def __init__(
@@ -130,7 +129,6 @@ class Driver:
         *,
         presence: Presence | None = None,
         workers: Iterable[WorkerId] = (),
-        worker_timeout: float = 60.0,
     ) -> None:
         self.plan = plan
         self.scheduler = scheduler
@@ -140,7 +138,6 @@ class Driver:
         self._unwritten: list[Fact] = []
         self._presence = presence
         self._looked = 0.0
-        self._worker_timeout = worker_timeout
         self._alone_since: float | None = None
         for worker in workers:
             scheduler.handle(WorkerJoined(worker, executor.clock()))
@@ -212,7 +209,7 @@ class Driver:
 
         Raises:
             CheckpointError: a checkpoint could not be written. What was reached before is kept.
-            ClusterError: there have been no workers for ``worker_timeout`` seconds, or the executor says so.
+            ClusterError: there have been no workers for the executor's ``worker_timeout``, or the executor says so.
         """
         self._perform()
         if len(self.plan.drivers) > 1:
@@ -244,6 +241,11 @@ class Driver:
         answers: list[Answer] = []
         full: str | None = None
         for report in reports:
+            if isinstance(report, WorkerJoined):
+                moved = self._moved()
+                facts += moved
+                for fact in moved:
+                    answers += self.scheduler.learn(fact)
             decision = self.scheduler.handle(report)
             facts += decision.facts
             answers += decision.answers
@@ -255,11 +257,19 @@ class Driver:
         self._answers += answers
         if full is not None:
             raise CheckpointError(full)
-        if self._alone_since is not None and time.monotonic() - self._alone_since > self._worker_timeout:
+        patience = self._executor.worker_timeout
+        if self._alone_since is not None and time.monotonic() - self._alone_since > patience:
             raise ClusterError(
-                f"all workers have been gone for {self._worker_timeout:.0f} s; start workers and run the same command "
-                f"again: nothing that was reached is lost"
+                f"all workers have been gone for {patience:.0f} s; start workers and run the same command again: "
+                f"nothing that was reached is lost"
             )
+
+    def _moved(self) -> list[Fact]:
+        """What the others are to know when the workers belong to another cluster than before."""
+        me = self.plan.drivers.get(self.scheduler.driver)
+        if me is None or me.pool == self._executor.pool:
+            return []
+        return [msgspec.structs.replace(me, pool=self._executor.pool, at=time.time())]
 
     def _perform(self) -> None:
         self._catch_up()
