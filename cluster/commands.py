@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
@@ -20,7 +19,9 @@ PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 _PORT = 8786
 _LOOK = 1.0
-"""Seconds between two looks for a scheduler, and that each may take to connect."""
+"""Seconds between two looks for a scheduler."""
+_TRYING = 3.0
+"""Seconds that a look may take; one where nobody listens takes as long."""
 
 Text = str | None
 Texts = list[str] | None
@@ -156,20 +157,32 @@ class _Place:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         import dask.config
+        from distributed.core import coerce_to_address
+        from distributed.security import Security
 
         self._file: str | None = options["scheduler_file"]
-        self._address: str | None = options["scheduler"] or dask.config.get("scheduler-address", None)
-        if self._file is None and self._address is None:
+        address: str | None = options["scheduler"] or dask.config.get("scheduler-address", None)
+        if self._file is None and address is None:
             raise UsageError("which scheduler? Give its address, as in `hpstage worker tcp://host:8786`, or a file")
-        certified = options["tls_cert"] is not None
-        if self._file is None and certified and not str(self._address).startswith(("tls://", "wss://")):
-            raise UsageError(f"certificates are of use with an address like tls://host:8786 only, not {self._address}")
+        self._address = None if address is None else str(coerce_to_address(address))
+        certificates = {
+            "tls_ca_file": options["tls_ca_file"],
+            "tls_worker_cert": options["tls_cert"],
+            "tls_worker_key": options["tls_key"],
+        }
+        security = Security(**{name: file for name, file in certificates.items() if file is not None})
+        if self._file is None and security.require_encryption and not str(self._address).startswith("tls://"):
+            raise UsageError(f"with certificates, give the address as tls://host:8786, not {self._address}")
+        self._connecting: dict[str, Any] = security.get_connection_args("worker")
 
     def __str__(self) -> str:
         return self._file or str(self._address)
 
     async def wait_for_scheduler(self) -> None:
-        """Until a connection can be made; says once that there is none yet."""
+        """Until a connection can be made; says once that there is none yet, and why.
+
+        A worker would try as well, but ten times a second, with a line for each in its log, and never say why.
+        """
         told = False
         while (problem := await self._problem()) is not None:
             if not told:
@@ -178,18 +191,21 @@ class _Place:
             await asyncio.sleep(_LOOK)
 
     async def _problem(self) -> str | None:
+        from distributed.comm import connect
+
+        address = self._address
+        if self._file is not None:
+            try:
+                address = json.loads(Path(self._file).read_text())["address"]
+            except (OSError, ValueError) as error:  # ValueError: half written
+                return str(error)
         try:
-            address = self._address if self._file is None else json.loads(Path(self._file).read_text())["address"]
-            parts = urlsplit(str(address) if "://" in str(address) else f"tcp://{address}")
-            if parts.scheme not in ("tcp", "tls"):
-                return None  # Dask's own worker waits, too
-            connecting = asyncio.open_connection(parts.hostname, parts.port or _PORT)
-            _, writer = await asyncio.wait_for(connecting, _LOOK)
-        except TimeoutError:
-            return "no answer"
-        except (OSError, ValueError) as error:  # ValueError: the file is only half written
-            return str(error)
-        writer.close()
+            comm = await connect(address, timeout=_TRYING, **self._connecting)
+        except (OSError, TypeError) as error:  # TypeError: TLS without certificates
+            return str(error.__cause__ or error)
+        except ValueError as error:
+            raise UsageError(f"{address} is no address: {error}") from None
+        await comm.close()
         return None
 
 

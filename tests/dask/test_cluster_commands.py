@@ -69,7 +69,7 @@ def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_o
     address = f"tcp://127.0.0.1:{port}"
     # Two by name, and an option of Dask's that is not ours.
     command = start("worker", "--resources", "memory=3", f"127.0.0.1:{port}", "--nworkers", "2", "--name", "here")
-    command.says(f"no scheduler at 127.0.0.1:{port}")
+    command.says(f"no scheduler at tcp://127.0.0.1:{port}")
 
     scheduler = start_scheduler()
     with Client(address, set_as_default=False) as client:
