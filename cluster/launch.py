@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import multiprocessing
-import os
 import socket
 import warnings
 from typing import Any
@@ -15,6 +13,7 @@ from dask.system import CPU_COUNT
 from distributed import LocalCluster
 
 from hpstage.cluster import memory
+from hpstage.cluster.devices import environment_of, first_devices, visible_devices
 from hpstage.errors import ClusterError, UsageError
 
 
@@ -37,28 +36,21 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> L
             "worker processes import your script, and so come to this call again; put what starts the search under "
             '`if __name__ == "__main__":`'
         )
-    devices = [] if gpus == 0 else visible_devices()
-    if gpus is not None:
-        if len(devices) < gpus:
-            raise ClusterError(
-                f"{gpus} GPUs were asked for, but torch finds {len(devices)} here (CUDA_VISIBLE_DEVICES="
-                f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); pass gpus={len(devices)}, or install a torch "
-                f"that was built for CUDA"
-            )
-        devices = devices[:gpus]
+    devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
     if n_workers is None:
         n_workers = len(devices) or CPU_COUNT
     environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **memory.ENVIRONMENT}
     # The nanny reads these when it is made: the C library must find them when the worker's process starts.
     with dask.config.set({"distributed.nanny.pre-spawn-environ": environment}):
-        return _Cluster(n_workers, devices)
+        return _Cluster(n_workers, devices, hide=gpus == 0)
 
 
 class _Cluster(LocalCluster):  # type: ignore[misc]
     """A LocalCluster whose workers see one device each."""
 
-    def __init__(self, n_workers: int, devices: list[str]) -> None:
+    def __init__(self, n_workers: int, devices: list[str], *, hide: bool) -> None:
         self._devices = devices
+        self._hide = hide
         dashboard = importlib.util.find_spec("bokeh") is not None
         with warnings.catch_warnings():
             # Another cluster may take the port after the look at it; Dask then picks one of its own.
@@ -88,21 +80,13 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
 
     def new_worker_spec(self) -> dict[Any, Any]:
         spec: dict[Any, Any] = super().new_worker_spec()
-        if not self._devices:
-            return spec
         return {
-            name: {
-                **worker,
-                "options": {
-                    **worker["options"],
-                    "env": {
-                        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                        "CUDA_VISIBLE_DEVICES": self._devices[int(name) % len(self._devices)],
-                    },
-                },
-            }
+            name: {**worker, "options": {**worker["options"], "env": self._shown(name)}}
             for name, worker in spec.items()
         }
+
+    def _shown(self, name: object) -> dict[str, str]:
+        return environment_of(int(str(name)), self._devices, hide=self._hide)
 
 
 def _worker_ttl() -> str:
@@ -112,19 +96,6 @@ def _worker_ttl() -> str:
     """
     configured: str = dask.config.get("distributed.scheduler.worker-ttl")
     return "60s" if configured == "5 minutes" else configured
-
-
-def visible_devices() -> list[str]:
-    """CUDA devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return []  # no driver: spare the seconds that importing torch takes
-    import torch
-
-    count = torch.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return named.split(",")[:count] if named else [str(index) for index in range(count)]
 
 
 def _dashboard_address() -> str:
