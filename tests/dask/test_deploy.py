@@ -332,6 +332,7 @@ def is_free(folder: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_job_of_slurm_searches_cleans_up_and_goes_on_when_it_is_submitted_again(
     redis_program: str, tmp_path: Path
 ) -> None:
