@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -202,11 +203,18 @@ class _Place:
         try:
             comm = await connect(address, timeout=_TRYING, **self._connecting)
         except (OSError, TypeError) as error:  # TypeError: TLS without certificates
-            return str(error.__cause__ or error)
+            return _innermost(error)
         except ValueError as error:
             raise UsageError(f"{address} is no address: {error}") from None
         await comm.close()
         return None
+
+
+def _innermost(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    refused = isinstance(error, ssl.SSLError)
+    return f"TLS fails, and the scheduler's log says why: {error}" if refused else str(error)
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
@@ -228,6 +236,8 @@ def _parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
 
     try:
         parameters: dict[str, Any] = command.make_context("hpstage", list(words)).params
+    except click.exceptions.Exit as done:  # --version
+        raise typer.Exit(done.exit_code) from None
     except click.ClickException as error:
         raise UsageError(f"`{' '.join(words)}`: {error.format_message()}") from None
     return parameters

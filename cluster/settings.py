@@ -9,13 +9,9 @@ import os
 from collections.abc import Mapping
 
 import dask.config
-import distributed  # its defaults become part of dask.config
+import distributed  # noqa: F401  # puts its defaults into dask.config
 
 from hpstage.cluster import memory
-
-__all__ = ["scheduler_environment", "worker_environment"]
-
-_ = distributed.__version__
 
 _BOTH = {
     # Silence shorter than this is a busy process, not a dead one: code that holds Python's lock looks dead to Dask.

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from distributed import Client
@@ -23,7 +23,7 @@ def free_port() -> int:
     return port
 
 
-def until(true: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
+def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"
@@ -73,14 +73,14 @@ def has_ended(pid: int) -> bool:
         return not is_alive(pid)
 
 
-def workers(client: Client, count: int, *, without: set[int] = frozenset()) -> set[int]:  # type: ignore[assignment]
+def workers(client: Client, count: int, *, without: Collection[int] = ()) -> set[int]:
     """Process ids of the workers, once there are ``count``, none of them in ``without``."""
     found: set[int] = set()
 
     def there() -> bool:
         nonlocal found
         found = set(client.run(os.getpid, on_error="ignore").values())
-        return len(found) == count and not found & without
+        return len(found) == count and found.isdisjoint(without)
 
     until(there, f"{count} workers are there and none of {without}")
     return found

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dask.config
+import distributed
 import pytest
 from distributed import Client
 from typer.testing import CliRunner
@@ -141,8 +142,9 @@ def test_a_scheduler_is_found_by_its_file(start: Start, port: int, tmp_path: Pat
 
 
 def test_a_worker_that_still_looks_for_its_scheduler_is_stopped(start: Start, port: int) -> None:
-    command = start("worker", f"tcp://127.0.0.1:{port}", "--nworkers", "1")
-    command.says("no scheduler at")
+    command = start("worker", "--nworkers", "1", DASK_SCHEDULER_ADDRESS=f"tcp://127.0.0.1:{port}")
+    command.says(f"no scheduler at tcp://127.0.0.1:{port} (")
+    assert "Connection refused); looking for it" in command.said
     assert command.stop() == 0
 
 
@@ -241,6 +243,17 @@ def test_what_cannot_be_is_refused_at_once(words: list[str], problem: str) -> No
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, UsageError | ClusterError)
     assert problem in str(done.exception)
+
+
+def test_the_version_is_that_of_dask() -> None:
+    done = CliRunner().invoke(app, ["worker", "--version"])
+    assert done.exit_code == 0
+    assert distributed.__version__ in done.output
+
+
+def test_the_command_line_loads_neither_dask_nor_torch() -> None:
+    code = "import sys, hpstage.cli; print(sorted({'dask', 'distributed', 'torch', 'optuna'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("command", ["scheduler", "worker"])

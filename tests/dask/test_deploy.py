@@ -84,66 +84,18 @@ def test_a_command_with_a_word_that_nobody_understands_is_found(wrong: str) -> N
 # --- Compose ------------------------------------------------------------------------------------------------
 
 
-def strict(**properties: object) -> dict[str, object]:
-    """An object that has no other keys."""
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
 def check(data: object, schema: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(schema).validate(data)
 
 
-TEXT, TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
-DURATION = {"type": "string", "pattern": r"^(\d+(us|ms|s|m|h))+$"}
-# From the Compose Specification, as far as we use it.
-SERVICE = strict(
-    image=TEXT,
-    build={**strict(context=TEXT, dockerfile=TEXT, args={"type": "object", "additionalProperties": TEXT})},
-    command=TEXTS,
-    init={"type": "boolean"},
-    working_dir=TEXT,
-    stop_grace_period=DURATION,
-    restart={"enum": ["no", "always", "on-failure", "unless-stopped"]},
-    profiles=TEXTS,
-    ports={"type": "array", "items": {"type": "string", "pattern": r"^(\d+\.){3}\d+:\d+:\d+$"}},
-    environment={"type": "object", "additionalProperties": TEXT},
-    volumes={"type": "array", "items": {"type": "string", "pattern": r"^[^:]+(:-[^:]+)?:/[^:]*(:ro)?$"}},
-    healthcheck=strict(test=TEXTS, interval=DURATION, timeout=DURATION, retries={"type": "integer"}),
-    depends_on={
-        "oneOf": [
-            TEXTS,
-            {
-                "type": "object",
-                "additionalProperties": strict(
-                    condition={"enum": ["service_started", "service_healthy", "service_completed_successfully"]}
-                ),
-            },
-        ]
-    },
-    deploy=strict(
-        resources=strict(
-            reservations=strict(
-                devices={
-                    "type": "array",
-                    "items": {
-                        **strict(
-                            driver=TEXT, count={"anyOf": [{"type": "integer"}, {"const": "all"}]}, capabilities=TEXTS
-                        ),
-                        "required": ["capabilities"],
-                    },
-                }
-            )
-        )
-    ),
-)
-COMPOSE = {
-    **strict(
-        name=TEXT,
-        services={"type": "object", "additionalProperties": SERVICE},
-        volumes={"type": "object", "additionalProperties": {"type": "null"}},
-    ),
-    "patternProperties": {"^x-": {}},
-}
+def published(package: str, end: str) -> Path:
+    """A file that a distribution of PyPI holds."""
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"pip install {package}, for the schema that it holds")
+    [file] = [file for file in files if str(file).endswith(end)]
+    return Path(str(file.locate()))
 
 
 def compose() -> dict[str, Any]:
@@ -153,7 +105,10 @@ def compose() -> dict[str, Any]:
 
 def test_the_compose_file_is_one() -> None:
     data = compose()
-    check(data, COMPOSE)
+    specification = json.loads(published("check-jsonschema", "compose-spec.json").read_text())
+    check(data, specification)
+    with pytest.raises(jsonschema.ValidationError, match="healthchek"):
+        check({"services": {"redis": {"healthchek": {}}}}, specification)
     services = data["services"]
     for service in services.values():
         assert set(service.get("depends_on", [])) <= set(services)
@@ -207,13 +162,9 @@ def closed(schema: object) -> object:
 @pytest.fixture(scope="module")
 def cluster_schema() -> dict[str, Any]:
     """Of a DaskCluster's ``spec``, as the operator publishes it; whole specs of pods and services are parts of it."""
-    try:
-        files = importlib.metadata.files("dask-kubernetes") or []
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("pip install dask-kubernetes, which has the operator's schema")
-    [file] = [file for file in files if str(file).endswith("crds/daskcluster.yaml")]
+    file = published("dask-kubernetes", "crds/daskcluster.yaml")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # it is long
-    [version] = yaml.load(Path(str(file.locate())).read_text(), loader)["spec"]["versions"]
+    [version] = yaml.load(file.read_text(), loader)["spec"]["versions"]
     assert version["name"] == "v1"
     schema: dict[str, Any] = closed(version["schema"]["openAPIV3Schema"]["properties"]["spec"])  # type: ignore[assignment]
     return schema
@@ -225,6 +176,12 @@ def objects(text: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:
     return {(one["kind"], one["metadata"]["name"]): one for one in found}
 
 
+def strict(**properties: object) -> dict[str, object]:
+    """An object that has no other keys."""
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+TEXT = {"type": "string"}
 LABELS = {"type": "object", "additionalProperties": TEXT}
 CLAIM = {
     **strict(
@@ -375,6 +332,7 @@ def is_free(folder: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_job_of_slurm_searches_cleans_up_and_goes_on_when_it_is_submitted_again(
     redis_program: str, tmp_path: Path
 ) -> None:

@@ -24,6 +24,10 @@ def test_workers_keep_freed_memory_and_are_not_profiled(client: Client) -> None:
     assert set(client.run(os.getenv, "OMP_NUM_THREADS").values()) == {"1"}
 
 
+def test_no_gpus_means_that_workers_see_none(client: Client) -> None:
+    assert set(client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values()) == {""}
+
+
 def test_each_worker_sees_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "visible_devices", lambda: ["3", "5"])
     with local_cluster() as cluster, Client(cluster, set_as_default=False) as client:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +56,7 @@ def address(tmp_path: Path, certificates: Path) -> Iterator[str]:
     host, port = "127.0.0.1", str(free_port())
     place = ["--host", host, "--port", port, "--no-dashboard"]
     scheduler = Command(logs, "scheduler", *place, *options(certificates, "scheduler"))
+    scheduler.says("Scheduler at:")
     address = f"tls://{host}:{port}"
     worker = Command(logs, "worker", address, "--nworkers", "1", *options(certificates, "worker"))
     yield address
@@ -103,8 +103,7 @@ def test_a_worker_that_is_not_trusted_says_so_and_does_not_join(
     logs = tmp_path / "strangers"
     logs.mkdir()
     stranger = Command(logs, "worker", address, "--nworkers", "1", *options(certificates, "stranger"))
-    stranger.says(f"no scheduler at {address} (")
-    assert re.search(r"(?i)certificate|ssl", stranger.said)
+    stranger.says(f"no scheduler at {address} (TLS fails, and the scheduler's log says why")
     without = Command(logs, "worker", address, "--nworkers", "1")
     without.says("check your TLS configuration")
     assert stranger.stop() == without.stop() == 0

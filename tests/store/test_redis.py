@@ -441,7 +441,7 @@ def test_a_unix_socket_is_an_address(start_redis: StartRedis) -> None:
             assert journal.append([b"a"]) == 0
             assert repr(journal) == f"RedisJournal('unix://{folder}/redis', prefix='hpstage')"
         with closing(open_redis(f"unix://{folder}/redis?db=0&prefix=ours", "theirs")) as journal:
-            assert repr(journal) == f"RedisJournal('unix://{folder}/redis?db=0', prefix='ours')"
+            assert repr(journal) == f"RedisJournal('unix://{folder}/redis', prefix='ours')"
 
 
 # --- the rest -----------------------------------------------------------------------------------------------
