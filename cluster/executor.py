@@ -42,8 +42,9 @@ _STARTING = 60.0
 """Seconds that a cluster which has no worker yet is given."""
 _LOOK = 0.5
 """Seconds between two looks at the connection while nothing is heard, and between two attempts at another."""
-_ATTEMPT = 5.0
-"""Seconds that a scheduler which is to come back is given to answer, each time."""
+_ATTEMPTS = (2.0, 10.0)
+"""Seconds that a scheduler which is to come back is given to answer: at first, since within an attempt Dask tries less
+and less often, and at most, since a large cluster that is coming up answers late."""
 
 
 class DaskExecutor(Executor):
@@ -84,7 +85,8 @@ class DaskExecutor(Executor):
         self._gpus = gpus
         self._run = uuid.uuid4().hex[:12]
         self._name = name_of(self._run)
-        self.worker_timeout = worker_timeout or (60.0 if client is None else 300.0)
+        default = 60.0 if client is None else 300.0
+        self.worker_timeout = default if worker_timeout is None else worker_timeout
         self._cluster: LocalCluster | None = None
         self._where: str | LocalCluster = ""
         self._security: Security | None = None
@@ -260,9 +262,10 @@ class DaskExecutor(Executor):
 
     def _reconnect(self) -> None:
         """Until there is a scheduler again that knows of us. In a thread of its own: the driver has more to do."""
+        timeout, longest = _ATTEMPTS
         while not self._closed.is_set():
             try:
-                client = self._connect(_ATTEMPT).client
+                client = self._connect(timeout).client
                 client.register_plugin(self._plugin)
             except ImportError as error:
                 logger.warning("some workers cannot import hpstage (%s) and are not used", error)
@@ -277,6 +280,7 @@ class DaskExecutor(Executor):
                 logger.warning("Dask's scheduler at %s is back; going on with the workers that join it", self._where)
                 return
             self._abandon()
+            timeout = min(1.5 * timeout, longest)
             self._closed.wait(_LOOK)
 
     def clock(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from ast import literal_eval
@@ -9,13 +10,26 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import pytest
 from distributed import Client
 
 from hpstage.driver import read_facts
-from hpstage.events import ChainClosed, ChainId, ChainStarted, DriverJoined, DriverLeft, StateReached, WorkerId
+from hpstage.events import (
+    ChainClosed,
+    ChainId,
+    ChainStarted,
+    DriverId,
+    DriverJoined,
+    DriverLeft,
+    Fact,
+    StateReached,
+    WorkerId,
+)
 from hpstage.store import SQLiteJournal
-from tests.dask.processes import Processes, until
+from tests.dask.processes import Processes, end, until
 from tests.dask.studies import INTERVAL, Running, Steady, Trials, steps_by_process, trials, undisturbed
+
+SLACK = 8  # steps of chains that were stopped when all they were for had been reached
 
 
 def hold(path: str) -> None:
@@ -42,7 +56,7 @@ def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: 
     assert sum(steps_by_process(tmp_path).values()) == unique
 
 
-def drive(cluster: Processes, folder: Path, name: str, seed: int, seconds: float = 0.01):
+def drive(cluster: Processes, folder: Path, name: str, seed: int, seconds: float = 0.01) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     return cluster.start(
         sys.executable, "-m", "tests.dask.studies", cluster.address, str(folder), name, str(seed), str(seconds)
@@ -64,15 +78,56 @@ def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(tmp_path: Path
             assert driver.wait(60) == 0, cluster.logs()
     for name, values in expected.items():
         assert found(tmp_path / "both", name) == values
-    with closing(SQLiteJournal(tmp_path / "both" / "plan" / "plan.sqlite")) as journal:
-        facts = list(read_facts(journal))
-    joined = [fact for fact in facts if isinstance(fact, DriverJoined)]
-    assert len(joined) == 2
-    assert joined[0].pool == joined[1].pool
-    # The journal's order is that of what happened: nobody claims a worker whose chain is not over.
+    facts = written(tmp_path / "both")
+    assert len({fact.driver for fact in facts if isinstance(fact, DriverJoined)}) == 2
+    assert len({fact.pool for fact in facts if isinstance(fact, DriverJoined)}) == 1
+    assert chains_beside_others(facts) > 0, "they did not run at the same time"
+    trained = sum(steps_by_process(tmp_path / "both").values())
+    assert trained <= steps_counted(facts) + SLACK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 2])
+def test_two_drivers_of_one_plan_go_on_sharing_when_the_scheduler_is_back(tmp_path: Path, kills: int) -> None:
+    expected = {name: undisturbed(seed)[0] for name, seed in (("one", 7), ("two", 8))}
+    both = tmp_path / "both"
+    with Processes(tmp_path) as cluster:
+        scheduler = cluster.scheduler()
+        for _ in range(2):
+            cluster.worker()
+        drivers = [drive(cluster, both, name, seed, 0.06) for name, seed in (("one", 7), ("two", 8))]
+        known = 0
+        for _ in range(kills):
+            until(lambda: sum(steps_by_process(both).values()) > known + 15, "they train")  # noqa: B023
+            end(scheduler)
+            known = sum(steps_by_process(both).values())
+            scheduler = cluster.scheduler()
+            for _ in range(2):
+                cluster.worker()
+        for driver in drivers:
+            assert driver.wait(90) == 0, cluster.logs()
+    for name, values in expected.items():
+        assert found(both, name) == values
+    facts = written(both)
+    assert len({fact.pool for fact in facts if isinstance(fact, DriverJoined)}) == 1 + kills
+    chains_beside_others(facts)
+    trained = sum(steps_by_process(both).values())
+    assert trained <= steps_counted(facts) + SLACK + kills * 2 * INTERVAL
+
+
+def written(folder: Path) -> list[Fact]:
+    with closing(SQLiteJournal(folder / "plan" / "plan.sqlite")) as journal:
+        return list(read_facts(journal))
+
+
+def chains_beside_others(facts: list[Fact]) -> int:
+    """Chains started while both drivers were there; fails where one was started on a worker that was not idle.
+
+    The journal's order is that of what happened.
+    """
     runs: dict[WorkerId, ChainId] = {}
-    both = 0
-    present: set[str] = set()
+    present: set[DriverId] = set()
+    beside = 0
     for fact in facts:
         match fact:
             case DriverJoined():
@@ -82,13 +137,18 @@ def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(tmp_path: Path
             case ChainStarted():
                 assert fact.worker not in runs, f"{fact.chain} was started beside {runs[fact.worker]}"
                 runs[fact.worker] = fact.chain
-                both += len(present) == 2
+                beside += len(present) == 2
             case ChainClosed():
                 runs = {worker: chain for worker, chain in runs.items() if chain != fact.chain}
-    assert both > 0, "they did not run at the same time"
-    trained = sum(steps_by_process(tmp_path / "both").values())
-    counted = sum(fact.step - fact.start for fact in facts if isinstance(fact, StateReached))
-    assert trained <= counted + 8
+    return beside
+
+
+def steps_counted(facts: list[Fact]) -> int:
+    """Steps that were reported; fails where one was reported twice."""
+    reached = [fact for fact in facts if isinstance(fact, StateReached)]
+    steps = [(fact.node, step) for fact in reached for step in range(fact.start, fact.step)]
+    assert len(set(steps)) == len(steps)
+    return len(steps)
 
 
 def test_two_workloads_take_turns_on_the_workers_of_one_cluster(tmp_path: Path) -> None:
