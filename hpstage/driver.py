@@ -10,9 +10,12 @@ import msgspec
 from hpstage.errors import CheckpointError, ClusterError, InternalError, StoreError
 from hpstage.events import (
     AmendChain,
+    Boundary,
     ChainEnded,
+    ChainId,
     DriverLeft,
     Fact,
+    Instruction,
     PlanCreated,
     Report,
     StartChain,
@@ -23,6 +26,7 @@ from hpstage.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from hpstage.eviction import Eviction
 from hpstage.executor import Executor
 from hpstage.plan import FORMAT, SearchPlan, other_format
 from hpstage.presence import Presence
@@ -64,9 +68,9 @@ def open_plan(
     return plan
 
 
-def read_facts(journal: Journal) -> Iterator[Fact]:
-    """The facts of a journal, in order. Raises :class:`StoreError` at a record that is none."""
-    for position, record in enumerate(journal.read()):
+def read_facts(journal: Journal, start: int = 0) -> Iterator[Fact]:
+    """The facts of a journal from ``start`` on, in order. Raises :class:`StoreError` at a record that is none."""
+    for position, record in enumerate(journal.read(start), start):
         yield _decode(record, position)
 
 
@@ -116,6 +120,7 @@ class Driver:
         executor: opened, with its checkpoint store in use.
         journal: where facts go before anyone acts on them.
         presence: this driver's, where others may work on the plan at the same time.
+        eviction: what keeps the checkpoints within their budget, and makes room where the disk is full.
         worker_timeout: seconds without any worker, with work to do, after which the driver gives up.
     """
 
@@ -127,6 +132,7 @@ class Driver:
         journal: Journal,
         *,
         presence: Presence | None = None,
+        eviction: Eviction | None = None,
         worker_timeout: float = 60.0,
     ) -> None:
         self.plan = plan
@@ -136,6 +142,7 @@ class Driver:
         self._answers: list[Answer] = []
         self._unwritten: list[Fact] = []
         self._presence = presence
+        self._eviction = eviction
         self._looked = 0.0
         self._worker_timeout = worker_timeout
         self._alone_since: float | None = None
@@ -163,6 +170,20 @@ class Driver:
         for fact in facts:
             self._answers += self.scheduler.learn(fact)
 
+    def note(self, fact: Fact) -> None:
+        """Fold a fact that is written with whatever comes next."""
+        self._unwritten.append(fact)
+        self._answers += self.scheduler.learn(fact)
+
+    def commit(self, facts: Sequence[Fact]) -> bool:
+        """Write facts and fold them, if all that was written before is folded; else fold that, and return False."""
+        if not self._append(facts):
+            self._catch_up()
+            return False
+        for fact in facts:
+            self._answers += self.scheduler.learn(fact)
+        return True
+
     def _knows(self, trial: TrialAdded) -> bool:
         known = self.plan.trials.get(trial.trial)
         return known is not None and known.steps >= trial.steps and dict(known.schedules) == dict(trial.schedules)
@@ -188,7 +209,8 @@ class Driver:
         """Set idle workers to work and return answers; blocks until something happens, or for ``timeout`` seconds.
 
         Raises:
-            CheckpointError: a checkpoint could not be written. What was reached before is kept.
+            CheckpointError: a checkpoint could not be written, and no other could go for it. What was reached before
+                is kept.
             ClusterError: there have been no workers for ``worker_timeout`` seconds, or the executor says so.
         """
         self._perform()
@@ -200,6 +222,8 @@ class Driver:
         if self._answers:
             timeout = 0.0  # reports that are there come along, but nobody waits for more
         self._take(self._executor.wait(timeout))
+        if self._eviction is not None:
+            self._eviction.keep(self)
         self._perform()
         answers, self._answers = self._answers, []
         return answers
@@ -217,19 +241,19 @@ class Driver:
     def _take(self, reports: Iterable[Report]) -> None:
         facts: list[Fact] = []
         answers: list[Answer] = []
-        full: str | None = None
+        full: dict[ChainId, str] = {}
         for report in reports:
             decision = self.scheduler.handle(report)
             facts += decision.facts
             answers += decision.answers
             if isinstance(report, ChainEnded) and report.outcome == "full":
-                full = report.message
+                full[report.chain] = report.message
             if isinstance(report, WorkerJoined | WorkerLeft):
                 self._alone_since = None if self.scheduler.workers else time.monotonic()
         self._record(facts)
         self._answers += answers
-        if full is not None:
-            raise CheckpointError(full)
+        if full and not (self._eviction is not None and self._eviction.make_room(self, full)):
+            raise CheckpointError(next(iter(full.values())))
         if self._alone_since is not None and time.monotonic() - self._alone_since > self._worker_timeout:
             raise ClusterError(
                 f"all workers have been gone for {self._worker_timeout:.0f} s; start workers and run the same command "
@@ -246,6 +270,8 @@ class Driver:
             instructions = self.scheduler.without_clashes(instructions)
         for fact in claims:
             self._answers += self.scheduler.learn(fact)
+        if self._eviction is not None:
+            self._eviction.wait_for(boundary.key for boundary in _boundaries(instructions))
         for instruction in instructions:
             match instruction:
                 case StartChain():
@@ -276,3 +302,12 @@ class Driver:
         for record in self._journal.read(self.plan.position):
             self._answers += self.scheduler.learn(_decode(record, self.plan.position))
             self.plan.position += 1
+
+
+def _boundaries(instructions: Iterable[Instruction]) -> Iterator[Boundary]:
+    for instruction in instructions:
+        match instruction:
+            case StartChain():
+                yield from instruction.chain.boundaries
+            case AmendChain():
+                yield from instruction.amendment.boundaries

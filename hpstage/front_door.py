@@ -17,6 +17,7 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, open_plan, read_facts
 from hpstage.errors import StoreError, UsageError
 from hpstage.events import DriverId, SearchStarted
+from hpstage.eviction import Eviction, budget_bytes
 from hpstage.executor import Executor
 from hpstage.identity import code_identity
 from hpstage.keys import workload_key
@@ -67,6 +68,7 @@ def optimize(
     extend: bool = False,
     sharing: bool = True,
     checkpoint_every: int | None = None,
+    checkpoint_budget: int | str | None = None,
 ) -> Result:
     """Search with ``study``'s sampler, training every stage once.
 
@@ -107,12 +109,15 @@ def optimize(
             are under another algorithm. An asynchronous algorithm may go on a little each time.
         sharing: ``False`` trains every trial alone, for comparison.
         checkpoint_every: steps after which a state is kept at the latest; by default about a minute of training.
+        checkpoint_budget: bytes that the checkpoints of the whole plan may take (``"20 GB"``); beyond that, those go
+            whose training anew costs the fewest seconds per byte, and never one that is still needed. By default none
+            goes, until the disk is full.
 
     Raises:
         UsageError: bad input, named, before anything is trained.
         StoreError: the store cannot be used or belongs to another workload.
         ClusterError: there are no workers, or they were all lost.
-        CheckpointError: a checkpoint could not be written; everything before it is kept.
+        CheckpointError: a checkpoint could not be written, and no other could go; everything before it is kept.
         TrainingError: an exception that ``catch`` does not name.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
@@ -120,6 +125,7 @@ def optimize(
     if isinstance(trainable, type):
         raise UsageError(f"{trainable.__name__} is a class: pass an instance of it, {trainable.__name__}(...)")
     setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)
+    budget = None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget")
     caught = (catch,) if isinstance(catch, type) else tuple(catch)
     with ExitStack() as closing:
         hands = _executor(executor)
@@ -135,7 +141,9 @@ def optimize(
         me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
         presence = Presence(places.journal, me) if isinstance(places.journal, Leases) else None
         scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every)
-        driver = Driver(plan, scheduler, hands, places.journal, presence=presence)
+        eviction = Eviction(places.checkpoints, budget)
+        closing.callback(eviction.close)
+        driver = Driver(plan, scheduler, hands, places.journal, presence=presence, eviction=eviction)
         if presence is not None:
             closing.callback(presence.close)
             joined = presence.enter(study.study_name, ledger.identity(), hands.pool, list(plan.drivers.values()))
@@ -183,6 +191,7 @@ def optimize(
         try:
             with _in_optimize_loop(study):
                 session.run()
+            eviction.settle(driver)
         except KeyboardInterrupt:
             logger.warning("Interrupted. All that was reached is kept: the same call goes on with a study in storage.")
             raise
