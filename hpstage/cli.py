@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from hpstage.commands.gc import gc
 from hpstage.errors import HpstageError
 
 app = typer.Typer(
@@ -15,6 +16,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command()(gc)
+
+
+@app.callback()
+def _commands() -> None:
+    """Without this, typer takes a command that is alone for the program itself."""
 
 
 def main() -> None:

@@ -68,6 +68,16 @@ def open_plan(
     return plan
 
 
+def open_existing_plan(journal: Journal) -> SearchPlan:
+    """The plan of a journal, of whatever workload it is. Raises as :func:`open_plan` does, also for an empty one."""
+    records = journal.read(0, 1)
+    header = _decode(records[0], 0) if records else None
+    if not isinstance(header, PlanCreated):
+        raise StoreError("this is not the journal of a search plan; choose another store")
+    sharing = header.described.get("sharing") != "off"
+    return open_plan(journal, header.workload, header.described, sharing=sharing)
+
+
 def read_facts(journal: Journal, start: int = 0) -> Iterator[Fact]:
     """The facts of a journal from ``start`` on, in order. Raises :class:`StoreError` at a record that is none."""
     for position, record in enumerate(journal.read(start), start):

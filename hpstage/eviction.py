@@ -130,6 +130,11 @@ class Eviction:
         if self._removing:
             wait([self._removing[key] for key in keys if key in self._removing])
 
+    @property
+    def waiting(self) -> int:
+        """Checkpoints that are written off and not removed yet."""
+        return len(self._pending) + len(self._removing)
+
     def close(self) -> None:
         """End the threads. What was not removed yet stays on the storage, named by no record."""
         if self._pool is not None:

@@ -91,6 +91,10 @@ class Presence:
         self._leases.release(name, token)
         return True
 
+    def seems_gone(self, other: DriverJoined) -> bool:
+        """As :meth:`is_gone`, but changes nothing: a lease that ran out may be renewed yet."""
+        return self._has_died(other) or self._leases.holder(_of(other.driver)) is None
+
     def _free(self, name: str, others: Sequence[DriverJoined]) -> None:
         """Give back the lease of a study whose driver died on this host, so that nobody has to wait for it."""
         held = self._leases.holder(name)
