@@ -165,7 +165,7 @@ class Driver:
         """Say of those drivers that are gone that they are, so that what they had begun is begun anew."""
         others = [other for other in self.plan.drivers.values() if other.driver != self.scheduler.driver]
         for other in others:
-            if self._presence is not None and self._presence.is_gone(other):
+            if self._presence is not None and self._presence.is_gone(other, self.plan.studies()):
                 self.remember([DriverLeft(other.driver, time.time(), "gone")])
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:

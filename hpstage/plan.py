@@ -481,6 +481,10 @@ class SearchPlan:
                 if trial in self.trials:
                     yield self.trials[trial]
 
+    def studies(self) -> set[str]:
+        """Identities of the studies that have searched on the plan."""
+        return {record.started.identity for record in self.searches.values()}
+
     def source_of(self, chain: OpenChain) -> State | None:
         """The state that a chain starts from; ``None``: the beginning of training."""
         first = chain.stretches[0]

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpstage.errors import StoreError, UsageError
@@ -78,8 +78,12 @@ class Presence:
         name = _of(self._driver)
         return {name: self._tokens[name]} if name in self._tokens else {}
 
-    def is_gone(self, other: DriverJoined) -> bool:
-        """Has the other driver died, or said nothing for so long? If so, none of its writes will come any more."""
+    def is_gone(self, other: DriverJoined, studies: Iterable[str] = ()) -> bool:
+        """Has the other driver died, or said nothing for so long? If so, none of its writes will come any more.
+
+        ``studies``: identities of those of the plan; one that it drove is free then, so that its next call need not
+        wait for the lease to run out.
+        """
         name = _of(other.driver)
         if self._has_died(other):
             held = self._leases.holder(name)
@@ -89,6 +93,10 @@ class Presence:
         if token is None:
             return False
         self._leases.release(name, token)
+        for study in studies:
+            held = self._leases.holder(f"study/{study}")
+            if held is not None and held.owner == other.driver:
+                self._leases.release(f"study/{study}", held.token)
         return True
 
     def seems_gone(self, other: DriverJoined) -> bool:

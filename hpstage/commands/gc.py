@@ -144,9 +144,8 @@ class Collection:
         if not isinstance(journal, Leases):
             return
         presence = Presence(journal, DriverId(f"gc-{os.getpid():x}-{time.time_ns():x}"))
-        is_gone = presence.seems_gone if self.dry_run else presence.is_gone
         for other in list(plan.drivers.values()):
-            if is_gone(other):
+            if presence.seems_gone(other) if self.dry_run else presence.is_gone(other, plan.studies()):
                 self.buried += 1
                 left = DriverLeft(other.driver, time.time(), "gone")
                 if self.dry_run:
