@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +25,7 @@ from hpstage.events import (
     NodeId,
     Report,
     StateKey,
+    StateLost,
     StateReached,
     Stretch,
     TargetAsked,
@@ -115,7 +116,7 @@ class Watched(SimulatedExecutor):
 
 
 @given(st.lists(wishes(), min_size=1, max_size=3), st.integers(0, 6), st.integers(), st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_its_state_gone(
     wanted, budget, seed, batch
 ) -> None:
@@ -176,7 +177,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
 
 
 @given(wishes(), st.integers(0, 5), st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_at_every_decision_what_is_needed_stays(wanted, budget, workers) -> None:
     trials, stops = wanted
 
@@ -210,6 +211,70 @@ def test_a_state_that_another_driver_begins_from_meanwhile_is_not_evicted() -> N
     eviction.close()
     assert log.commits == 2
     assert steps_kept(log) == [2, 3]  # where it starts, and what it comes to
+
+
+class Interrupted(MemoryJournal):
+    """Lets something happen just before the next append."""
+
+    happens: Callable[[], None] | None = None
+
+    def append(self, records, **options):
+        happens, self.happens = self.happens, None
+        if happens is not None:
+            happens()
+        return super().append(records, **options)
+
+
+def two_studies() -> tuple[Interrupted, Shelf, Study, Study]:
+    """Study "one" has kept the state of its trial at step 4, of 8."""
+    journal, shelf = Interrupted(), Shelf()
+    one, other = (Study(name, journal, shelf.keys, workers=1) for name in ("one", "other"))
+    one.executor.__class__ = Watched
+    one.ask([trial(0, {"a": s.constant(1)}, 8)], [4])
+    while not one.done:
+        one.turn()
+    one.driver.finish()
+    other.turn()
+    assert len(one.plan.kept) == len(other.plan.kept) == 1
+    return journal, shelf, one, other
+
+
+def test_a_driver_commits_nothing_on_what_it_has_not_read() -> None:
+    journal, _, one, other = two_studies()
+    one.driver.remember([started("one")])
+    length = len(journal)
+    assert not other.driver.commit([StateLost(NodeId(0), 4, "evicted")])
+    assert len(journal) == length and other.plan.kept and "one" in other.plan.searches
+    assert other.driver.commit([StateLost(NodeId(0), 4, "evicted")])
+    assert len(journal) == length + 1 and not other.plan.kept
+
+
+def test_a_start_from_a_state_that_another_driver_has_just_evicted_is_taken_back() -> None:
+    journal, shelf, one, other = two_studies()
+    one.driver.ask(TrialId("one/0"), 8)
+    one.asked += 1
+    eviction = Eviction(shelf)
+
+    def evict() -> None:
+        eviction.evict(other.driver, 0, "evicted")
+        eviction.finish(other.driver)
+
+    journal.happens = evict
+    while not one.done:
+        one.turn()
+    eviction.close()
+    assert eviction.removed == 1 and one.executor.missing == 0
+    assert one.plan.totals.steps_trained == 4 + 8  # from the beginning, and once
+
+
+def test_two_drivers_may_find_the_same_checkpoint_gone() -> None:
+    journal, _, one, other = two_studies()
+    one.driver.remember([StateLost(NodeId(0), 4, "missing")])
+    other.driver.remember([StateLost(NodeId(0), 4, "missing")])
+    plan = open_plan(journal, WORKLOAD, {})
+    assert not plan.kept and plan.kept_bytes == 0
+    for study in (one, other):
+        study.turn()
 
 
 def test_what_is_written_off_is_removed_only_after_it_was_written() -> None:
