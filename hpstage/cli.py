@@ -7,6 +7,7 @@ import sys
 import typer
 
 from hpstage.cluster import commands as cluster
+from hpstage.commands.gc import gc
 from hpstage.errors import HpstageError
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
+app.command()(gc)
 
 
 def main() -> None:

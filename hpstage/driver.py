@@ -10,9 +10,12 @@ import msgspec
 from hpstage.errors import CheckpointError, ClusterError, InternalError, LeaseLost, StoreError
 from hpstage.events import (
     AmendChain,
+    Boundary,
     ChainEnded,
+    ChainId,
     DriverLeft,
     Fact,
+    Instruction,
     PlanCreated,
     Report,
     StartChain,
@@ -24,6 +27,7 @@ from hpstage.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from hpstage.eviction import Eviction
 from hpstage.executor import Executor
 from hpstage.plan import FORMAT, SearchPlan, other_format
 from hpstage.presence import Presence
@@ -65,9 +69,19 @@ def open_plan(
     return plan
 
 
-def read_facts(journal: Journal) -> Iterator[Fact]:
-    """The facts of a journal, in order. Raises :class:`StoreError` at a record that is none."""
-    for position, record in enumerate(journal.read()):
+def open_existing_plan(journal: Journal) -> SearchPlan:
+    """The plan of a journal, of whatever workload it is. Raises as :func:`open_plan` does, also for an empty one."""
+    records = journal.read(0, 1)
+    header = _decode(records[0], 0) if records else None
+    if not isinstance(header, PlanCreated):
+        raise StoreError("this is not the journal of a search plan; choose another store")
+    sharing = header.described.get("sharing") != "off"
+    return open_plan(journal, header.workload, header.described, sharing=sharing)
+
+
+def read_facts(journal: Journal, start: int = 0) -> Iterator[Fact]:
+    """The facts of a journal from ``start`` on, in order. Raises :class:`StoreError` at a record that is none."""
+    for position, record in enumerate(journal.read(start), start):
         yield _decode(record, position)
 
 
@@ -118,6 +132,7 @@ class Driver:
         journal: where facts go before anyone acts on them.
         presence: this driver's, where others may work on the plan at the same time.
         workers: those that an earlier driver on the executor has left idle.
+        eviction: what keeps the checkpoints within their budget, and makes room where the disk is full.
     """
 
     def __init__(
@@ -129,6 +144,7 @@ class Driver:
         *,
         presence: Presence | None = None,
         workers: Iterable[WorkerId] = (),
+        eviction: Eviction | None = None,
     ) -> None:
         self.plan = plan
         self.scheduler = scheduler
@@ -137,6 +153,7 @@ class Driver:
         self._answers: list[Answer] = []
         self._unwritten: list[Fact] = []
         self._presence = presence
+        self._eviction = eviction
         self._looked = 0.0
         self._alone_since: float | None = None
         for worker in workers:
@@ -150,7 +167,7 @@ class Driver:
         """Say of those drivers that are gone that they are, so that what they had begun is begun anew."""
         others = [other for other in self.plan.drivers.values() if other.driver != self.scheduler.driver]
         for other in others:
-            if self._presence is not None and self._presence.is_gone(other):
+            if self._presence is not None and self._presence.is_gone(other, self.plan.studies()):
                 self.remember([DriverLeft(other.driver, time.time(), "gone")])
 
     def abandon(self) -> list[WorkerId]:
@@ -183,6 +200,20 @@ class Driver:
         for fact in facts:
             self._answers += self.scheduler.learn(fact)
 
+    def note(self, fact: Fact) -> None:
+        """Fold a fact that is written with whatever comes next."""
+        self._unwritten.append(fact)
+        self._answers += self.scheduler.learn(fact)
+
+    def commit(self, facts: Sequence[Fact]) -> bool:
+        """Write facts and fold them, if all that was written before is folded; else fold that, and return False."""
+        if not self._append(facts):
+            self._catch_up()
+            return False
+        for fact in facts:
+            self._answers += self.scheduler.learn(fact)
+        return True
+
     def _knows(self, trial: TrialAdded) -> bool:
         known = self.plan.trials.get(trial.trial)
         return known is not None and known.steps >= trial.steps and dict(known.schedules) == dict(trial.schedules)
@@ -208,7 +239,8 @@ class Driver:
         """Set idle workers to work and return answers; blocks until something happens, or for ``timeout`` seconds.
 
         Raises:
-            CheckpointError: a checkpoint could not be written. What was reached before is kept.
+            CheckpointError: a checkpoint could not be written, and no other could go for it. What was reached before
+                is kept.
             ClusterError: there have been no workers for the executor's ``worker_timeout``, or the executor says so.
         """
         self._perform()
@@ -220,6 +252,8 @@ class Driver:
         if self._answers:
             timeout = 0.0  # reports that are there come along, but nobody waits for more
         self._take(self._executor.wait(timeout))
+        if self._eviction is not None:
+            self._eviction.keep(self)
         self._perform()
         answers, self._answers = self._answers, []
         return answers
@@ -239,7 +273,7 @@ class Driver:
     def _take(self, reports: Iterable[Report]) -> None:
         facts: list[Fact] = []
         answers: list[Answer] = []
-        full: str | None = None
+        full: dict[ChainId, str] = {}
         for report in reports:
             if isinstance(report, WorkerJoined):
                 moved = self._moved()
@@ -250,13 +284,13 @@ class Driver:
             facts += decision.facts
             answers += decision.answers
             if isinstance(report, ChainEnded) and report.outcome == "full":
-                full = report.message
+                full[report.chain] = report.message
             if isinstance(report, WorkerJoined | WorkerLeft):
                 self._alone_since = None if self.scheduler.workers else time.monotonic()
         self._record(facts)
         self._answers += answers
-        if full is not None:
-            raise CheckpointError(full)
+        if full and not (self._eviction is not None and self._eviction.make_room(self, full)):
+            raise CheckpointError(next(iter(full.values())))
         patience = self._executor.worker_timeout
         if self._alone_since is not None and time.monotonic() - self._alone_since > patience:
             raise ClusterError(
@@ -281,6 +315,8 @@ class Driver:
             instructions = self.scheduler.without_clashes(instructions)
         for fact in claims:
             self._answers += self.scheduler.learn(fact)
+        if self._eviction is not None:
+            self._eviction.wait_for(boundary.key for boundary in _boundaries(instructions))
         for instruction in instructions:
             match instruction:
                 case StartChain():
@@ -314,3 +350,12 @@ class Driver:
                 raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
             self._answers += self.scheduler.learn(fact)
             self.plan.position += 1
+
+
+def _boundaries(instructions: Iterable[Instruction]) -> Iterator[Boundary]:
+    for instruction in instructions:
+        match instruction:
+            case StartChain():
+                yield from instruction.chain.boundaries
+            case AmendChain():
+                yield from instruction.amendment.boundaries

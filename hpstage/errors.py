@@ -55,6 +55,10 @@ class CheckpointCorrupt(CheckpointError):
     """The checkpoint's bytes or identity do not agree with its manifest."""
 
 
+class CheckpointForeign(CheckpointCorrupt):
+    """The checkpoint is of another workload."""
+
+
 class StateError(UsageError):
     """A state holds something that cannot be captured exactly; the message gives the path to it."""
 

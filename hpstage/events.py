@@ -31,7 +31,11 @@ Metrics = dict[str, float | str]
 
 
 def to_metrics(numbers: Mapping[str, float]) -> Metrics:
-    return {name: value if math.isfinite(value) else repr(value) for name, value in numbers.items()}
+    return {name: to_metric(value) for name, value in numbers.items()}
+
+
+def to_metric(value: float) -> float | str:
+    return value if math.isfinite(value) else repr(value)
 
 
 def to_numbers(metrics: Metrics) -> dict[str, float]:
@@ -391,6 +395,20 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True):
     extends: TrialId | None = None
 
 
+class TrialEnded(msgspec.Struct, frozen=True, tag=True):
+    """The study has finished a trial: nothing more is asked of it. Nothing hangs on this but what is kept and shown.
+
+    ``values``: the last that were told, one for each metric of the search, as in :data:`Metrics`; ``step``: the
+    farthest that was asked of it."""
+
+    study: str
+    trial: TrialId
+    state: Literal["COMPLETE", "PRUNED", "FAIL"]
+    values: tuple[float | str, ...] | None
+    step: int
+    at: float
+
+
 class SearchEnded(msgspec.Struct, frozen=True, tag=True):
     study: str
     at: float
@@ -411,5 +429,6 @@ Fact = (
     | ChainClosed
     | SearchStarted
     | TrialProposed
+    | TrialEnded
     | SearchEnded
 )

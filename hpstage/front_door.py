@@ -18,6 +18,7 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, read_facts
 from hpstage.errors import LeaseLost, UsageError
 from hpstage.events import SearchStarted, WorkerId
+from hpstage.eviction import Eviction, budget_bytes
 from hpstage.executor import Executor
 from hpstage.identity import code_identity
 from hpstage.keys import workload_key
@@ -67,6 +68,7 @@ def optimize(
     extend: bool = False,
     sharing: bool = True,
     checkpoint_every: int | None = None,
+    checkpoint_budget: int | str | None = None,
 ) -> Result:
     """Search with ``study``'s sampler, training every stage once.
 
@@ -107,12 +109,15 @@ def optimize(
             are under another algorithm. An asynchronous algorithm may go on a little each time.
         sharing: ``False`` trains every trial alone, for comparison.
         checkpoint_every: steps after which a state is kept at the latest; by default about a minute of training.
+        checkpoint_budget: bytes that the checkpoints of the whole plan may take (``"20 GB"``); beyond that, those go
+            whose training anew costs the fewest seconds per byte, and never one that is still needed. By default none
+            goes, until the disk is full.
 
     Raises:
         UsageError: bad input, named, before anything is trained.
         StoreError: the store cannot be used or belongs to another workload.
         ClusterError: there are no workers, or they were all lost.
-        CheckpointError: a checkpoint could not be written; everything before it is kept.
+        CheckpointError: a checkpoint could not be written, and no other could go; everything before it is kept.
         TrainingError: an exception that ``catch`` does not name.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
@@ -120,6 +125,7 @@ def optimize(
     if isinstance(trainable, type):
         raise UsageError(f"{trainable.__name__} is a class: pass an instance of it, {trainable.__name__}(...)")
     setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)
+    budget = None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget")
     with ExitStack() as closing:
         hands = _executor(executor)
         closing.callback(hands.close)
@@ -129,6 +135,8 @@ def optimize(
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         hands.use(places.checkpoints)
         closing.enter_context(patient(study))
+        eviction = Eviction(places.checkpoints, budget)
+        closing.callback(eviction.close)
         call = _Call(
             ledger=Ledger(study),
             hands=hands,
@@ -154,6 +162,7 @@ def optimize(
                 described=described,
                 sharing=sharing,
                 checkpoint_every=checkpoint_every,
+                eviction=eviction,
                 workers=workers,
             )
             try:
@@ -162,6 +171,7 @@ def optimize(
                     session = call.session(driver)
                     with _in_optimize_loop(study):
                         session.run()
+                    eviction.settle(driver)
                 break
             except LeaseLost:
                 logger.warning(

@@ -11,11 +11,14 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
+from hpstage.driver import open_existing_plan
 from hpstage.errors import StoreError, UsageError
 from hpstage.events import StateKey
+from hpstage.plan import SearchPlan
 from hpstage.store import Journal, SQLiteJournal
 
 DEFAULT_ROOT = ".hpstage"
+_FILE = "plan.sqlite"
 _REDIS = ("redis", "rediss", "unix")
 
 
@@ -63,7 +66,7 @@ def open_places(
     else:
         folder = Path(DEFAULT_ROOT) / own if store is None else _folder(store)
         _make(folder)
-        journal = SQLiteJournal(folder / "plan.sqlite")
+        journal = SQLiteJournal(folder / _FILE)
         closing.callback(journal.close)
     if isinstance(checkpoints, CheckpointStore):
         return Places(journal, checkpoints, folder)
@@ -81,11 +84,70 @@ def open_redis(url: str, prefix: str) -> Journal:
     """The plan on a Redis server that ``url`` names by ``?prefix=``, else the one named ``prefix``."""
     from hpstage.store.redis import RedisJournal
 
+    address, named = split_prefix(url)
+    return RedisJournal(address, prefix=named or f"hpstage:{prefix}")
+
+
+def split_prefix(url: str) -> tuple[str, str | None]:
+    """The URL of a Redis server without ``?prefix=``, and the prefix."""
     # Not by urlunsplit: it makes unix:/path out of unix:///path.
     base, _, query = url.partition("?")
     options = dict(parse_qsl(query))
-    prefix = options.pop("prefix", f"hpstage:{prefix}")
-    return RedisJournal(f"{base}?{urlencode(options)}" if options else base, prefix=prefix)
+    prefix = options.pop("prefix", None)
+    return f"{base}?{urlencode(options)}" if options else base, prefix
+
+
+def open_existing(
+    store: str, checkpoints: str | None, *, closing: ExitStack, sweep: bool = True
+) -> tuple[SearchPlan, Places]:
+    """Open a plan that is there, by where it is alone; ``store`` and ``checkpoints`` as for :func:`open_places`.
+
+    Args:
+        sweep: let a folder of checkpoints remove what dead writers have left in it.
+
+    Raises:
+        UsageError: a URL that names no plan (its message lists those that are there), or a plan on a server with no
+            place for its checkpoints.
+        StoreError: there is no plan, or it cannot be read.
+    """
+    folder: Path | None = None
+    if _scheme(store) in _REDIS:
+        if checkpoints is None:
+            raise UsageError("say with --checkpoints where the checkpoints of this plan are: a folder, or a URL")
+        _check_prefix(store)
+        journal = open_redis(store, "")
+    else:
+        folder = _folder(store)
+        if not (folder / _FILE).is_file():
+            raise StoreError(f"there is no plan in {folder}: give a folder that holds {_FILE}, or a Redis server's URL")
+        journal = SQLiteJournal(folder / _FILE)
+    closing.callback(journal.close)
+    place = folder / "checkpoints" if checkpoints is None and folder is not None else checkpoints
+    assert place is not None
+    plan = open_existing_plan(journal)
+    return plan, Places(journal, open_checkpoints(place, plan.workload, sweep=sweep), folder)
+
+
+def _check_prefix(url: str) -> None:
+    """See that the URL names a plan that is there: to open another would make it."""
+    from hpstage.store.redis_server import RedisServer
+
+    address, prefix = split_prefix(url)
+    server = RedisServer(address, patience=5.0)
+    try:
+        cursor, there = 0, set()
+        while True:
+            cursor, found = server.command("SCAN", cursor, "MATCH", "{*}:about", "COUNT", 1000)
+            there |= {key.decode().removeprefix("{").removesuffix("}:about") for key in found}
+            if not int(cursor):
+                break
+    finally:
+        server.close()
+    if prefix in there:
+        return
+    plans = ", ".join(f"?prefix={name}" for name in sorted(there)) or "none"
+    what = "name one" if prefix is None else f"{prefix!r} is none of them"
+    raise UsageError(f"plans at {server.where}: {plans}; {what}")
 
 
 def _scheme(location: str | os.PathLike[str] | None) -> str | None:

@@ -11,6 +11,7 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, open_plan
 from hpstage.errors import LeaseLost, StoreError, UsageError
 from hpstage.events import DriverId, DriverJoined, StateKey, WorkerId
+from hpstage.eviction import Eviction
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger
 from hpstage.presence import Presence
@@ -29,12 +30,14 @@ def taking_part(
     described: Mapping[str, str],
     sharing: bool,
     checkpoint_every: int | None,
+    eviction: Eviction,
     workers: Iterable[WorkerId] = (),
 ) -> Iterator[Driver]:
     """A driver that has joined the plan of ``journal``; it leaves at the end.
 
     Args:
         hands: opened, with ``checkpoints`` in use.
+        eviction: of ``checkpoints``.
         workers: those that an earlier driver has left idle.
 
     Raises:
@@ -46,7 +49,7 @@ def taking_part(
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     presence = Presence(journal, me) if isinstance(journal, Leases) else None
     scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every)
-    driver = Driver(plan, scheduler, hands, journal, presence=presence, workers=workers)
+    driver = Driver(plan, scheduler, hands, journal, presence=presence, eviction=eviction, workers=workers)
     with ExitStack() as leaving:
         if presence is not None:
             leaving.callback(presence.close)

@@ -36,6 +36,7 @@ from hpstage.events import (
     Stretch,
     TargetAsked,
     TrialAdded,
+    TrialEnded,
     TrialId,
     TrialProposed,
     WorkerId,
@@ -58,13 +59,14 @@ def _distinct(value: Scalar) -> object:
 class State:
     """What is asked, known and kept of a node's line after ``step`` steps."""
 
-    __slots__ = ("failed", "kept", "metrics", "node", "step", "waiting")
+    __slots__ = ("failed", "kept", "metrics", "node", "step", "used", "waiting")
 
     def __init__(self, node: Node, step: int) -> None:
         self.node = node
         self.step = step
         self.metrics: dict[str, float] | None = None
         self.kept: Kept | None = None
+        self.used = 0.0  # when it was last kept or trained on from
         self.waiting: dict[TrialId, DriverId] = {}  # trials that ask for the metrics, in order of asking; for whom
 
     @property
@@ -164,6 +166,21 @@ class OpenChain:
     driver: DriverId
     worker: WorkerId
     stretches: list[Stretch]
+    reached: StateRef | None = None  # the last that it told of; by then it has loaded what it starts from
+
+    def ahead(self) -> Iterator[Stretch]:
+        """What it has still to pass, the farthest first."""
+        for stretch in reversed(self.stretches):
+            if self.reached is not None and stretch.node == self.reached.node:
+                if self.reached.step < stretch.stop:
+                    yield Stretch(stretch.node, max(stretch.start, self.reached.step), stretch.stop)
+                if stretch.start <= self.reached.step:
+                    return
+            else:
+                yield stretch
+
+    def will_pass(self, ref: StateRef) -> bool:
+        return any(stretch.node == ref.node and stretch.start < ref.step <= stretch.stop for stretch in self.ahead())
 
 
 @dataclass(slots=True)
@@ -173,6 +190,7 @@ class SearchRecord:
     started: SearchStarted
     before: Totals
     proposed: list[TrialProposed] = field(default_factory=list)
+    open: dict[TrialId, None] = field(default_factory=dict)  # trials that are not over, in order
     ended: bool = False
 
 
@@ -233,6 +251,9 @@ class SearchPlan:
         self.totals = Totals()
         self.failures: list[StageFailed] = []
         self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
+        self.kept: dict[StateKey, State] = {}
+        self.kept_bytes = 0
+        self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
         self.chains: dict[ChainId, OpenChain] = {}
         self.losses: dict[StateRef, list[ChainLost]] = {}  # workers that died in a row on the way from a state
@@ -254,9 +275,9 @@ class SearchPlan:
             case StateLost():
                 self._node(fact.node)
                 state = self.nodes[fact.node].states.get(fact.step)
-                if state is None or state.kept is None:
+                if state is None:
                     raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
-                state.kept = None
+                self._keep(state, None)  # two drivers may find the same checkpoint gone, and both say so
             case StageFailed():
                 self._node(fact.node)
                 self.failures.append(fact)
@@ -270,7 +291,11 @@ class SearchPlan:
                 if fact.outcome in ("died", "lost"):
                     self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
             case ChainStarted():
-                self.chains[fact.chain] = OpenChain(fact.driver, fact.worker, list(fact.stretches))
+                chain = OpenChain(fact.driver, fact.worker, list(fact.stretches))
+                source = self.source_of(chain)
+                if source is not None:
+                    source.used = max(source.used, fact.at)
+                self.chains[fact.chain] = chain
             case ChainProlonged():
                 if fact.chain in self.chains:
                     self.chains[fact.chain].stretches += fact.stretches
@@ -283,12 +308,22 @@ class SearchPlan:
                 self.forget(fact.driver)
             case SearchStarted():
                 before = replace(self.totals, sources=dict(self.totals.sources))
-                taken_over = self._search(fact.study).proposed if fact.extends else []
-                self.searches[fact.study] = SearchRecord(fact, before, list(taken_over))
+                last = self._search(fact.study) if fact.extends else SearchRecord(fact, before)
+                self.searches[fact.study] = record = SearchRecord(fact, before)
+                if fact.extends:
+                    record.proposed, record.open = list(last.proposed), dict(last.open)
             case TrialProposed():
-                self._search(fact.study).proposed.append(fact)
+                record = self._search(fact.study)
+                record.proposed.append(fact)
+                if fact.trial is not None:
+                    record.open[fact.trial] = None
+            case TrialEnded():
+                self._search(fact.study).open.pop(fact.trial, None)
+                self.ended[fact.trial] = fact
             case SearchEnded():
-                self._search(fact.study).ended = True
+                record = self._search(fact.study)
+                record.ended = True
+                record.open.clear()
             case PlanCreated():
                 if fact.format != FORMAT:
                     raise UsageError(other_format(fact.format))
@@ -329,7 +364,20 @@ class SearchPlan:
             state.waiting.clear()
         if fact.kept is not None:
             totals.saves += 1
-            state.kept = fact.kept
+            self._keep(state, fact.kept)
+            state.used = max(state.used, fact.at)
+        chain = None if fact.chain is None else self.chains.get(fact.chain)
+        if chain is not None:
+            chain.reached = state.ref
+
+    def _keep(self, state: State, kept: Kept | None) -> None:
+        if state.kept is not None:
+            self.kept_bytes -= state.kept.bytes
+            del self.kept[state.kept.key]
+        if kept is not None:
+            self.kept_bytes += kept.bytes
+            self.kept[kept.key] = state
+        state.kept = kept
 
     def _add(self, fact: TrialAdded) -> None:
         known = self.trials.get(fact.trial)
@@ -422,6 +470,37 @@ class SearchPlan:
         """States that the driver waits for."""
         open = self._open.get(driver, {})
         return list({id(s): s for (trial, _), s in open.items() if s.waiting.get(trial) == driver}.values())
+
+    def wanted(self) -> Iterator[State]:
+        """States that any driver waits for. O(those), amortised: what was answered is looked at once."""
+        for driver, open in self._open.items():
+            for target in [target for target, state in open.items() if state.waiting.get(target[0]) != driver]:
+                del open[target]
+            yield from open.values()
+
+    def open_trials(self) -> Iterator[PlannedTrial]:
+        """Trials that are not over: an algorithm may train them on. Those of a search that ended, or that another has
+        replaced, are."""
+        for record in self.searches.values():
+            for trial in record.open:
+                if trial in self.trials:
+                    yield self.trials[trial]
+
+    def studies(self) -> set[str]:
+        """Identities of the studies that have searched on the plan."""
+        return {record.started.identity for record in self.searches.values()}
+
+    def source_of(self, chain: OpenChain) -> State | None:
+        """The state that a chain starts from; ``None``: the beginning of training."""
+        first = chain.stretches[0]
+        node = self._node(first.node)
+        if first.start > node.start:
+            return node.states.get(first.start)
+        return None if node.parent is None else node.parent.states.get(first.start)
+
+    def will_keep(self, ref: StateRef) -> bool:
+        """Is a chain under way to this state, so that it may keep it (again)?"""
+        return any(chain.will_pass(ref) for chain in self.chains.values())
 
     def beyond(self, failed: StageFailed) -> Iterator[State]:
         """The states that a failure puts out of reach; those of the evaluation that failed, if it was one."""
@@ -588,6 +667,9 @@ class SearchPlan:
                 assert state.step == step > node.start and state.node is node
                 if state.kept is not None:
                     assert state.kept.key == self.key(node, step)
+                    assert self.kept[state.kept.key] is state
+        assert all(state.kept is not None and state.kept.key == key for key, state in self.kept.items())
+        assert self.kept_bytes == sum(state.kept.bytes for state in self.kept.values() if state.kept is not None)
         unique: dict[int, int] = {}
         for trial in self.trials.values():
             assert trial.stops[-1] == trial.steps and list(trial.stops) == sorted(set(trial.stops))

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpstage.errors import StoreError, UsageError
@@ -80,8 +80,12 @@ class Presence:
         name = _of(self._driver)
         return {name: self._tokens[name]} if name in self._tokens else {}
 
-    def is_gone(self, other: DriverJoined) -> bool:
-        """Has the other driver died, or said nothing for so long? If so, none of its writes will come any more."""
+    def is_gone(self, other: DriverJoined, studies: Iterable[str] = ()) -> bool:
+        """Has the other driver died, or said nothing for so long? If so, none of its writes will come any more.
+
+        ``studies``: identities of those of the plan; one that it drove is free then, so that its next call need not
+        wait for the lease to run out.
+        """
         name = _of(other.driver)
         if self._has_died(other):
             held = self._leases.holder(name)
@@ -91,7 +95,15 @@ class Presence:
         if token is None:
             return False
         self._leases.release(name, token)
+        for study in studies:
+            held = self._leases.holder(f"study/{study}")
+            if held is not None and held.owner == other.driver:
+                self._leases.release(f"study/{study}", held.token)
         return True
+
+    def seems_gone(self, other: DriverJoined) -> bool:
+        """As :meth:`is_gone`, but changes nothing: a lease that ran out may be renewed yet."""
+        return self._has_died(other) or self._leases.holder(_of(other.driver)) is None
 
     def _free(self, name: str, others: Sequence[DriverJoined]) -> None:
         """Give back the lease of a study whose driver died on this host, so that nobody has to wait for it."""

@@ -51,6 +51,9 @@ class Savings:
     lower_bound_seconds: float | None
     """No schedule of the same work is shorter: max(critical path, unique work / workers). ``None`` for a call that
     went on with an interrupted one, or found states on the store: it had less to do."""
+    kept: int
+    """Checkpoints of the whole plan when the search was over, and the bytes that they take."""
+    kept_bytes: int
     makespan: float
     """Wall seconds of this call, from the first trial to the last result."""
     workers: int
@@ -89,6 +92,7 @@ class Savings:
             ("worker-hours used", _hours(self.worker_seconds)),
             ("would have been used", _hours(self.worker_seconds_alone)),
             ("saved", _hours(self.saved_seconds)),
+            ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
             ("makespan", f"{self.makespan:.1f} s on {self.workers} worker{'s' if self.workers != 1 else ''}"),
         ]
         if self.failed:
@@ -215,6 +219,8 @@ def savings(
         save_seconds=totals.save_seconds - before.save_seconds,
         wasted_seconds=totals.wasted_seconds - before.wasted_seconds,
         critical_path_seconds=longest,
+        kept=len(plan.kept),
+        kept_bytes=plan.kept_bytes,
         makespan=makespan,
         workers=workers,
     )

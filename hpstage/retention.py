@@ -24,12 +24,7 @@ from hpstage.events import StateKey
 
 
 class KeptState(msgspec.Struct, frozen=True):
-    """A kept state, as the decision sees it.
-
-    From a search plan: nodes in the order of their ids, and the kept steps of each in ascending order. The parent of
-    a node's first kept step is the last kept one at or before ``node.start`` on the line of ``node.parent`` (and of
-    its parent, and so on); the parent of each later one is the one before it.
-    """
+    """A kept state, as the decision sees it; :func:`hpstage.kept_states.kept_states` makes them of a search plan."""
 
     key: StateKey
     parent: StateKey | None
@@ -37,10 +32,9 @@ class KeptState(msgspec.Struct, frozen=True):
     bytes: int
     """What its checkpoint takes, and so what its going frees (``Kept.bytes``)."""
     seconds: float
-    """Training from the parent to this state: the sum of steps x ``SearchPlan.step_seconds`` on the way; >= 0."""
+    """Training from the parent to this state; >= 0."""
     needed: bool
-    """It must stay: a want hangs below it with no other kept state in between, a chain that runs loads it or begins
-    there, or a trial that is not finished ends there."""
+    """It must stay."""
     last_used: float = 0.0
     """When it was last saved or loaded, on any one clock. Among equals, the least recently used goes first."""
 

@@ -512,17 +512,23 @@ class Scheduler:
         return facts
 
     def without_clashes(self, instructions: Iterable[Instruction]) -> list[Instruction]:
-        """Take back the starts, not yet claimed, of what another driver has begun meanwhile."""
+        """Take back starts, not yet claimed, of what another driver has begun, or from what it evicted, meanwhile."""
         left: list[Instruction] = []
         for instruction in instructions:
             if isinstance(instruction, StartChain):
                 chain = self._running[instruction.chain.id]
                 worker = self._workers[chain.worker]
-                if worker.other is not None or any(self._is_taken(leg) for leg in chain.legs):
+                if worker.other is not None or self._has_lost(chain) or any(self._is_taken(leg) for leg in chain.legs):
                     self._retire(chain)
                     continue
             left.append(instruction)
         return left
+
+    def _has_lost(self, chain: RunningChain) -> bool:
+        """Is what the chain was to start from kept no more?"""
+        if chain.source is None:
+            return False
+        return self._plan.nodes[chain.source.node].states[chain.source.step].kept is None
 
     def _is_taken(self, leg: Leg) -> bool:
         return any(

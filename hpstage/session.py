@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -14,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting
 from hpstage.driver import Driver
 from hpstage.errors import TrainingError, UsageError
-from hpstage.events import SearchEnded, SearchStarted, UserFailure
+from hpstage.events import SearchEnded, SearchStarted, TrialEnded, UserFailure, to_metric
 from hpstage.optuna.ledger import Ledger
 from hpstage.roster import Roster, SessionTrial
 from hpstage.scheduling import Answer
@@ -25,6 +26,12 @@ Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 # How long to wait for reports before the clock, the progress line and Ctrl-C are looked at again.
 _HEARTBEAT = 0.5
+
+_STATES: dict[TrialState, Literal["COMPLETE", "PRUNED", "FAIL"]] = {
+    TrialState.COMPLETE: "COMPLETE",
+    TrialState.PRUNED: "PRUNED",
+    TrialState.FAIL: "FAIL",
+}
 
 
 class Session:
@@ -80,6 +87,9 @@ class Session:
         """Work until the algorithm is done, the time is up, or a failure that is not caught stops the study."""
         self._roster.begin()
         self.finished = sum(trial.finished for trial in self._roster.trials)
+        for trial in self._roster.trials:
+            if trial.finished and trial.id not in self._driver.plan.ended:
+                self._note_end(trial)  # the study was told, and then the call was interrupted
         for trial in list(self._roster.trials):
             if trial.fork is None:
                 self._perform(self._search.added(trial.index))
@@ -238,10 +248,28 @@ class Session:
             self._ledger.note(trial.storage_id, attrs)
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
         trial.state = frozen.state
+        self._note_end(trial)
         self.finished += 1
         for callback in self._callbacks:
             callback(self._ledger.study, frozen)
         self._stopping |= self._ledger.stopped
+
+    def _note_end(self, trial: SessionTrial) -> None:
+        """Let the plan know what the study knows of a trial that is over."""
+        planned = self._driver.plan.trials.get(trial.id)
+        values = trial.values
+        if values is None and trial.state == TrialState.COMPLETE:  # told in an earlier session
+            values = tuple(self._ledger.trial(trial.storage_id).values)
+        self._driver.note(
+            TrialEnded(
+                study=self._started.study,
+                trial=trial.id,
+                state=_STATES[trial.state],
+                values=None if values is None else tuple(map(to_metric, values)),
+                step=0 if planned is None else planned.asked,
+                at=time.time(),
+            )
+        )
 
 
 def missing_metric(metric: str, metrics: Mapping[str, float]) -> str:

@@ -66,6 +66,7 @@ class SimulatedExecutor(Executor):
         step_seconds: seconds per step, or a function of the values at that step.
         evaluate_seconds, load_seconds, save_seconds: cost of each such act.
         measure: metrics of a state; by default ``{"value": ...}`` from its key.
+        state_bytes: what each checkpoint takes.
         kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
     """
 
@@ -78,6 +79,7 @@ class SimulatedExecutor(Executor):
         load_seconds: float = 0.0,
         save_seconds: float = 0.0,
         measure: Measure = value_of_key,
+        state_bytes: int = 0,
         kept: set[StateKey] | None = None,
     ) -> None:
         self._step_seconds = step_seconds
@@ -85,6 +87,7 @@ class SimulatedExecutor(Executor):
         self._load_seconds = load_seconds
         self._save_seconds = save_seconds
         self._measure = measure
+        self._state_bytes = state_bytes
         self.kept: set[StateKey] = set() if kept is None else kept
         self._now = 0.0
         self._order = count()
@@ -306,7 +309,7 @@ class SimulatedExecutor(Executor):
                 save_seconds=self._save_seconds if boundary.keep else 0.0,
                 source=flight.source,
                 metrics=to_metrics(self._measure(boundary.key, step)) if boundary.evaluate else None,
-                kept=Kept(boundary.key, 0, boundary.key) if boundary.keep else None,
+                kept=Kept(boundary.key, self._state_bytes, boundary.key) if boundary.keep else None,
             )
         ]
         flight.load, flight.source = 0.0, None

@@ -38,14 +38,15 @@ class FolderCheckpoints(CheckpointStore):
     aside and published by renaming its folder, so that readers see all of it or nothing. Nothing is synced to
     the disk: what was saved outlives every process at once, and after a power cut the checksums find what was
     lost, which is then computed anew. Making an instance writes nothing; it removes what dead writers have
-    left.
+    left, unless ``sweep`` is False.
     """
 
-    def __init__(self, path: str | os.PathLike[str], workload: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], workload: str, *, sweep: bool = True) -> None:
         # Absolute, since workers may run in another folder.
         self.path = Path(path).absolute()
         self.workload = workload
-        self.sweep()
+        if sweep:
+            self.sweep()
 
     def __repr__(self) -> str:
         return f"FolderCheckpoints({str(self.path)!r}, workload={self.workload!r})"

@@ -24,7 +24,7 @@ from hpstage.checkpoints import leaves
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.state_tree import FlatState, Node, digest_of, unflatten
 from hpstage.checkpoints.store import Manifest
-from hpstage.errors import CheckpointCorrupt
+from hpstage.errors import CheckpointCorrupt, CheckpointForeign
 from hpstage.events import StateKey
 
 FORMAT = 1
@@ -173,11 +173,12 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
 
 
 def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str) -> None:
-    """See that a manifest is of this state and workload. Raises :class:`CheckpointCorrupt`."""
+    """See that a manifest is of this state and workload. Raises :class:`CheckpointCorrupt`, for another workload
+    :class:`CheckpointForeign`."""
     if manifest.key != key:
         raise CheckpointCorrupt(f"{where} holds the checkpoint of another state, {manifest.key}")
     if manifest.workload != workload:
-        raise CheckpointCorrupt(f"{where} is of workload {manifest.workload}, not {workload}")
+        raise CheckpointForeign(f"{where} is of workload {manifest.workload}, not {workload}")
 
 
 def _layout(parts: Sequence[Leaf]) -> tuple[bytes, list[int]]:

@@ -18,7 +18,11 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 
 
 def open_checkpoints(
-    location: str | os.PathLike[str], workload: str, *, storage_options: Mapping[str, Any] | None = None
+    location: str | os.PathLike[str],
+    workload: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    sweep: bool = True,
 ) -> CheckpointStore:
     """The checkpoints of ``workload`` at ``location``: a folder, or a URL of any scheme that fsspec knows.
 
@@ -27,6 +31,7 @@ def open_checkpoints(
 
     Args:
         storage_options: options of fsspec's driver, for URLs only.
+        sweep: let a folder remove what dead writers have left in it.
 
     Raises:
         UsageError: the URL cannot be, its driver is not installed, or a folder was given options.
@@ -37,7 +42,7 @@ def open_checkpoints(
         return UrlCheckpoints(text, workload, storage_options=storage_options)
     if storage_options:
         raise UsageError(f"{text!r} is a folder: it has no storage_options")
-    return FolderCheckpoints(text if scheme is None else _path(text), workload)
+    return FolderCheckpoints(text if scheme is None else _path(text), workload, sweep=sweep)
 
 
 def _path(url: str) -> str:

@@ -16,6 +16,7 @@ PURE = [
     "hpstage.chains",
     "hpstage.course",
     "hpstage.driver",
+    "hpstage.eviction",
     "hpstage.keys",
     "hpstage.algorithm",
     "hpstage.executor",

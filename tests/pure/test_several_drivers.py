@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.driver import Driver, open_plan
 from hpstage.events import DriverId, DriverJoined, DriverLeft, StateKey, TrialAdded, TrialId
+from hpstage.eviction import Eviction
 from hpstage.scheduling import Answer, Scheduler
 from hpstage.simulate import SimulatedExecutor
 from hpstage.store.memory import MemoryJournal
@@ -20,12 +21,21 @@ from tests.pure.searches import WORKLOAD, histories, schedules
 class Study:
     """One driver with workers of its own, and what it was answered."""
 
-    def __init__(self, name: str, journal: MemoryJournal, kept: set[StateKey], workers: int = 2) -> None:
+    def __init__(
+        self,
+        name: str,
+        journal: MemoryJournal,
+        kept: set[StateKey],
+        workers: int = 2,
+        *,
+        every: int = 10**9,
+        eviction: Eviction | None = None,
+    ) -> None:
         self.name = name
-        self.executor = SimulatedExecutor(workers, kept=kept)
+        self.executor = SimulatedExecutor(workers, kept=kept, state_bytes=1)
         self.plan = open_plan(journal, WORKLOAD, {})
-        self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=10**9)
-        self.driver = Driver(self.plan, self.scheduler, self.executor, journal)
+        self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=every)
+        self.driver = Driver(self.plan, self.scheduler, self.executor, journal, eviction=eviction)
         self.driver.remember([DriverJoined(DriverId(name), name, "a host", 0, 0.0)])
         self.asked = 0
         self.answers: list[Answer] = []

@@ -16,8 +16,10 @@ from optuna.trial import TrialState
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.driver import open_plan
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.driver import open_plan, read_facts
 from hpstage.errors import UsageError
+from hpstage.events import StateLost
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.toys import Tape
 
@@ -63,8 +65,9 @@ def search(folder: Path, name: str, seed: int, **options: object) -> hpstage.Res
     )
 
 
-def start(folder: Path, name: str, seed: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "tests.store.test_two_processes", str(folder), name, str(seed)])
+def start(folder: Path, name: str, seed: int, *budget: str) -> subprocess.Popen[bytes]:
+    words = [str(folder), name, str(seed), *budget]
+    return subprocess.Popen([sys.executable, "-m", "tests.store.test_two_processes", *words])
 
 
 def values(folder: Path, name: str) -> list[tuple[dict[str, object], float | None]]:
@@ -99,6 +102,22 @@ def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None
     # A want that comes when a running chain has passed its branch point costs the steps from the last kept state.
     assert plan.steps_unique <= plan.totals.steps_trained <= 1.1 * plan.steps_unique
     assert plan.steps_asked == 2 * 8 * STEPS
+    (tmp_path / "alone").mkdir()
+    for name, seed in (("first", 1), ("second", 2)):
+        assert values(tmp_path, name) == undisturbed(tmp_path / "alone", name, seed)
+
+
+def test_a_small_budget_of_one_costs_both_training_and_no_result(tmp_path: Path) -> None:
+    first = start(tmp_path, "first", 1, "1000")  # some six checkpoints
+    second = start(tmp_path, "second", 2)
+    assert first.wait(120) == 0 and second.wait(120) == 0
+    plan = final_plan(tmp_path)
+    plan.validate()
+    facts = list(read_facts(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")))
+    evicted = [fact for fact in facts if isinstance(fact, StateLost)]
+    assert evicted and all("evicted" in fact.reason for fact in evicted), "none was found missing"
+    on_disk = set(FolderCheckpoints(tmp_path / "plan" / "checkpoints", plan.workload).keys())
+    assert on_disk == set(plan.kept)
     (tmp_path / "alone").mkdir()
     for name, seed in (("first", 1), ("second", 2)):
         assert values(tmp_path, name) == undisturbed(tmp_path / "alone", name, seed)
@@ -179,4 +198,5 @@ def test_a_journal_in_memory_serves_one_search_after_the_other() -> None:
 
 
 if __name__ == "__main__":
-    search(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    budget = int(sys.argv[4]) if len(sys.argv) > 4 else None
+    search(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), checkpoint_budget=budget)

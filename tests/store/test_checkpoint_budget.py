@@ -1,0 +1,372 @@
+"""Real searches under a budget or on a full disk, and ``hpstage gc`` on what they leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from typer.testing import CliRunner, Result
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cli import app
+from hpstage.driver import open_existing_plan, read_facts
+from hpstage.errors import CheckpointError, StoreError, UsageError
+from hpstage.events import DriverJoined, StateKey, StateLost, StateReached, TrialEnded
+from hpstage.kept_states import kept_states
+from hpstage.plan import SearchPlan
+from hpstage.presence import Presence
+from hpstage.store import SQLiteJournal
+from hpstage.store.redis import RedisJournal
+from tests.redis_server import RedisServer
+from tests.toys import Tape
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+STEPS = 16
+
+
+class Bulky(Tape):
+    """A state of 400 kB."""
+
+    def state_dict(self) -> object:
+        return {"tape": super().state_dict(), "bulk": self.digest.encode() * 6400}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state["tape"])
+
+
+class Deadly(FolderCheckpoints):
+    """To remove a checkpoint is the last that its process does."""
+
+    def delete(self, key: StateKey) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    a = s.piecewise({0: trial.suggest_int("a", 1, 2), 6: trial.suggest_int("late", 1, 3)})
+    return {"a": a, "b": trial.suggest_categorical("b", [1.0, 2.0])}
+
+
+def search(folder: Path, name: str = "x", trainable: Tape | None = None, **options: object) -> hpstage.Result:
+    study = optuna.create_study(
+        study_name=name,
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(seed=3),
+        storage=JournalStorage(JournalFileBackend(str(folder / f"{name}.log"))),
+        load_if_exists=True,
+    )
+    settings = {"store": folder / "plan", "checkpoint_every": 2, "algorithm": SuccessiveHalving(4, 2)} | options
+    return hpstage.optimize(
+        study,
+        Tape() if trainable is None else trainable,
+        space,
+        metric="score",
+        steps=STEPS,
+        n_trials=8,
+        executor=hpstage.InlineExecutor(),
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
+    return [(t.params, t.state, t.value, t.intermediate_values) for t in result.study.trials]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[object, ...]]:
+    return outcome(search(tmp_path_factory.mktemp("undisturbed")))
+
+
+def keys_in(folder: Path, workload: str) -> set[StateKey]:
+    return set(FolderCheckpoints(folder, workload, sweep=False).keys())
+
+
+def plan_in(folder: Path) -> SearchPlan:
+    with closing(SQLiteJournal(folder / "plan" / "plan.sqlite")) as journal:
+        return open_existing_plan(journal)
+
+
+def gc(*words: object) -> Result:
+    return CliRunner().invoke(app, ["gc", *map(str, words)])
+
+
+def row(output: str, name: str) -> tuple[int, int]:
+    """Checkpoints and bytes in the table's row."""
+    [line] = [line for line in output.splitlines() if line.startswith(name)]
+    count, size = line.replace(",", "").split()[-2:]
+    return int(count), int(size)
+
+
+# --- searches ---------------------------------------------------------------------------------------------
+
+
+def test_a_search_under_a_small_budget_ends_with_the_same_study_and_no_more_bytes(tmp_path, undisturbed) -> None:
+    budget = 1_000
+    result = search(tmp_path, checkpoint_budget="1 kB")
+    assert outcome(result) == undisturbed
+    plan = result.plan
+    plan.validate()
+    assert result.savings.kept_bytes == plan.kept_bytes <= budget
+    assert f"checkpoints kept      {len(plan.kept)} ({plan.kept_bytes:,} bytes)" in str(result.savings)
+    assert keys_in(tmp_path / "plan" / "checkpoints", plan.workload) == set(plan.kept)
+    # At every moment, by the journal: one more than fits, until that is decided.
+    again = SearchPlan(plan.workload)
+    most = 0
+    for fact in result.journal:
+        again.apply(fact)
+        if isinstance(fact, StateReached):
+            needed = sum(state.bytes for state in kept_states(again) if state.needed)
+            largest = max([state.bytes for state in kept_states(again)], default=0)
+            assert again.kept_bytes <= max(budget, needed) + largest
+            most = max(most, again.kept_bytes)
+    assert most > budget
+    assert {fact.reason for fact in result.journal if isinstance(fact, StateLost)} == {
+        "evicted: checkpoints took more than their budget"
+    }
+
+
+def test_the_plan_knows_how_each_trial_ended(tmp_path: Path) -> None:
+    result = search(tmp_path)
+    ended = {fact.trial: fact for fact in result.journal if isinstance(fact, TrialEnded)}
+    assert len(ended) == 8 and ended == result.plan.ended
+    for trial in result.study.trials:
+        fact = ended[result.trial_id(trial.number)]
+        assert fact.state == trial.state.name and fact.step == max(trial.intermediate_values)
+        assert fact.values == (trial.intermediate_values[fact.step],)
+
+
+def test_an_end_that_only_the_study_knows_is_written_by_the_next_call(tmp_path: Path) -> None:
+    class Stop(KeyboardInterrupt):
+        pass
+
+    def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        search(tmp_path, callbacks=[stop])
+    before = plan_in(tmp_path).ended
+    assert len(before) == 1
+    result = search(tmp_path)
+    assert len(result.plan.ended) == 8 and before.items() <= result.plan.ended.items()
+
+
+@pytest.mark.parametrize("size", [-1, "", "20 quux", True])
+def test_a_budget_that_is_none_is_refused_before_anything_is_made(tmp_path: Path, size: object) -> None:
+    with pytest.raises(UsageError, match="checkpoint_budget"):
+        search(tmp_path, checkpoint_budget=size)
+    assert not (tmp_path / "plan").exists()
+
+
+# --- a full disk ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB: the journal's write-ahead log alone takes up to 4."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    try:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no mount")
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_on_a_disk_that_is_really_full_the_search_goes_on(
+    tmp_path: Path, small_disk: Path, together: bool, undisturbed, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = small_disk / "plan" if together else tmp_path / "plan"
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        result = search(
+            tmp_path, trainable=Bulky(), store=store, checkpoints=small_disk / "checkpoints", checkpoint_every=1
+        )
+    assert outcome(result) == undisturbed
+    assert "The disk is full" in caplog.text
+    assert any("disk is full" in fact.reason for fact in result.journal if isinstance(fact, StateLost))
+    assert keys_in(small_disk / "checkpoints", result.plan.workload) == set(result.plan.kept)
+
+
+def test_a_disk_that_is_too_small_ends_the_search_with_its_reason(tmp_path: Path, small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * (7900 << 10))
+    with pytest.raises(CheckpointError, match="No space left"):
+        search(tmp_path, trainable=Bulky(), checkpoints=small_disk / "checkpoints")
+
+
+# --- hpstage gc -------------------------------------------------------------------------------------------
+
+
+def test_what_a_crash_between_record_and_removal_leaves_is_removed_by_gc(tmp_path: Path, undisturbed) -> None:
+    crashed = subprocess.run([sys.executable, "-m", "tests.store.test_checkpoint_budget", str(tmp_path)], timeout=120)
+    assert crashed.returncode == -signal.SIGKILL
+    plan = plan_in(tmp_path)
+    kept = set(plan.kept)
+    folder = tmp_path / "checkpoints"
+    orphans = keys_in(folder, plan.workload) - kept
+    assert orphans and kept <= keys_in(folder, plan.workload)
+    with closing(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")) as journal:
+        records = journal.read()
+    words = [tmp_path / "plan", "--checkpoints", folder]
+    tried = gc(*words, "--dry-run")
+    assert tried.exit_code == 0, tried.output
+    assert row(tried.output, "to remove: no record names them")[0] == len(orphans)
+    assert "drivers that died and were struck off: 1" in tried.output and "Nothing was changed" in tried.output
+    with closing(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")) as journal:
+        assert journal.read() == records
+    assert keys_in(folder, plan.workload) == kept | orphans
+    done = gc(*words)
+    assert done.exit_code == 0, done.output
+    assert row(done.output, "removed: no record names them")[0] == len(orphans)
+    before, after = row(done.output, "before"), row(done.output, "after")
+    assert before[0] - after[0] == len(orphans) and before[1] > after[1] > 0
+    assert keys_in(folder, plan.workload) == kept == set(plan_in(tmp_path).kept)
+    assert not plan_in(tmp_path).drivers
+    # The search was not over: what it needs has stayed, and the same call goes on with it.
+    assert row(done.output, "needed by searches")[0] > 0
+    began = time.monotonic()
+    resumed = search(tmp_path, checkpoints=folder)
+    assert time.monotonic() - began < 20, "it does not wait for the leases of the driver that was struck off"
+    assert outcome(resumed) == undisturbed
+
+
+def test_without_a_budget_what_a_record_names_stays_and_with_zero_only_what_is_needed(tmp_path: Path) -> None:
+    result = search(tmp_path)
+    folder, workload = tmp_path / "plan" / "checkpoints", result.plan.workload
+    kept = keys_in(folder, workload)
+    assert gc(tmp_path / "plan").exit_code == 0
+    assert keys_in(folder, workload) == kept
+    half = gc(tmp_path / "plan", "--budget", result.plan.kept_bytes // 2)
+    assert 0 < len(keys_in(folder, workload)) < len(kept)
+    assert row(half.output, "removed: over the budget")[0] == len(kept) - len(keys_in(folder, workload))
+    done = gc(tmp_path / "plan", "--budget", 0)
+    assert row(done.output, "after") == (0, 0) and not keys_in(folder, workload)
+    plan = plan_in(tmp_path)
+    plan.validate()
+    assert not plan.kept
+    longer = search(tmp_path, "y")  # trained anew where a checkpoint is wanted, known where it is not
+    assert outcome(longer) == outcome(result)
+
+
+def test_an_interrupted_search_goes_on_after_everything_unneeded_went(tmp_path: Path, undisturbed) -> None:
+    finished = 0
+
+    def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        nonlocal finished
+        finished += 1
+        if finished == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, callbacks=[stop])
+    done = gc(tmp_path / "plan", "--budget", "0")
+    assert row(done.output, "after") == row(done.output, "needed by searches") != (0, 0)
+    assert outcome(search(tmp_path)) == undisturbed
+
+
+def test_while_a_driver_is_at_work_what_no_record_names_is_left(tmp_path: Path) -> None:
+    result = search(tmp_path)
+    store = FolderCheckpoints(tmp_path / "plan" / "checkpoints", result.plan.workload)
+    store.save(StateKey("ab" * 16), {"x": 1}, step=1, parent=None)
+    with closing(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")) as journal:
+        presence = Presence(journal, "alive")  # type: ignore[arg-type]
+        joined: DriverJoined = presence.enter("other", "other", "pool", [])
+        import msgspec
+
+        journal.append([msgspec.json.encode(joined)])
+        done = gc(tmp_path / "plan", "--budget", 0)
+        presence.close()
+    assert row(done.output, "left: a driver is at work")[0] == 1 and "drivers at work: 1" in done.output
+    assert set(store.keys()) == {"ab" * 16}, "what a record names may go nevertheless"
+    done = gc(tmp_path / "plan")  # the driver has given its lease back without a word
+    assert done.exit_code == 0 and row(done.output, "after") == (0, 0)
+
+
+def test_checkpoints_of_other_workloads_and_spoilt_ones_are_left(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    result = search(tmp_path, checkpoints=shared)
+    other = FolderCheckpoints(shared, "another workload")
+    other.save(StateKey("cd" * 16), {"x": 1}, step=1, parent=None)
+    other.save(StateKey("ef" * 16), {"x": 1}, step=1, parent=None)
+    (shared / "ef" / ("ef" * 16) / "manifest.json").write_text("{")
+    done = gc(tmp_path / "plan", "--checkpoints", shared, "--budget", "0")
+    assert done.exit_code == 0
+    assert row(done.output, "left: of other workloads")[0] == 1 and row(done.output, "left: spoilt")[0] == 1
+    assert keys_in(shared, result.plan.workload) == {"cd" * 16, "ef" * 16}
+
+
+def test_what_dead_writers_left_is_removed_but_not_by_a_dry_run(tmp_path: Path) -> None:
+    result = search(tmp_path)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    store = FolderCheckpoints(tmp_path / "plan" / "checkpoints", result.plan.workload)
+    with store._aside() as aside:
+        name = aside.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
+    left = store.path / ".tmp" / name
+    left.mkdir(parents=True)
+    (left / "state").write_bytes(b"x" * 5000)
+    assert "5,000 bytes" in gc(tmp_path / "plan", "--dry-run").output and left.exists()
+    assert "rests of dead writers removed: 1" in gc(tmp_path / "plan").output and not left.exists()
+
+
+def test_gc_refuses_what_is_no_plan(tmp_path: Path) -> None:
+    assert isinstance(gc(tmp_path).exception, StoreError) and not list(tmp_path.iterdir())
+    SQLiteJournal(tmp_path / "plan.sqlite").close()
+    assert "not the journal of a search plan" in str(gc(tmp_path).exception)
+    assert isinstance(gc(tmp_path, "--budget", "much").exception, UsageError)
+    assert "--checkpoints" in str(gc("redis://127.0.0.1:1?prefix=x").exception)
+
+
+def test_the_command_tells_an_error_in_one_line_with_status_1(tmp_path: Path) -> None:
+    script = "import sys; from hpstage.cli import main; sys.argv[0] = 'hpstage'; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "gc", tmp_path / "none"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("hpstage: there is no plan in ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.redis
+def test_gc_of_a_plan_on_a_redis_server(tmp_path: Path, shared_redis: RedisServer) -> None:
+    url = f"{shared_redis.url}?prefix=budget-test"
+    result = search(tmp_path, store=url, checkpoints=tmp_path / "checkpoints")
+    for wrong in (shared_redis.url, f"{shared_redis.url}?prefix=nothing"):
+        with closing(RedisJournal(shared_redis.url, prefix="budget-other")):
+            refused = gc(wrong, "--checkpoints", tmp_path / "checkpoints")
+        assert isinstance(refused.exception, UsageError)
+        assert "?prefix=budget-other" in str(refused.exception) and "?prefix=budget-test" in str(refused.exception)
+    done = gc(url, "--checkpoints", tmp_path / "checkpoints", "--budget", "0")
+    assert done.exit_code == 0, done.output
+    assert row(done.output, "before")[0] == len(result.plan.kept) and row(done.output, "after") == (0, 0)
+    with closing(RedisJournal(shared_redis.url, prefix="budget-test")) as journal:
+        assert sum(isinstance(fact, StateLost) for fact in read_facts(journal)) == len(result.plan.kept)
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with closing(SQLiteJournal(place / "plan" / "plan.sqlite")) as own:
+        from hpstage.environment import describe
+        from hpstage.identity import code_identity
+        from hpstage.keys import workload_key
+
+        described = {**code_identity(Tape()), "sharing": "on"}
+        described |= {f"environment:{k}": v for k, v in describe(Tape()).described.items()}
+        deadly = Deadly(place / "checkpoints", workload_key(described))
+        search(place, checkpoints=deadly, checkpoint_budget=1_000)
