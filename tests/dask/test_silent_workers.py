@@ -20,6 +20,8 @@ from hpstage.events import StateReached
 from tests.dask.processes import Processes, is_running, until
 from tests.dask.studies import Running, Steady, Trials, steps_by_process, trials, undisturbed
 
+pytestmark = pytest.mark.slow  # a worker is given seconds before it counts as silent
+
 TTL = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "3s"}
 
 
@@ -66,7 +68,6 @@ def test_a_frozen_worker_is_replaced_and_a_thawed_one_does_no_harm_and_ends(
     assert steps[victim] <= trained + 2  # its step under way, and one more until it has heard
 
 
-@pytest.mark.slow
 def test_a_frozen_worker_of_a_local_cluster_is_ended_and_replaced(tmp_path: Path, expected: tuple[Trials, int]) -> None:
     with dask.config.set({"distributed.scheduler.worker-ttl": "3s"}):
         study = Running(Steady(tmp_path, 0.02, freeze), DaskExecutor(n_workers=1, gpus=0), tmp_path)
@@ -99,7 +100,6 @@ def apart(name: str) -> Iterator[tuple[str, str]]:
         subprocess.run(["ip", "netns", "del", name], check=True)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_cut_off_is_replaced_and_ends(tmp_path: Path, expected: tuple[Trials, int]) -> None:
     name = f"hps{os.getpid()}"
     config = {**TTL, "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "12s"}
