@@ -1,6 +1,7 @@
 """Two searches on one plan while everything around them breaks, for so many minutes; then all is looked over.
 
-    python scripts/chaos.py [--minutes 2] [--seed 1] [--json FILE] [--faults KIND,KIND...] [--folder FOLDER]
+    python scripts/chaos.py [--minutes 2] [--seed 1] [--json FILE] [--faults KIND,KIND...] [--every SECONDS]
+                            [--folder FOLDER]
 
 Real processes on this host, on loopback: a Redis server with an append-only file, a Dask scheduler, three workers and
 two drivers with studies that overlap. A seeded injector kills, freezes, starves and spoils; the same studies run
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write all figures, and what was amiss")
     parser.add_argument("--faults", help=f"kinds, by commas; by default all but {SCHEDULER!r} of {', '.join(KINDS)}")
+    parser.add_argument("--every", type=float, default=2.2, help="seconds from one fault to the next, about (2.2)")
     parser.add_argument("--folder", type=Path, help="where to work; must not exist (default: a temporary one)")
     options = parser.parse_args()
     kinds = set(options.faults.split(",")) if options.faults else set(KINDS) - {SCHEDULER}
@@ -47,12 +49,13 @@ def main() -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="hpstage-chaos-")) / "soak"
     space = int((32 + 8 * options.minutes) * 2**20) if DISK in kinds else 0
     with Site(folder, workers=3, space=space) as site:
-        outcome = Soak(site, seed=options.seed, kinds=kinds).run(60 * options.minutes)
+        pace = (0.7 * options.every, 1.3 * options.every)
+        outcome = Soak(site, seed=options.seed, kinds=kinds, pace=pace).run(60 * options.minutes)
     show(outcome)
     if options.json:
         options.json.write_text(json.dumps(outcome.as_json(), indent=1))
     if outcome.violations:
-        again = f"python scripts/chaos.py --minutes {options.minutes:g} --seed {options.seed}"
+        again = f"python scripts/chaos.py --minutes {options.minutes:g} --seed {options.seed} --every {options.every:g}"
         print(f"\nAll is in {folder}. Once more: {again}" + (f" --faults '{options.faults}'" if options.faults else ""))
         return 1
     shutil.rmtree(folder)

@@ -44,7 +44,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     folder: str  # for the study, what it found, and what tells of its work
     pause: float = 0.0
     poison: tuple[int, ...] = (0,)
-    deadly: int = -1
+    deadly: int = 30
     scheduler: str = ""
     redis: str = ""
     prefix: str = ""

@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.faults.site import LEASE, WORKER_TTL, Process, Site
@@ -54,9 +55,7 @@ class Injector:
             "driver's clock wrong": lambda: self._kill_driver(self._rng.choice([-HOUR, HOUR])),
             "redis killed": self._kill_redis,
             "redis frozen": self._freeze_redis,
-            "checkpoint truncated": lambda: self._damage(_truncate),
-            "checkpoint flipped": lambda: self._damage(_flip),
-            "checkpoint deleted": lambda: self._damage(_delete),
+            **{f"checkpoint {how}": partial(self._damage, how) for how in _SPOILING},
             DISK: self._fill_disk,
             SCHEDULER: self._kill_scheduler,
         }
@@ -199,14 +198,20 @@ class Injector:
         (self._site.checkpoints / ".filler").unlink()
         self._disk_is_full = False
 
-    def _damage(self, spoil: Callable[[Path, random.Random], None]) -> str | None:
+    def _damage(self, how: str) -> str | None:
         published = self._site.published()
         if not published:
             return None
-        folder = self._rng.choice(published)
+        # One of the latest: those of past rounds are read by nobody.
+        folder = self._rng.choice(sorted(published, key=lambda path: path.stat().st_mtime)[-12:])
         self.damaged.add(folder.name)  # before: it may be read at once
-        spoil(folder, self._rng)
+        spoil(folder, how, self._rng.randrange(2**32))
         return folder.name
+
+
+def spoil(folder: Path, how: str, seed: int) -> None:
+    """Spoil a published checkpoint: ``truncated``, ``flipped`` or ``deleted``."""
+    _SPOILING[how](folder, random.Random(seed))
 
 
 def _truncate(folder: Path, rng: random.Random) -> None:
@@ -227,6 +232,12 @@ def _flip(folder: Path, rng: random.Random) -> None:
 def _delete(folder: Path, rng: random.Random) -> None:
     shutil.rmtree(folder)
 
+
+_SPOILING: dict[str, Callable[[Path, random.Random], None]] = {
+    "truncated": _truncate,
+    "flipped": _flip,
+    "deleted": _delete,
+}
 
 KINDS = (
     "worker killed",

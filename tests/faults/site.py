@@ -36,6 +36,12 @@ class Process:
     frozen: bool = False
     since: float = field(default_factory=time.monotonic)
 
+    @property
+    def address(self) -> str:
+        """Of a worker, as Dask has it; empty while it is starting."""
+        _, _, told = self.log.read_text().partition("Start worker at:")
+        return told.split()[0] if "\n" in told else ""
+
     def signal(self, number: int) -> None:
         if self.popen.poll() is None:
             self.popen.send_signal(number)
@@ -109,7 +115,8 @@ class Site:
             self._mounted = False
 
     def spawn(self, name: str, words: list[str], *, clock: float = 0.0, **environment: str) -> Process:
-        log = self.folder / "logs" / f"{name}.log"
+        self.started[name] += 1
+        log = self.folder / "logs" / f"{name}.{self.started[name]}.log"
         paths = [str(ROOT)] if not clock else [str(_CLOCK), str(ROOT)]
         shared = {"PYTHONPATH": os.pathsep.join(paths), "HPSTAGE_LEASE_SECONDS": str(LEASE)}
         if clock:
@@ -125,7 +132,6 @@ class Site:
                 start_new_session=True,
             )
         self.sessions.append(popen.pid)
-        self.started[name] += 1
         return Process(name, popen, log, clock)
 
     def start_scheduler(self) -> None:
@@ -142,6 +148,12 @@ class Site:
         """Kill -9, unless it has ended by itself, and another one in its place."""
         self.workers[index].kill()
         self.workers[index] = self._worker(index, clock)
+
+    def revive(self) -> None:
+        """Another worker in the place of each that has ended."""
+        for index, worker in enumerate(self.workers):
+            if worker.popen.poll() is not None:
+                self.restart_worker(index)
 
     def drive(self, task: Task, *, clock: float = 0.0) -> Process:
         """A driver at work on the site's plan and cluster."""
@@ -172,6 +184,7 @@ class Site:
             trials=task.trials,
             folder=str(folder),
             poison=task.poison,
+            deadly=-1,
         )
         return self.spawn(f"{task.name}-alone", ["tests.faults.driver", str(quiet.write())])
 
@@ -181,16 +194,17 @@ class Site:
 
     def stop_cluster(self) -> None:
         """End workers and scheduler as a user would; kill those that do not."""
-        running = [*self.workers, *([self.scheduler] if self.scheduler else [])]
-        for process in running:
-            process.thaw()
-            process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + 15
-        for process in running:
-            try:
-                process.popen.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        # One after the other: a worker that is told to end while its scheduler goes is likely to hang in closing.
+        for processes in (self.workers, [self.scheduler] if self.scheduler else []):
+            for process in processes:
+                process.thaw()
+                process.signal(signal.SIGTERM)
+            deadline = time.monotonic() + 15
+            for process in processes:
+                try:
+                    process.popen.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
         self.workers, self.scheduler = [], None
 
     def left_over(self) -> list[int]:

@@ -99,7 +99,7 @@ class Soak:
         while not all(search.over for search in self._searches):
             time.sleep(0.02)
             self._injector.mend()
-            self._revive_workers()
+            self._site.revive()
             for search in self._searches:
                 self._look_after(search)
             if self.outcome.violations:
@@ -142,11 +142,6 @@ class Soak:
         else:
             self.outcome.violations.append(f"{search.task.name} ended with {code}:\n{search.driver.tail()}")
 
-    def _revive_workers(self) -> None:
-        for index, worker in enumerate(self._site.workers):
-            if worker.popen.poll() is not None:
-                self._site.restart_worker(index)
-
     def _tell_of_hanging(self) -> None:
         """Where the drivers stand: they write it to their logs."""
         stuck = [search.driver for search in self._searches if not search.over]
@@ -165,8 +160,12 @@ class Soak:
             search.driver.kill()  # after a violation some are at work yet
             search.alone.kill()
         folder = site.folder / "work"
+        outcome.faults, outcome.story = dict(self._injector.counts), self._injector.story
         with site.redis.client() as client:
             records = oracles.raw_journal(client, site.prefix)
+            if not records:
+                outcome.violations.append("no driver has come as far as to write a record")
+                return
             outcome.violations += oracles.check_journal(records)
             outcome.violations += oracles.check_failures(records)
             outcome.violations += oracles.check_acknowledged(records, folder)
@@ -178,8 +177,6 @@ class Soak:
         trained = work.trained(folder)
         outcome.workers_started = sum(count for name, count in site.started.items() if name.startswith("worker-"))
         outcome.drivers_started = sum(site.started[search] for search in self._driven)
-        outcome.faults = dict(self._injector.counts)
-        outcome.story = self._injector.story
         outcome.steps_trained, outcome.steps_unique = sum(trained.values()), len(trained)
         outcome.drivers_left = dict(Counter(path.read_text() for path in folder.glob("*.left-*")))
         outcome.recovered = {
