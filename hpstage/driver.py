@@ -209,10 +209,12 @@ class Driver:
         self.scheduler.draining = True
 
     def finish(self) -> None:
-        """Let running chains end (those that nobody waits for are stopped)."""
+        """End what runs: what nobody waits for at once, what others wait for where they can go on from."""
+        self.scheduler.draining = self.scheduler.leaving = True
         while self.scheduler.running:
             self._perform()
             self._take(self._executor.wait(1.0))
+        self.scheduler.draining = self.scheduler.leaving = False
 
     def _take(self, reports: Iterable[Report]) -> None:
         facts: list[Fact] = []

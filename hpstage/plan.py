@@ -235,6 +235,7 @@ class SearchPlan:
         self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
         self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
         self.chains: dict[ChainId, OpenChain] = {}
+        self.losses: dict[StateRef, list[ChainLost]] = {}  # workers that died in a row on the way from a state
         self.milestones: Ordered[int] = Ordered()  # the steps at which trials part somewhere
         self.partings: dict[int, int] = {}  # at each of them: how many nodes begin there
         self.searches: dict[str, SearchRecord] = {}  # the latest of each study
@@ -259,12 +260,15 @@ class SearchPlan:
             case StageFailed():
                 self._node(fact.node)
                 self.failures.append(fact)
+                self.losses.pop(StateRef(fact.node, fact.step), None)
                 for state in self.beyond(fact):
                     state.waiting.clear()
             case ChainLost():
                 self._node(fact.node)
                 self.totals.steps_wasted += fact.steps
                 self.totals.wasted_seconds += fact.seconds
+                if fact.outcome == "lost":
+                    self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
             case ChainStarted():
                 self.chains[fact.chain] = OpenChain(fact.driver, fact.worker, list(fact.stretches))
             case ChainProlonged():
@@ -307,6 +311,7 @@ class SearchPlan:
             raise InternalError(f"steps {fact.start} to {fact.step} do not lie on node {fact.node}")
         state = self.touch(node, fact.step)
         steps = fact.step - fact.start
+        self.losses.pop(StateRef(node.id, fact.start), None)
         node.trained += steps
         node.seconds += fact.train_seconds
         totals = self.totals

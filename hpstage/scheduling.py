@@ -9,8 +9,9 @@ when a longer way waits elsewhere and no worker is idle, as a list scheduler wou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import islice
 
 from hpstage.chains import Layer, Leg, RunningChain
@@ -49,7 +50,7 @@ from hpstage.events import (
     WorkerLeft,
     to_numbers,
 )
-from hpstage.plan import SearchPlan, State
+from hpstage.plan import Node, SearchPlan, State
 from hpstage.stage_tree import Line, StageTree
 from hpstage.yielding import Yielding
 
@@ -126,11 +127,11 @@ class Scheduler:
         self._workers: dict[WorkerId, _Worker] = {}
         self._running: dict[ChainId, RunningChain] = {}
         self._started = 0
-        self._losses: dict[tuple[NodeId, int], int] = {}
         self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
         self._instructions: list[Instruction] = []
         self.most_workers = 0
         self.draining = False  # no chain is started or prolonged any more
+        self.leaving = False  # nor goes on for others than this driver
         plan.forget(driver)  # what an earlier life of this driver left
         for id, chain in plan.chains.items():
             if chain.driver in plan.drivers:
@@ -275,7 +276,6 @@ class Scheduler:
         state = self._plan.touch(node, fact.step)
         waiting = dict(state.waiting)
         self._plan.apply(fact)
-        self._losses.pop((node.id, fact.start), None)
         chain = self._running.get(fact.chain) if fact.chain is not None else None
         if chain is not None:
             self._advance(chain, fact)
@@ -450,14 +450,9 @@ class Scheduler:
         seconds = max(0.0, at - chain.since)
         lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome="lost", seconds=seconds, steps=0)
         self._learn(lost, decision)
-        place = (node.id, step)
-        self._losses[place] = self._losses.get(place, 0) + 1
-        if self._losses[place] >= self._max_losses:
-            story = (
-                f"{self._losses[place]} workers died in a row while training from step {step} of node {node.id} "
-                f"({', '.join(f'{k}={v!r}' for k, v in node.hyperparameters(step).items())})"
-            )
-            failure = UserFailure(summary=story, traceback="")
+        losses = self._plan.losses.get(StateRef(node.id, step), [])
+        if len(losses) >= self._max_losses:
+            failure = _poisoned(node, step, losses)
             self._learn(StageFailed(node=node.id, step=step, evaluating=False, failure=failure), decision)
 
     def _retire(self, chain: RunningChain) -> None:
@@ -476,7 +471,11 @@ class Scheduler:
         self._amend_running()
         if not self.draining:
             self._assign()
-        self._instructions += self._yielding.settle(list(self._running.values()), len(self._workers), self._now)
+        running = list(self._running.values())
+        if self.leaving:
+            self._instructions += self._yielding.part(running, self._now)
+        else:
+            self._instructions += self._yielding.settle(running, len(self._workers), self._now)
         instructions, self._instructions = self._instructions, []
         return instructions
 
@@ -636,6 +635,20 @@ class Scheduler:
                 covers.setdefault((node.id, cover.chain), 0)
                 covers[node.id, cover.chain] += 1
         assert all(count == 1 for count in covers.values())
+
+
+def _poisoned(node: Node, step: int, losses: Sequence[ChainLost]) -> UserFailure:
+    """The failure of a stage whose every worker died, with the story of its attempts."""
+    values = ", ".join(f"{name}={value!r}" for name, value in node.hyperparameters(step).items())
+    attempts = [
+        f"  {datetime.fromtimestamp(lost.at, UTC):%Y-%m-%d %H:%M:%S} UTC: worker {lost.worker} died, "
+        f"{lost.seconds:.1f} s after its last sign"
+        for lost in losses
+    ]
+    return UserFailure(
+        summary=f"{len(losses)} workers died in a row while training from step {step} ({values})",
+        traceback="\n".join(["Each worker that was given this stage died of it, or in it:", *attempts]),
+    )
 
 
 def _stretches(stages: Iterable[Stage]) -> tuple[Stretch, ...]:

@@ -37,18 +37,8 @@ class Yielding:
 
     def settle(self, running: list[RunningChain], workers: int, now: float) -> list[Instruction]:
         """Instructions that bring the chains' ends to where they are to be now."""
-        instructions: list[Instruction] = []
+        going, instructions = self._going(running)
         waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), workers)]
-        going = []
-        for chain in running:
-            if chain.stopping or not chain.marks:
-                continue
-            last = next((mark for mark in reversed(chain.marks) if self._is_wanted(chain, mark)), None)
-            if last is None:
-                chain.stopping = True
-                instructions.append(StopChain(chain.id))
-            else:
-                going.append((chain, last))
         cuts = self._cuts([chain for chain, _ in going], waiting, workers, now)
         for chain, last in going:
             end = last
@@ -67,6 +57,45 @@ class Yielding:
                 chain.end = wish
                 instructions.append(AmendChain(Amendment(chain.id, (), boundaries, chain.ref(wish))))
         return instructions
+
+    def part(self, running: list[RunningChain], now: float) -> list[Instruction]:
+        """Instructions that end all chains as soon as can be, with the state kept from which others go on."""
+        going, instructions = self._going(running)
+        for chain, last in going:
+            if chain.end is not None and chain.end in chain.marks and chain.end == chain.cut:
+                continue
+            end = next((mark for mark in chain.marks if mark not in chain.fleeting), last)
+            leg, step = place = max(chain.at, chain.passed)
+            line = chain.legs[leg].line
+            # As far ahead as word of it takes; further each time that it came too late.
+            spent = max(0.0, now - chain.since) if place == chain.at else 0.0
+            soon = leg, step + ((1 + int((spent + 2 * _NOTICE) / line.cost)) << chain.lateness)
+            boundaries: tuple[Boundary, ...] = ()
+            if soon < end and soon[1] < chain.legs[leg].stop:
+                chain.marks.add(soon)
+                chain.fleeting.discard(soon)
+                chain.periodic = end = soon
+                boundaries = (self._layer.boundary_at(line, soon[1]),)
+            chain.end = chain.cut = end
+            instructions.append(AmendChain(Amendment(chain.id, (), boundaries, chain.ref(end))))
+        return instructions
+
+    def _going(
+        self, running: list[RunningChain]
+    ) -> tuple[list[tuple[RunningChain, tuple[int, int]]], list[Instruction]]:
+        """The chains that somebody wants, each with the last mark that is wanted; the others are stopped."""
+        instructions: list[Instruction] = []
+        going = []
+        for chain in running:
+            if chain.stopping or not chain.marks:
+                continue
+            last = next((mark for mark in reversed(chain.marks) if self._is_wanted(chain, mark)), None)
+            if last is None:
+                chain.stopping = True
+                instructions.append(StopChain(chain.id))
+            else:
+                going.append((chain, last))
+        return going, instructions
 
     @staticmethod
     def _is_wanted(chain: RunningChain, mark: tuple[int, int]) -> bool:

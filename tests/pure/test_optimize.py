@@ -234,7 +234,8 @@ def test_another_workload_is_refused_and_named():
         ({"space": lambda trial: {"a": s.onecycle(0.1, 5)}}, "'a' ends at step 5, but the trial has 8 steps"),
         ({"space": lambda trial: {"a": s.onecycle(1, 9), "b": s.onecycle(1, 10)}}, "end at different steps"),
         ({"executor": 7}, "executor is a int"),
-        ({"store": "redis://localhost"}, "not supported yet"),
+        ({"store": "redis://localhost"}, "say with checkpoints="),
+        ({"store": "etcd://localhost"}, "no store of the kind etcd://"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
     ],
 )

@@ -125,3 +125,39 @@ def test_every_driver_sees_the_same_plan(seed: int) -> None:
         for study in studies
     ]
     assert views[0] == views[1] == views[2]
+
+
+@given(searches(), searches(), st.integers(), st.integers(0, 12))
+@settings(max_examples=150, deadline=None)
+def test_a_driver_that_is_done_leaves_and_the_other_goes_on_from_where_it_was(mine, theirs, seed, when):
+    journal, kept = MemoryJournal(), set()
+    choose = random.Random(seed)
+    leaving, other = (Study(name, journal, kept) for name in ("leaving", "other"))
+    leaving.ask(*mine)
+    other.ask(*theirs)
+    for _ in range(when):
+        choose.choice([leaving, other]).turn()
+    while not leaving.done:
+        choose.choice([leaving, other]).turn()
+    leaving.driver.finish()
+    leaving.scheduler.validate()
+    leaving.driver.leave()
+    run([other], choose)
+    final = open_plan(journal, WORKLOAD, {})
+    assert final.totals.steps_trained == final.steps_unique
+    assert final.totals.steps_wasted == 0
+
+
+def test_a_driver_that_is_done_does_not_stay_for_what_others_want() -> None:
+    journal, kept = MemoryJournal(), set()
+    leaving, other = (Study(name, journal, kept, workers=1) for name in ("leaving", "other"))
+    trial = TrialAdded(TrialId("0"), {"a": s.constant(1)}, 1000)
+    leaving.ask([trial], [10])
+    other.ask([trial], [1000])
+    while not leaving.done:
+        leaving.turn()
+    leaving.driver.finish()
+    assert 10 <= leaving.plan.totals.steps_trained <= 15
+    leaving.driver.leave()
+    run([other], random.Random(0))
+    assert other.plan.totals.steps_trained == 1000
