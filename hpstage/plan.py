@@ -163,7 +163,15 @@ class OpenChain:
 
     driver: DriverId
     worker: WorkerId
-    stretches: list[Stretch]
+    stretches: list[Stretch]  # one on each node, in order
+
+    def prolong(self, stretches: Iterable[Stretch]) -> None:
+        for stretch in stretches:
+            last = self.stretches[-1] if self.stretches else None
+            if last is not None and last.node == stretch.node:
+                self.stretches[-1] = Stretch(stretch.node, last.start, stretch.stop)
+            else:
+                self.stretches.append(stretch)
 
 
 @dataclass(slots=True)
@@ -273,7 +281,7 @@ class SearchPlan:
                 self.chains[fact.chain] = OpenChain(fact.driver, fact.worker, list(fact.stretches))
             case ChainProlonged():
                 if fact.chain in self.chains:
-                    self.chains[fact.chain].stretches += fact.stretches
+                    self.chains[fact.chain].prolong(fact.stretches)
             case ChainClosed():
                 self.chains.pop(fact.chain, None)
             case DriverJoined():
