@@ -34,6 +34,9 @@ RUN_AGAIN = 75
 """Exit code of a driver that could not go on for want of what it works with, and says that it be run again."""
 
 
+_STORY = ("hpstage:failure", "hpstage:traceback")
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver is to do. Without ``scheduler`` it trains in its own process, with a store of its own."""
 
@@ -139,7 +142,7 @@ def dump(study: optuna.Study, path: Path) -> None:
             trial.state.name,
             trial.value,
             trial.intermediate_values,
-            trial.user_attrs.get("hpstage:failure"),
+            *(trial.user_attrs.get(attr) for attr in _STORY),
         ]
         for trial in study.trials
         if trial.state != TrialState.FAIL or "hpstage:failure" in trial.user_attrs
@@ -158,7 +161,7 @@ def main() -> None:
         search(task)
     except (ClusterError, StoreError, CheckpointError) as error:
         logging.getLogger("tests.faults").exception("to be run again")
-        Path(task.folder, f"{task.name}.left-{os.getpid()}").write_text(type(error).__name__)
+        Path(task.folder, f"{task.name}.left-{os.getpid()}").write_text(f"{type(error).__name__}\n{error}")
         sys.exit(RUN_AGAIN)
 
 

@@ -92,7 +92,10 @@ class Fold:
             self._violate("a plan was created for the second time")
 
     def _DriverJoined(self, fact: dict[str, Any]) -> None:
-        if fact["driver"] in self.live or fact["driver"] in self._left:
+        known = self.live.get(fact["driver"])
+        # One whose cluster came back as another says so by joining again.
+        same = known is not None and all(known[name] == fact[name] for name in ("host", "pid"))
+        if fact["driver"] in self._left or (known is not None and (not same or known["pool"] == fact["pool"])):
             self._violate(f"driver {fact['driver']} joined twice")
         self.live[fact["driver"]] = fact
 

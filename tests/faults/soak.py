@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
 from collections import Counter
@@ -178,7 +179,7 @@ class Soak:
         outcome.workers_started = sum(count for name, count in site.started.items() if name.startswith("worker-"))
         outcome.drivers_started = sum(site.started[search] for search in self._driven)
         outcome.steps_trained, outcome.steps_unique = sum(trained.values()), len(trained)
-        outcome.drivers_left = dict(Counter(path.read_text() for path in folder.glob("*.left-*")))
+        outcome.drivers_left = dict(Counter(path.read_text().partition("\n")[0] for path in folder.glob("*.left-*")))
         outcome.recovered = {
             "drivers found gone": fold.counts["DriverLeft: gone"],
             "chains lost": fold.counts["ChainLost"],
@@ -186,4 +187,5 @@ class Soak:
         }
         outcome.records = len(records)
         if outcome.violations:
+            shutil.copytree(site.checkpoints, site.folder / "checkpoints-at-the-end")  # the disk goes with the site
             outcome.journal = [record.decode() for record in records[-40:]]
