@@ -1,6 +1,23 @@
-"""Acts: trains chains on the workers of a Dask cluster."""
+"""Acts: trains chains on the workers of a Dask cluster.
 
-from hpstage.cluster.executor import DaskExecutor
-from hpstage.cluster.launch import local_cluster
+Importing it is light, for the commands that only start other processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpstage.cluster.executor import DaskExecutor
+    from hpstage.cluster.launch import local_cluster
 
 __all__ = ["DaskExecutor", "local_cluster"]
+
+_HOMES = {"DaskExecutor": "hpstage.cluster.executor", "local_cluster": "hpstage.cluster.launch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'hpstage.cluster' has no attribute {name!r}")

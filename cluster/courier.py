@@ -25,7 +25,8 @@ class Courier:
     """
 
     def __init__(self, client: Client, channel: str) -> None:
-        self._client = client
+        self._loop = client.loop
+        self._scheduler = client.scheduler  # a closed client has none
         self._channel = channel
         self._lock = threading.Lock()
         self._waiting: dict[WorkerId, list[Order]] = {}  # while an earlier delivery is under way
@@ -37,7 +38,7 @@ class Courier:
                 waiting.append(order)
                 return
             self._waiting[worker] = [order]
-        self._client.loop.add_callback(self._deliver, worker)
+        self._loop.add_callback(self._deliver, worker)
 
     @property
     def idle(self) -> bool:
@@ -54,7 +55,7 @@ class Courier:
                     return
                 self._waiting[worker] = []
             try:
-                await self._client.scheduler.broadcast(
+                await self._scheduler.broadcast(
                     msg={"op": self._channel, "orders": encode(orders)}, workers=[worker], on_error="ignore"
                 )
             except OSError:

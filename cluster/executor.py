@@ -12,10 +12,12 @@ from typing import Any
 
 import dask
 from distributed import CancelledError, Client, Future, LocalCluster
+from distributed.security import Security
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.cluster import worker as side
 from hpstage.cluster.admission import environment_of, refusal
+from hpstage.cluster.connection import Connection, Departure
 from hpstage.cluster.courier import Courier
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.launch import local_cluster
@@ -39,7 +41,9 @@ logger = logging.getLogger("hpstage")
 _STARTING = 60.0
 """Seconds that a cluster which has no worker yet is given."""
 _LOOK = 0.5
-"""Seconds between two looks at the connection while nothing is heard."""
+"""Seconds between two looks at the connection while nothing is heard, and between two attempts at another."""
+_ATTEMPT = 5.0
+"""Seconds that a scheduler which is to come back is given to answer, each time."""
 
 
 class DaskExecutor(Executor):
@@ -48,17 +52,29 @@ class DaskExecutor(Executor):
     Reports come over a feed of events as they happen, and again as the result of the chain's task, which says what
     the feed has lost. Workers that join later are used too, if they are like those that were there first.
 
+    A scheduler that goes away takes its workers along; the executor waits for another at the same address, and goes on
+    with the workers that join it.
+
     Args:
         client: whose cluster to use. A connection of its own is made; the client is left as it is, and never closed.
             Without a client a local cluster is started, and closed in :meth:`close`.
         n_workers: size of the local cluster.
         gpus: local cluster: how many GPUs to use; else: how many workers must have one. ``None``: what there is.
+        worker_timeout: seconds for which a search waits for workers when all are gone, the time in which a scheduler
+            is started anew included; by default 300, and 60 for a local cluster.
 
     Raises:
         UsageError: ``n_workers`` was given with a client.
     """
 
-    def __init__(self, client: Client | None = None, *, n_workers: int | None = None, gpus: int | None = None) -> None:
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        n_workers: int | None = None,
+        gpus: int | None = None,
+        worker_timeout: float | None = None,
+    ) -> None:
         if client is not None and n_workers is not None:
             raise UsageError(
                 "n_workers sizes the local cluster; the cluster of a client is sized by client.cluster.scale"
@@ -68,19 +84,22 @@ class DaskExecutor(Executor):
         self._gpus = gpus
         self._run = uuid.uuid4().hex[:12]
         self._name = name_of(self._run)
+        self.worker_timeout = worker_timeout or (60.0 if client is None else 300.0)
         self._cluster: LocalCluster | None = None
-        self._client: Client | None = None
-        self._connection: object = None  # another one means another scheduler
+        self._where: str | LocalCluster = ""
+        self._security: Security | None = None
+        self._plugin: side.TrainingPlugin | None = None
+        self._connection: Connection | None = None
+        self._reconnecting: threading.Thread | None = None
+        self._closed = threading.Event()
         self._courier: Courier | None = None
         self._inbox = Inbox()
         self._checkpoints = b""
-        self._registered = False
         self._started = 0
         self._futures: dict[ChainId, Future] = {}
         self._lock = threading.Lock()  # over futures, and what is below
         self._environment: Environment | None = None
         self._early: dict[WorkerId, Description | None] = {}  # came (or left: None) while open() was under way
-        self._feeding = threading.Event()
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         packed = pack(trainable)
@@ -91,18 +110,17 @@ class DaskExecutor(Executor):
             raise
 
     def _open(self, packed: bytes, checkpoints: CheckpointStore | None) -> Environment:
-        client = self._client = self._connect()
-        self._courier = Courier(client, self._name)
-        self._listen(client)
+        self._plugin = side.TrainingPlugin(self._run, packed, ours=self._given is None)
+        self._where, self._security = self._place()
+        client = self._connect().client
         try:
             client.wait_for_workers(1, timeout=_STARTING)
         except TimeoutError as error:
             raise ClusterError(
                 f"the cluster at {client.scheduler.address} has had no workers for {_STARTING:.0f} s; start some"
             ) from error
-        self._registered = True
         try:
-            client.register_plugin(side.TrainingPlugin(self._run, packed, ours=self._given is None))
+            client.register_plugin(self._plugin)
         except ImportError as error:
             raise UsageError(f"the workers cannot import hpstage ({error}); install the same version there") from error
         except OSError as error:
@@ -117,42 +135,32 @@ class DaskExecutor(Executor):
                 raise ClusterError("all workers have left while they were being set up; look at their logs")
             self._environment = environment_of(present, self._gpus)
             for description in present:
-                self._inbox.join(WorkerId(description.worker))
+                self._join(WorkerId(description.worker))
         if checkpoints is not None:
             self.use(checkpoints)
         return self._environment
 
-    def _connect(self) -> Client:
+    def _place(self) -> tuple[str | LocalCluster, Security | None]:
         if self._given is None:
             self._cluster = local_cluster(self._n_workers, gpus=self._gpus)
-            client = Client(self._cluster, set_as_default=False)
-        else:
-            # A connection of our own: the given one may be asynchronous, restarted, or listen to the same topics.
-            if self._given.status != "running":
-                raise UsageError(f"the given client is {self._given.status}; connect it first")
-            client = Client(self._given.scheduler.address, security=self._given.security, set_as_default=False)
-        # Dask's client collects messages for 10 ms; a worker would stand idle meanwhile.
-        client.scheduler_comm.interval = 0.001
-        self._connection = client.scheduler_comm
-        return client
+            return self._cluster, None
+        if self._given.status != "running":
+            raise UsageError(f"the given client is {self._given.status}; connect it first")
+        return self._given.scheduler.address, self._given.security
 
-    def _listen(self, client: Client) -> None:
-        """Hear of workers and chains from now on; returns when it is sure to."""
-        client.subscribe_topic("all", self._on_cluster)
-        client.subscribe_topic(self._name, self._on_feed)
-        deadline = time.monotonic() + _STARTING
-        while not self._feeding.is_set():
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"the scheduler at {client.scheduler.address} passes on no events; is it overloaded?"
-                )
-            client.log_event(self._name, {"echo": True})
-            self._feeding.wait(0.01)
+    def _connect(self, timeout: float | None = None) -> Connection:
+        # A connection of our own: the given client may be asynchronous, restarted, or listen to the same topics.
+        connection = self._connection = Connection(
+            self._where, self._security, self._name, on_feed=self._on_feed, on_left=self._on_left, timeout=timeout
+        )
+        self._courier = Courier(connection.client, self._name)
+        connection.listen()
+        return connection
 
     @property
     def pool(self) -> str:
-        assert self._client is not None, "open() comes first"
-        return str(self._client.scheduler_info(n_workers=0)["id"])
+        assert self._connection is not None, "open() comes first"
+        return self._connection.pool
 
     def use(self, checkpoints: CheckpointStore) -> None:
         self._checkpoints = pickle.dumps(checkpoints)
@@ -168,7 +176,7 @@ class DaskExecutor(Executor):
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
         # The task of a worker that left would wait for another at its address.
-        while not done.wait(_LOOK) and worker in self._inbox.workers and self._connected():
+        while not done.wait(_LOOK) and worker in self._inbox.workers and self._connected:
             pass
         metrics: dict[str, float] | None = future.result() if done.is_set() else None
         future.release()
@@ -177,6 +185,8 @@ class DaskExecutor(Executor):
     def start(self, worker: WorkerId, chain: Chain) -> None:
         if not self._inbox.begin(chain.id, worker):
             return
+        if not self._connected:
+            return  # wait() is about to tell that all workers have left
         key = self._new_key()
         future = self._submit(worker, key, side.run_chain, self._run, key, encode(chain), self._checkpoints)
         with self._lock:
@@ -191,9 +201,9 @@ class DaskExecutor(Executor):
         return f"{self._name}-{self._started}"
 
     def _submit(self, worker: WorkerId, key: str, function: Any, *arguments: object) -> Future:
-        assert self._client is not None, "open() comes first"
+        assert self._connection is not None, "open() comes first"
         with dask.annotate(executor=self._name):  # the plugin's thread
-            return self._client.submit(
+            return self._connection.client.submit(
                 function, *arguments, key=key, workers=[worker], allow_other_workers=False, pure=False, retries=0
             )
 
@@ -212,44 +222,88 @@ class DaskExecutor(Executor):
     def wait(self, timeout: float | None) -> list[Report]:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            if not self._connected:
+                self._on_disconnected()
             left = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
             reports = self._inbox.wait(left)
             if reports or (deadline is not None and time.monotonic() >= deadline):
                 return reports
-            if not self._connected():
-                self._inbox.fail(_scheduler_lost())
 
+    @property
     def _connected(self) -> bool:
-        client = self._client
-        return client is not None and client.status == "running" and client.scheduler_comm is self._connection
+        return self._connection is not None and self._connection.alive
+
+    def _on_disconnected(self) -> None:
+        if self._cluster is not None:
+            self._inbox.fail(
+                ClusterError(
+                    "the local Dask cluster is lost; run the same command again: nothing that was reached is lost"
+                )
+            )
+        elif self._reconnecting is None or not self._reconnecting.is_alive():
+            logger.warning(
+                "The connection to Dask's scheduler at %s is lost, and its workers with it; waiting for it to come "
+                "back, for %.0f s at most",
+                self._where,
+                self.worker_timeout,
+            )
+            self._abandon()
+            self._reconnecting = threading.Thread(target=self._reconnect, name="hpstage-reconnect", daemon=True)
+            self._reconnecting.start()
+
+    def _abandon(self) -> None:
+        """Hear nothing any more of the workers, whatever becomes of them."""
+        if self._connection is not None:
+            self._connection.close()
+        for worker in self._inbox.workers:
+            self._release(self._inbox.leave(worker, "unreachable"))
+
+    def _reconnect(self) -> None:
+        """Until there is a scheduler again that knows of us. In a thread of its own: the driver has more to do."""
+        while not self._closed.is_set():
+            try:
+                client = self._connect(_ATTEMPT).client
+                client.register_plugin(self._plugin)
+            except ImportError as error:
+                logger.warning("some workers cannot import hpstage (%s) and are not used", error)
+            except (OSError, ClusterError):
+                logger.debug("no scheduler yet", exc_info=True)
+            except Exception as error:
+                problem = InternalError(f"reconnecting to Dask's scheduler failed: {error!r}")
+                problem.__cause__ = error
+                self._inbox.fail(problem)
+                return
+            if self._connected:
+                logger.warning("Dask's scheduler at %s is back; going on with the workers that join it", self._where)
+                return
+            self._abandon()
+            self._closed.wait(_LOOK)
 
     def clock(self) -> float:
         return time.time()
 
     def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            if self._registered and self._cluster is None and client.status == "running":
+        self._closed.set()
+        if self._reconnecting is not None:
+            self._reconnecting.join()
+        connection = self._connection
+        if connection is not None:
+            if self._cluster is None and connection.alive:
                 try:
-                    client.unregister_worker_plugin(self._name)
+                    connection.client.unregister_worker_plugin(self._name)
                 except (OSError, ValueError):
                     logger.warning("the workers could not be told that the run is over", exc_info=True)
             self._release(list(self._futures))
-            if client.status == "running":
-                # Else the scheduler would tell us of our own leaving, and log that it cannot.
-                client.unsubscribe_topic("all")
-            client.close()
+            connection.close()
+            self._connection = None
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             cluster.close()
 
     # --- on Dask's threads --------------------------------------------------------------------------------
 
-    def _on_feed(self, event: tuple[float, dict[str, Any]]) -> None:
-        _, message = event
-        if "echo" in message:
-            self._feeding.set()
-        elif "ready" in message:
+    def _on_feed(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
             self._on_ready(decode_description(message["ready"]))
         else:
             self._inbox.hear(ChainId(message["chain"]), message["sequence"], [message["report"]])
@@ -262,20 +316,22 @@ class DaskExecutor(Executor):
                 return
         reason = refusal(description, self._environment)
         if reason is None:
-            self._inbox.join(worker)
+            self._join(worker)
         else:
             logger.warning("worker %s is not used: %s", worker, reason)
 
-    def _on_cluster(self, event: tuple[float, dict[str, Any]]) -> None:
-        _, message = event
-        if message.get("action") != "remove-worker":
-            return
-        worker = WorkerId(message["worker"])
+    def _join(self, worker: WorkerId) -> None:
+        assert self._connection is not None, "workers are heard of over a connection"
+        self._connection.watch(worker)
+        self._inbox.join(worker)
+
+    def _on_left(self, worker: WorkerId, reason: Departure) -> None:
         with self._lock:
             if self._environment is None:
                 self._early[worker] = None
                 return
-        self._release(self._inbox.leave(worker))  # else their tasks would wait for ever for a worker of that address
+        # Else their tasks would wait for ever for a worker of that address.
+        self._release(self._inbox.leave(worker, reason))
 
     def _release(self, chains: list[ChainId]) -> None:
         for chain in chains:
@@ -286,25 +342,19 @@ class DaskExecutor(Executor):
 
     def _on_done(self, chain: ChainId, future: Future) -> None:
         worker = self._inbox.runs_on(chain)
-        if worker is not None:
-            # The feed has lost something, or our own code on the worker has failed, or the task was cancelled.
+        cancelled = future.cancelled()
+        if worker is not None and not cancelled:
+            # The feed has lost something, or our own code on the worker has failed.
             try:
                 self._inbox.hear(chain, 0, future.result())
             except CancelledError:
-                if not self._connected():
-                    self._inbox.fail(_scheduler_lost())
-                    return
+                cancelled = True
             except Exception as error:
                 problem = InternalError(f"{chain} failed on {worker} outside of your code: {error!r}")
                 problem.__cause__ = error
                 self._inbox.fail(problem)
                 return
+        if cancelled and not self._connected:
+            return  # wait() is about to tell that all workers have left
         self._inbox.forget(chain)
         self._release([chain])
-
-
-def _scheduler_lost() -> ClusterError:
-    return ClusterError(
-        "the connection to Dask's scheduler is lost; start the cluster again and run the same command again: nothing "
-        "that was reached is lost"
-    )

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -53,7 +54,7 @@ class Inbox:
                 self._workers.add(worker)
                 self._tell(WorkerJoined(worker, self._clock()))
 
-    def leave(self, worker: WorkerId) -> list[ChainId]:
+    def leave(self, worker: WorkerId, reason: Literal["died", "closed", "unreachable"]) -> list[ChainId]:
         """A worker is gone; returns the chains that went with it."""
         with self._changed:
             if worker not in self._workers:
@@ -62,7 +63,7 @@ class Inbox:
             lost = [chain for chain, running in self._chains.items() if running.worker == worker]
             for chain in lost:
                 del self._chains[chain]
-            self._tell(WorkerLeft(worker, self._clock()))
+            self._tell(WorkerLeft(worker, self._clock(), reason))
             return lost
 
     def begin(self, chain: ChainId, worker: WorkerId) -> bool:

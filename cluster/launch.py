@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import multiprocessing
-import os
 import socket
+import warnings
 from typing import Any
 
 import dask.config
@@ -14,6 +13,7 @@ from dask.system import CPU_COUNT
 from distributed import LocalCluster
 
 from hpstage.cluster import memory
+from hpstage.cluster.devices import environment_of, first_devices, visible_devices
 from hpstage.errors import ClusterError, UsageError
 
 
@@ -36,37 +36,35 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> L
             "worker processes import your script, and so come to this call again; put what starts the search under "
             '`if __name__ == "__main__":`'
         )
-    devices = [] if gpus == 0 else visible_devices()
-    if gpus is not None:
-        if len(devices) < gpus:
-            raise ClusterError(
-                f"{gpus} GPUs were asked for, but torch finds {len(devices)} here (CUDA_VISIBLE_DEVICES="
-                f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); pass gpus={len(devices)}, or install a torch "
-                f"that was built for CUDA"
-            )
-        devices = devices[:gpus]
+    devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
     if n_workers is None:
         n_workers = len(devices) or CPU_COUNT
     environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **memory.ENVIRONMENT}
     # The nanny reads these when it is made: the C library must find them when the worker's process starts.
     with dask.config.set({"distributed.nanny.pre-spawn-environ": environment}):
-        return _Cluster(n_workers, devices)
+        return _Cluster(n_workers, devices, hide=gpus == 0)
 
 
 class _Cluster(LocalCluster):  # type: ignore[misc]
     """A LocalCluster whose workers see one device each."""
 
-    def __init__(self, n_workers: int, devices: list[str]) -> None:
+    def __init__(self, n_workers: int, devices: list[str], *, hide: bool) -> None:
         self._devices = devices
+        self._hide = hide
         dashboard = importlib.util.find_spec("bokeh") is not None
-        super().__init__(
-            n_workers=0,
-            threads_per_worker=1,
-            memory_limit=0,
-            dashboard_address=_dashboard_address() if dashboard else ":0",
-            scheduler_kwargs={"dashboard": dashboard},
-            config=dask.config.merge(dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}),
-        )
+        with warnings.catch_warnings():
+            # Another cluster may take the port after the look at it; Dask then picks one of its own.
+            warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
+            super().__init__(
+                n_workers=0,
+                threads_per_worker=1,
+                memory_limit=0,
+                dashboard_address=_dashboard_address() if dashboard else ":0",
+                scheduler_kwargs={"dashboard": dashboard, "worker_ttl": _worker_ttl()},
+                config=dask.config.merge(
+                    dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}
+                ),
+            )
         for _ in range(n_workers):
             self.worker_spec.update(self.new_worker_spec())
         try:
@@ -82,34 +80,22 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
 
     def new_worker_spec(self) -> dict[Any, Any]:
         spec: dict[Any, Any] = super().new_worker_spec()
-        if not self._devices:
-            return spec
         return {
-            name: {
-                **worker,
-                "options": {
-                    **worker["options"],
-                    "env": {
-                        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                        "CUDA_VISIBLE_DEVICES": self._devices[int(name) % len(self._devices)],
-                    },
-                },
-            }
+            name: {**worker, "options": {**worker["options"], "env": self._shown(name)}}
             for name, worker in spec.items()
         }
 
+    def _shown(self, name: object) -> dict[str, str]:
+        return environment_of(int(str(name)), self._devices, hide=self._hide)
 
-def visible_devices() -> list[str]:
-    """CUDA devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return []  # no driver: spare the seconds that importing torch takes
-    import torch
 
-    count = torch.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return named.split(",")[:count] if named else [str(index) for index in range(count)]
+def _worker_ttl() -> str:
+    """How long a worker may be silent: what the user has configured, else less than Dask's five minutes.
+
+    A call into C that keeps the interpreter's lock for longer ends its worker, so not much less.
+    """
+    configured: str = dask.config.get("distributed.scheduler.worker-ttl")
+    return "60s" if configured == "5 minutes" else configured
 
 
 def _dashboard_address() -> str:

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from hpstage.cluster import commands as cluster
 from hpstage.errors import HpstageError
 
 app = typer.Typer(
@@ -14,7 +15,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode=None,  # else [brackets] in help texts are markup, and lost
 )
+app.command(context_settings=cluster.PASSING)(cluster.scheduler)
+app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
 
 
 def main() -> None:

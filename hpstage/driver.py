@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from hpstage.errors import CheckpointError, ClusterError, InternalError, StoreError
+from hpstage.errors import CheckpointError, ClusterError, InternalError, LeaseLost, StoreError
 from hpstage.events import (
     AmendChain,
     ChainEnded,
@@ -20,6 +20,7 @@ from hpstage.events import (
     StopChain,
     TrialAdded,
     TrialId,
+    WorkerId,
     WorkerJoined,
     WorkerLeft,
 )
@@ -116,7 +117,7 @@ class Driver:
         executor: opened, with its checkpoint store in use.
         journal: where facts go before anyone acts on them.
         presence: this driver's, where others may work on the plan at the same time.
-        worker_timeout: seconds without any worker, with work to do, after which the driver gives up.
+        workers: those that an earlier driver on the executor has left idle.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Driver:
         journal: Journal,
         *,
         presence: Presence | None = None,
-        worker_timeout: float = 60.0,
+        workers: Iterable[WorkerId] = (),
     ) -> None:
         self.plan = plan
         self.scheduler = scheduler
@@ -137,8 +138,9 @@ class Driver:
         self._unwritten: list[Fact] = []
         self._presence = presence
         self._looked = 0.0
-        self._worker_timeout = worker_timeout
         self._alone_since: float | None = None
+        for worker in workers:
+            scheduler.handle(WorkerJoined(worker, executor.clock()))
 
     def leave(self) -> None:
         """Let the others have what this driver was about to train."""
@@ -150,6 +152,24 @@ class Driver:
         for other in others:
             if self._presence is not None and self._presence.is_gone(other):
                 self.remember([DriverLeft(other.driver, time.time(), "gone")])
+
+    def abandon(self) -> list[WorkerId]:
+        """Stop what runs and write nothing of it; returns the workers that are there, all idle."""
+        running = self.scheduler.running_on()
+        workers = dict.fromkeys(self.scheduler.workers)
+        for chain in running:
+            self._executor.stop(chain)
+        while running:
+            for report in self._executor.wait(1.0):
+                match report:
+                    case ChainEnded(chain):
+                        running.pop(chain, None)
+                    case WorkerJoined(worker):
+                        workers[worker] = None
+                    case WorkerLeft(worker):
+                        workers.pop(worker, None)
+                        running = {chain: on for chain, on in running.items() if on != worker}
+        return list(workers)
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
@@ -189,7 +209,7 @@ class Driver:
 
         Raises:
             CheckpointError: a checkpoint could not be written. What was reached before is kept.
-            ClusterError: there have been no workers for ``worker_timeout`` seconds, or the executor says so.
+            ClusterError: there have been no workers for the executor's ``worker_timeout``, or the executor says so.
         """
         self._perform()
         if len(self.plan.drivers) > 1:
@@ -221,6 +241,11 @@ class Driver:
         answers: list[Answer] = []
         full: str | None = None
         for report in reports:
+            if isinstance(report, WorkerJoined):
+                moved = self._moved()
+                facts += moved
+                for fact in moved:
+                    answers += self.scheduler.learn(fact)
             decision = self.scheduler.handle(report)
             facts += decision.facts
             answers += decision.answers
@@ -232,11 +257,19 @@ class Driver:
         self._answers += answers
         if full is not None:
             raise CheckpointError(full)
-        if self._alone_since is not None and time.monotonic() - self._alone_since > self._worker_timeout:
+        patience = self._executor.worker_timeout
+        if self._alone_since is not None and time.monotonic() - self._alone_since > patience:
             raise ClusterError(
-                f"all workers have been gone for {self._worker_timeout:.0f} s; start workers and run the same command "
-                f"again: nothing that was reached is lost"
+                f"all workers have been gone for {patience:.0f} s; start workers and run the same command again: "
+                f"nothing that was reached is lost"
             )
+
+    def _moved(self) -> list[Fact]:
+        """What the others are to know when the workers belong to another cluster than before."""
+        me = self.plan.drivers.get(self.scheduler.driver)
+        if me is None or me.pool == self._executor.pool:
+            return []
+        return [msgspec.structs.replace(me, pool=self._executor.pool, at=time.time())]
 
     def _perform(self) -> None:
         self._catch_up()
@@ -276,5 +309,8 @@ class Driver:
     def _catch_up(self) -> None:
         """Fold what other drivers have written."""
         for record in self._journal.read(self.plan.position):
-            self._answers += self.scheduler.learn(_decode(record, self.plan.position))
+            fact = _decode(record, self.plan.position)
+            if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver:
+                raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
+            self._answers += self.scheduler.learn(fact)
             self.plan.position += 1

@@ -180,10 +180,15 @@ class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
-    """The worker is gone; a chain that ran on it is lost."""
+    """The worker is gone; a chain that ran on it is lost.
+
+    ``died``: its process ended or fell silent, for which the chain may be to blame. ``closed``: it was retired, scaled
+    down, restarted or told to end. ``unreachable``: it was lost together with the scheduler.
+    """
 
     worker: WorkerId
     at: float
+    reason: Literal["died", "closed", "unreachable"] = "died"
 
 
 Report = BoundaryReached | BoundaryMissed | ChainEnded | WorkerJoined | WorkerLeft
@@ -269,7 +274,8 @@ class StageFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChainLost(msgspec.Struct, frozen=True, tag=True):
-    """Training after the last boundary that was thrown away: the worker died, or nobody wanted it any more."""
+    """Training after the last boundary that was thrown away. ``outcome``: as of the chain's end (:class:`ChainEnded`),
+    or how its worker left (:class:`WorkerLeft`)."""
 
     node: NodeId
     step: int
@@ -281,13 +287,15 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class DriverJoined(msgspec.Struct, frozen=True, tag=True):
-    """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker."""
+    """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker; ``checkpoints`` names
+    the place where its states are kept."""
 
     driver: DriverId
     pool: str
     host: str
     pid: int
     at: float
+    checkpoints: str = ""
 
 
 class DriverLeft(msgspec.Struct, frozen=True, tag=True):

@@ -39,6 +39,9 @@ class Executor(ABC):
     come too late, and the reports tell. Only the driver's thread calls these methods.
     """
 
+    worker_timeout: float = 60.0
+    """Seconds without any worker, with work to do, after which the driver gives up."""
+
     @abstractmethod
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         """Prepare the workers and return the environment that they share.
@@ -49,7 +52,10 @@ class Executor(ABC):
 
     @property
     def pool(self) -> str:
-        """Names the workers' cluster, after ``open``: workers of equal pool and id are one worker for all drivers."""
+        """Names the workers' cluster, after ``open``: workers of equal pool and id are one worker for all drivers.
+
+        It may be another one when workers join after all had left.
+        """
         return f"{socket.gethostname()}/{os.getpid()}/{id(self):x}"
 
     @abstractmethod

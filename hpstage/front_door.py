@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import optuna
@@ -14,9 +15,9 @@ import optuna
 from hpstage.algorithm import Algorithm, Setting
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
-from hpstage.driver import Driver, open_plan, read_facts
-from hpstage.errors import StoreError, UsageError
-from hpstage.events import DriverId, SearchStarted
+from hpstage.driver import Driver, read_facts
+from hpstage.errors import LeaseLost, UsageError
+from hpstage.events import SearchStarted, WorkerId
 from hpstage.executor import Executor
 from hpstage.identity import code_identity
 from hpstage.keys import workload_key
@@ -24,15 +25,14 @@ from hpstage.locations import open_places
 from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.patience import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
-from hpstage.presence import Presence
+from hpstage.participation import taking_part
 from hpstage.progress import Progress
 from hpstage.result import Result, savings
 from hpstage.roster import Roster, name_in
 from hpstage.schedule import Scalar
-from hpstage.scheduling import Scheduler
 from hpstage.session import Callback, Session, missing_metric
 from hpstage.space import Space
-from hpstage.store import Journal, Leases
+from hpstage.store import Journal
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -120,7 +120,6 @@ def optimize(
     if isinstance(trainable, type):
         raise UsageError(f"{trainable.__name__} is a class: pass an instance of it, {trainable.__name__}(...)")
     setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)
-    caught = (catch,) if isinstance(catch, type) else tuple(catch)
     with ExitStack() as closing:
         hands = _executor(executor)
         closing.callback(hands.close)
@@ -128,85 +127,119 @@ def optimize(
         described |= {f"environment:{k}": v for k, v in hands.open(trainable, None).described.items()}
         workload = workload_key(described)
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
-        plan = open_plan(places.journal, workload, described, sharing=sharing)
         hands.use(places.checkpoints)
         closing.enter_context(patient(study))
-        ledger = Ledger(study)
-        me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
-        presence = Presence(places.journal, me) if isinstance(places.journal, Leases) else None
-        scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every)
-        driver = Driver(plan, scheduler, hands, places.journal, presence=presence)
-        if presence is not None:
-            closing.callback(presence.close)
-            joined = presence.enter(study.study_name, ledger.identity(), hands.pool, list(plan.drivers.values()))
-            closing.callback(_part, hands, driver)
-            driver.remember([joined])
-            driver.bury()
-
-        def try_out(initial: Mapping[str, Scalar]) -> None:
-            found = hands.try_out(initial)
-            for name in metrics:
-                if found is not None and name not in found:
-                    raise UsageError(missing_metric(name, found))
-
-        name = name_in(plan, ledger)
-        chain = samplers(study)
-        for sampler in chain:
-            if isinstance(sampler, StageTreeSampler):
-                sampler.attach(space, steps)
-        started = SearchStarted(
-            study=name,
-            algorithm=repr(algorithm),
-            metric=metrics,
-            steps=steps,
-            n_trials=n_trials,
-            sampler=" over ".join(type(sampler).__qualname__ for sampler in chain),
-            at=time.time(),
-            extends=extend,
-            identity=ledger.identity(),
-        )
-        progress = closing.enter_context(Progress(show_progress_bar, name, n_trials))
-        roster = Roster(ledger, driver, started, space, before_first=try_out)
-        session = Session(
-            ledger,
-            driver,
-            roster,
-            algorithm,
-            setting,
-            started,
+        call = _Call(
+            ledger=Ledger(study),
+            hands=hands,
+            space=space,
+            algorithm=algorithm,
+            setting=setting,
+            metrics=metrics,
+            extend=extend,
             callbacks=tuple(callbacks or ()),
-            catch=caught,
+            catch=(catch,) if isinstance(catch, type) else tuple(catch),
             deadline=None if timeout is None else time.monotonic() + timeout,
-            on_change=lambda session: progress.update(plan, scheduler, session.finished),
+            progress=closing.enter_context(Progress(show_progress_bar, study.study_name, n_trials)),
         )
-        began, steps_before = time.monotonic(), plan.totals.steps_trained
-        try:
-            with _in_optimize_loop(study):
-                session.run()
-        except KeyboardInterrupt:
-            logger.warning("Interrupted. All that was reached is kept: the same call goes on with a study in storage.")
-            raise
-        makespan = time.monotonic() - began
+        began = time.monotonic()
+        workers: list[WorkerId] = []
+        while True:
+            joined = taking_part(
+                places.journal,
+                places.checkpoints,
+                hands,
+                call.ledger,
+                workload=workload,
+                described=described,
+                sharing=sharing,
+                checkpoint_every=checkpoint_every,
+                workers=workers,
+            )
+            try:
+                with joined as driver:
+                    steps_before = driver.plan.totals.steps_trained
+                    session = call.session(driver)
+                    with _in_optimize_loop(study):
+                        session.run()
+                break
+            except LeaseLost:
+                logger.warning(
+                    "This process stood still for so long that others took its part over. It joins them again and goes "
+                    "on where the search is now."
+                )
+                workers = driver.abandon()
+            except KeyboardInterrupt:
+                logger.warning(
+                    "Interrupted. All that was reached is kept: the same call goes on with a study in storage."
+                )
+                raise
+        plan, name = driver.plan, session.name
         before = plan.searches[name].before
-        ids = [trial.id for trial in roster.trials if trial.id in plan.trials]
         saved = savings(
             plan,
             before,
-            ids,
+            [trial.id for trial in session.trials if trial.id in plan.trials],
             failed=session.failed,
             whole=before.steps_trained == steps_before,
-            makespan=makespan,
-            workers=scheduler.most_workers,
+            makespan=time.monotonic() - began,
+            workers=driver.scheduler.most_workers,
         )
-        progress.update(plan, scheduler, session.finished, at_once=True)
+        call.progress.update(plan, driver.scheduler, session.finished, at_once=True)
         return Result(study, saved, places.folder, plan, tuple(read_facts(places.journal)), name)
 
 
-def _part(hands: Executor, driver: Driver) -> None:
-    """Leave a plan to others: nothing runs here any more when they hear of it."""
-    hands.close()
-    with suppress(StoreError):  # of a store that is gone; the lease runs out by itself
-        driver.leave()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What a call asks for, whatever the driver that carries it out."""
+
+    ledger: Ledger
+    hands: Executor
+    space: Space
+    algorithm: Algorithm
+    setting: Setting
+    metrics: tuple[str, ...]
+    extend: bool
+    callbacks: tuple[Callback, ...]
+    catch: tuple[type[Exception], ...]
+    deadline: float | None
+    progress: Progress
+
+    def session(self, driver: Driver) -> Session:
+        study, setting = self.ledger.study, self.setting
+        chain = samplers(study)
+        for sampler in chain:
+            if isinstance(sampler, StageTreeSampler):
+                sampler.attach(self.space, setting.steps)
+        started = SearchStarted(
+            study=name_in(driver.plan, self.ledger),
+            algorithm=repr(self.algorithm),
+            metric=self.metrics,
+            steps=setting.steps,
+            n_trials=setting.n_trials,
+            sampler=" over ".join(type(sampler).__qualname__ for sampler in chain),
+            at=time.time(),
+            extends=self.extend,
+            identity=self.ledger.identity(),
+        )
+        return Session(
+            self.ledger,
+            driver,
+            Roster(self.ledger, driver, started, self.space, before_first=self._try_out),
+            self.algorithm,
+            setting,
+            started,
+            callbacks=self.callbacks,
+            catch=self.catch,
+            deadline=self.deadline,
+            on_change=lambda session: self.progress.update(driver.plan, driver.scheduler, session.finished),
+        )
+
+    def _try_out(self, initial: Mapping[str, Scalar]) -> None:
+        found = self.hands.try_out(initial)
+        for name in self.metrics:
+            if found is not None and name not in found:
+                raise UsageError(missing_metric(name, found))
 
 
 class _in_optimize_loop:

@@ -67,6 +67,8 @@ class InlineExecutor(Executor):
                 self._events.append(report)
                 if isinstance(report, ChainEnded):
                     self._running = None
+        if not self._events and self._running is None and timeout:
+            time.sleep(timeout)  # others may be at work for this driver
         events = list(self._events)
         self._events.clear()
         return events

@@ -8,7 +8,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode
 
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import StoreError, UsageError
@@ -81,10 +81,11 @@ def open_redis(url: str, prefix: str) -> Journal:
     """The plan on a Redis server that ``url`` names by ``?prefix=``, else the one named ``prefix``."""
     from hpstage.store.redis import RedisJournal
 
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
+    # Not by urlunsplit: it makes unix:/path out of unix:///path.
+    base, _, query = url.partition("?")
+    options = dict(parse_qsl(query))
     prefix = options.pop("prefix", f"hpstage:{prefix}")
-    return RedisJournal(urlunsplit(parts._replace(query=urlencode(options))), prefix=prefix)
+    return RedisJournal(f"{base}?{urlencode(options)}" if options else base, prefix=prefix)
 
 
 def _scheme(location: str | os.PathLike[str] | None) -> str | None:

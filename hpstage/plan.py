@@ -275,7 +275,7 @@ class SearchPlan:
                 self._node(fact.node)
                 self.totals.steps_wasted += fact.steps
                 self.totals.wasted_seconds += fact.seconds
-                if fact.outcome == "lost":
+                if fact.outcome in ("died", "lost"):
                     self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
             case ChainStarted():
                 self.chains[fact.chain] = OpenChain(fact.driver, fact.worker, list(fact.stretches))

@@ -48,7 +48,9 @@ class Presence:
         self._tokens: dict[str, int] = {}
         self._renewing: threading.Thread | None = None
 
-    def enter(self, study: str, identity: str, pool: str, others: Sequence[DriverJoined]) -> DriverJoined:
+    def enter(
+        self, study: str, identity: str, pool: str, checkpoints: str, others: Sequence[DriverJoined]
+    ) -> DriverJoined:
         """Take the leases of this driver and of the study; returns what the others are to know.
 
         Raises:
@@ -71,7 +73,7 @@ class Presence:
         self._tokens = tokens
         self._renewing = threading.Thread(target=self._renew, name="hpstage-leases", daemon=True)
         self._renewing.start()
-        return DriverJoined(self._driver, pool, self._host, os.getpid(), time.time())
+        return DriverJoined(self._driver, pool, self._host, os.getpid(), time.time(), checkpoints)
 
     @property
     def fences(self) -> dict[str, int]:

@@ -43,7 +43,7 @@ class Progress:
         saved = (asked - unique) * plan.average_step_seconds()
         self._bar.n = finished
         self._bar.set_postfix_str(
-            f"workers {scheduler.running}/{scheduler.workers}, steps {trained}/{unique}, "
+            f"workers {scheduler.running}/{len(scheduler.workers)}, steps {trained}/{unique}, "
             f"merge rate {asked / max(1, unique):.2f}, saved {saved:.0f} s",
             refresh=True,
         )

@@ -30,6 +30,7 @@ from hpstage.events import (
     ChainProlonged,
     ChainStarted,
     DriverId,
+    DriverJoined,
     DriverLeft,
     Fact,
     Instruction,
@@ -198,7 +199,7 @@ class Scheduler:
             case WorkerLeft():
                 gone = self._workers.pop(report.worker, None)
                 if gone is not None and gone.chain is not None:
-                    self._lose(gone.chain, report.at, decision)
+                    self._lose(gone.chain, report.at, decision, report.reason)
         return decision
 
     def _boundary(self, report: BoundaryReached, decision: Decision) -> None:
@@ -267,6 +268,9 @@ class Scheduler:
                 self._plan.apply(fact)
             case DriverLeft():
                 self._part(fact)
+            case DriverJoined(driver=self.driver):
+                self._pool = fact.pool
+                self._plan.apply(fact)
             case _:
                 self._plan.apply(fact)
         return []
@@ -409,7 +413,7 @@ class Scheduler:
         if chain is None:
             return
         if report.outcome == "lost":
-            self._lose(chain, report.at, decision)
+            self._lose(chain, report.at, decision, "lost")
             return
         node = self._plan.nodes[report.node] if report.node is not None else chain.legs[chain.at[0]].line.node
         if report.wasted_steps or report.wasted_seconds:
@@ -443,7 +447,7 @@ class Scheduler:
         self._retire(chain)
         self._learn(ChainClosed(chain.id, at), decision)
 
-    def _lose(self, chain: RunningChain, at: float, decision: Decision) -> None:
+    def _lose(self, chain: RunningChain, at: float, decision: Decision, how: str) -> None:
         """The worker vanished under the chain. What lies behind the last boundary is trained again."""
         leg, step = chain.at
         node = chain.legs[leg].line.node
@@ -451,7 +455,7 @@ class Scheduler:
             node = chain.legs[leg + 1].line.node
         self._close(chain, at, decision)
         seconds = max(0.0, at - chain.since)
-        lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome="lost", seconds=seconds, steps=0)
+        lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome=how, seconds=seconds, steps=0)
         self._learn(lost, decision)
         losses = self._plan.losses.get(StateRef(node.id, step), [])
         if len(losses) >= self._max_losses:
@@ -483,12 +487,16 @@ class Scheduler:
         return instructions
 
     @property
-    def workers(self) -> int:
-        return len(self._workers)
+    def workers(self) -> list[WorkerId]:
+        return list(self._workers)
 
     @property
     def running(self) -> int:
         return len(self._running)
+
+    def running_on(self) -> dict[ChainId, WorkerId]:
+        """The workers of this driver's chains."""
+        return {chain.id: chain.worker for chain in self._running.values()}
 
     def idle(self) -> bool:
         """Is nothing running and nothing wanted?"""

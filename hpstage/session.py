@@ -65,6 +65,15 @@ class Session:
         self._closed = False
         self._raised: UserFailure | None = None
 
+    @property
+    def name(self) -> str:
+        """The study's name in the plan."""
+        return self._started.study
+
+    @property
+    def trials(self) -> Sequence[SessionTrial]:
+        return self._roster.trials
+
     # --- the loop -----------------------------------------------------------------------------------------
 
     def run(self) -> None:

@@ -24,6 +24,7 @@ from hpstage.processes import is_alive
 
 # Where checkpoints are written, and put before they are removed. No key begins with a dot.
 _ASIDE = ".tmp"
+_IDENTITY = ".identity"
 # Seconds after which a temporary folder is taken for abandoned, whoever made it.
 _ABANDONED = 24 * 3600.0
 # Small tensors are gathered to writes and reads of this many bytes; larger ones pass the buffer by.
@@ -104,6 +105,18 @@ class FolderCheckpoints(CheckpointStore):
         sizes = self.sizes()
         aside = sum(sum(_file_sizes(folder.path).values()) for folder in _entries(self.path / _ASIDE))
         return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()), unpublished=aside)
+
+    def identity(self) -> str:
+        """A random name, written into the folder by whoever asks first: a shared folder has many paths."""
+        marker = self.path / _IDENTITY
+        with self._explained(None, "write"):
+            if not marker.exists():
+                with self._aside() as aside:
+                    aside.mkdir(parents=True)
+                    (aside / "identity").write_text(uuid.uuid4().hex)
+                    with suppress(FileExistsError):
+                        os.link(aside / "identity", marker)
+            return marker.read_text()
 
     def check(self) -> None:
         with self._explained(None, "write"), self._aside() as aside:

@@ -115,6 +115,13 @@ class CheckpointStore(ABC):
         """Remove what writers that died have left, never what a living one writes; how many rests there were."""
         return 0
 
+    def identity(self) -> str:
+        """Names the place: equal for all who keep checkpoints there, by whatever path or host they come.
+
+        An empty text, as here, is a store that cannot tell.
+        """
+        return ""
+
     def check(self) -> None:
         """Try whether checkpoints can be written here, and leave nothing behind. Raises :class:`CheckpointError`."""
         return

@@ -63,6 +63,9 @@ class UrlCheckpoints(CheckpointStore):
         """Where it is, without credentials."""
         return self._remote.url
 
+    def identity(self) -> str:
+        return self.url
+
     def __repr__(self) -> str:
         return f"UrlCheckpoints({self.url!r}, workload={self.workload!r})"
 

@@ -119,9 +119,9 @@ def test_an_error_in_the_users_code_ends_its_chain_with_the_traceback_and_leaves
 def test_reports_that_the_feed_has_lost_come_with_the_result(open_executor: Open) -> None:
     executor = open_executor()
     worker = workers(executor)[0]
-    assert executor._client is not None
-    executor._client.unsubscribe_topic(executor._name)
-    executor._client.run(_nothing)  # the scheduler has handled what came before it
+    assert executor._connection is not None
+    executor._connection.client.unsubscribe_topic(executor._name)
+    executor._connection.client.run(_nothing)  # the scheduler has handled what came before it
     executor.start(worker, chain("c", 30, 10, 20))
     reports = ended(executor, "c")
     assert [r.step for r in reached(reports, "c")] == [10, 20, 30]

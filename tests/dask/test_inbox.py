@@ -43,11 +43,11 @@ def test_each_report_is_handed_on_once_in_order_whatever_the_feed_does(inbox: In
 
 def test_nothing_is_heard_of_a_chain_whose_worker_has_left(inbox: Inbox) -> None:
     inbox.hear(CHAIN, 0, ENCODED[:1])
-    assert inbox.leave(WORKER) == [CHAIN]
-    assert inbox.leave(WORKER) == []
+    assert inbox.leave(WORKER, "died") == [CHAIN]
+    assert inbox.leave(WORKER, "died") == []
     inbox.hear(CHAIN, 0, ENCODED)
     inbox.forget(CHAIN)
-    expected: list[Report] = [REPORTS[0], WorkerLeft(WORKER, 7.0)]
+    expected: list[Report] = [REPORTS[0], WorkerLeft(WORKER, 7.0, "died")]
     assert inbox.wait(0) == expected
 
 
@@ -66,7 +66,7 @@ def test_a_worker_is_idle_again_from_the_end_of_its_chain_on(inbox: Inbox) -> No
 
 
 def test_a_chain_for_a_worker_that_has_left_is_not_started(inbox: Inbox) -> None:
-    inbox.leave(WORKER)
+    inbox.leave(WORKER, "died")
     assert not inbox.begin(ChainId("d"), WORKER)
 
 

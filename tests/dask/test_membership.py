@@ -20,6 +20,7 @@ from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.events import ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.executor import Environment
+from tests.dask.processes import Processes
 from tests.dask.toys import Counter, chain, ended, outcome, until, wait_for, workers
 
 Open = Callable[..., DaskExecutor]
@@ -36,7 +37,7 @@ def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
     os.kill(client.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
     reports = until(executor, lambda seen: any(isinstance(report, WorkerJoined) for report in seen))
     [left] = [report for report in reports if isinstance(report, WorkerLeft)]
-    assert left.worker == worker
+    assert (left.worker, left.reason) == (worker, "died")
     assert not any(isinstance(report, ChainEnded) for report in reports)
     [joined] = [report for report in reports if isinstance(report, WorkerJoined)]
     executor.start(worker, chain("too late", 5))  # the driver did not know yet: nothing hangs on a dead address
@@ -71,6 +72,31 @@ def test_a_worker_that_comes_later_joins_and_one_that_is_retired_leaves(
     cluster.scale(2)
     reports = until(executor, lambda seen: any(isinstance(report, WorkerLeft) for report in seen))
     assert isinstance(reports[-1], WorkerLeft)
+    assert reports[-1].reason == "closed"
+
+
+def test_workers_that_are_restarted_leave_in_an_orderly_way_and_join_anew(open_executor: Open, client: Client) -> None:
+    executor = open_executor()
+    [worker, _] = workers(executor)
+    client.restart_workers([worker])
+    reports = until(executor, lambda seen: any(isinstance(report, WorkerJoined) for report in seen))
+    assert [report.reason for report in reports if isinstance(report, WorkerLeft)] == ["closed"]
+
+
+def test_a_worker_that_gets_a_signal_to_end_leaves_in_an_orderly_way(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.scheduler()
+        process = processes.worker(nanny=True)
+        with Client(processes.address, set_as_default=False) as client:
+            executor = DaskExecutor(client)
+            executor.open(Counter(), FolderCheckpoints(tmp_path / "states", "w"))
+            [worker] = workers(executor, 1)
+            executor.start(worker, chain("c", 10**9))
+            process.terminate()  # Kubernetes, Slurm and systemd ask so before they kill
+            [left] = until(executor, lambda seen: len(seen) == 1)
+            executor.close()
+    assert isinstance(left, WorkerLeft)
+    assert left.reason == "closed"
 
 
 DRIVER = """
@@ -78,7 +104,9 @@ import sys
 from pathlib import Path
 from distributed import Client
 from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
+from tests.dask.processes import Processes
 from tests.dask.toys import Counter, chain, workers
 
 executor = DaskExecutor(Client(sys.argv[1]))
@@ -107,33 +135,6 @@ def test_the_chains_of_a_killed_driver_stop(cluster: LocalCluster, client: Clien
         driver.wait()
     for worker in client.scheduler_info(n_workers=-1)["workers"]:
         assert client.submit(pow, 2, 5, workers=[worker], pure=False).result(timeout=20) == 32
-
-
-def test_a_lost_scheduler_is_told_with_a_remedy(tmp_path: Path) -> None:
-    def dask(*arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "dask", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    where = tmp_path / "scheduler.json"
-    scheduler = dask("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(where))
-    wait_for(where)
-    worker = dask("worker", "--nthreads", "1", "--memory-limit", "0", "--no-nanny", "--no-dashboard",
-                  "--scheduler-file", str(where))  # fmt: skip
-    try:
-        with Client(scheduler_file=str(where), set_as_default=False, timeout=1) as client:
-            executor = DaskExecutor(client)
-            executor.open(Counter(), FolderCheckpoints(tmp_path / "states", "w"))
-            [address] = workers(executor, 1)
-            executor.start(address, chain("c", 10**9))
-            scheduler.kill()
-            with pytest.raises(ClusterError, match="run the same command again"):
-                until(executor, lambda _: False)
-            executor.close()
-    finally:
-        for process in (scheduler, worker):
-            process.kill()
-            process.wait()
 
 
 def test_a_cluster_that_stays_without_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

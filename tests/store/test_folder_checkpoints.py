@@ -425,3 +425,12 @@ def test_fifty_megabytes_are_saved_faster_than_by_torch(store: FolderCheckpoints
     ours = seconds(lambda number: store.save(StateKey(f"{number:032x}"), state, step=0, parent=None))
     theirs = seconds(lambda number: torch.save(state, tmp_path / f"{number}.pt"))
     assert ours < theirs
+
+
+def test_a_folder_has_one_identity_by_every_path_and_another_folder_another(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    one, linked, other = (FolderCheckpoints(tmp_path / name, "w") for name in ("one", "link", "other"))
+    assert one.identity() == linked.identity() == FolderCheckpoints(tmp_path / "one", "another").identity() != ""
+    assert other.identity() != one.identity()
+    assert list(one.keys()) == []
+    assert one.usage().bytes == 0

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from hpstage.errors import StoreError, UsageError
+from hpstage.locations import open_redis
 from hpstage.store import RedisJournal, redis_scripts
 from hpstage.store import redis_server as redis_server_module
 from hpstage.store.redis import CHUNK
@@ -439,6 +440,8 @@ def test_a_unix_socket_is_an_address(start_redis: StartRedis) -> None:
         with closing(RedisJournal(f"unix://{folder}/redis")) as journal:
             assert journal.append([b"a"]) == 0
             assert repr(journal) == f"RedisJournal('unix://{folder}/redis', prefix='hpstage')"
+        with closing(open_redis(f"unix://{folder}/redis?db=0&prefix=ours", "theirs")) as journal:
+            assert repr(journal) == f"RedisJournal('unix://{folder}/redis?db=0', prefix='ours')"
 
 
 # --- the rest -----------------------------------------------------------------------------------------------

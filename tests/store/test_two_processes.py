@@ -149,6 +149,18 @@ def test_a_study_that_another_process_drives_is_refused(tmp_path: Path) -> None:
     assert process.wait(120) == 0
 
 
+def test_drivers_that_keep_checkpoints_in_different_places_are_refused(tmp_path: Path) -> None:
+    process = start(tmp_path, "mine", 6)
+    journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite")
+    while len(journal) < 10:
+        time.sleep(0.02)
+    journal.close()
+    with pytest.raises(UsageError, match=f"process {process.pid} on .* keeps its checkpoints in another place"):
+        search(tmp_path, "other", 6, checkpoints=tmp_path / "elsewhere")
+    assert process.wait(120) == 0
+    search(tmp_path, "other", 6, checkpoints=tmp_path / "elsewhere")  # alone, it trains what it cannot reach anew
+
+
 def test_a_journal_in_memory_serves_one_search_after_the_other() -> None:
     journal = MemoryJournal()
     for name in ("one", "two"):

@@ -1,0 +1,243 @@
+"""The commands ``hpstage scheduler`` and ``hpstage worker``: Dask's own, set up for training and supervised."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hpstage.errors import UsageError
+
+PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command whose further words are Dask's."""
+
+_PORT = 8786
+_LOOK = 1.0
+"""Seconds between two looks for a scheduler."""
+_TRYING = 3.0
+"""Seconds that a look may take; one where nobody listens takes as long."""
+
+Text = str | None
+Texts = list[str] | None
+Host = Annotated[Text, typer.Option(metavar="HOST", help="Address or name under which the others reach this host.")]
+Interface = Annotated[Text, typer.Option(metavar="NAME", help="Network interface to use, like eth0 or ib0.")]
+SchedulerFile = Annotated[
+    Text,
+    typer.Option(metavar="FILE", help="Where the scheduler writes its address, on a disk that all hosts share."),
+]
+Authority = Annotated[
+    Text, typer.Option(metavar="FILE", help="PEM file of the authority that signed the certificates.")
+]
+Certificate = Annotated[Text, typer.Option(metavar="FILE", help="PEM file of this process's certificate.")]
+Key = Annotated[Text, typer.Option(metavar="FILE", help="PEM file of the certificate's private key.")]
+Preload = Annotated[Texts, typer.Option(metavar="MODULE", help="Module or file to load first. May be repeated.")]
+
+
+def scheduler(
+    context: typer.Context,
+    host: Host = None,
+    port: Annotated[int | None, typer.Option(help=f"Port to listen on.  [default: {_PORT}]")] = None,
+    interface: Interface = None,
+    scheduler_file: SchedulerFile = None,
+    dashboard_address: Annotated[
+        Text, typer.Option(metavar="HOST:PORT", help="Where to serve the dashboard.  [default: :8787]")
+    ] = None,
+    tls_ca_file: Authority = None,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    preload: Preload = None,
+) -> None:
+    """Run a Dask scheduler for training.
+
+    It is `dask scheduler`, of which it takes all options, and finds frozen workers after 60 s.
+
+    \b
+    hpstage scheduler
+    hpstage scheduler --port 8786 --dashboard-address :8787
+    hpstage scheduler --scheduler-file /shared/scheduler.json
+    hpstage scheduler --tls-ca-file ca.pem --tls-cert scheduler.pem --tls-key scheduler.key
+    """
+    from distributed.cli import dask_scheduler
+
+    from hpstage.cluster.settings import scheduler_environment
+
+    options = {
+        "--host": host,
+        "--port": port,
+        "--interface": interface,
+        "--scheduler-file": scheduler_file,
+        "--dashboard-address": dashboard_address,
+        "--tls-ca-file": tls_ca_file,
+        "--tls-cert": tls_cert,
+        "--tls-key": tls_key,
+        "--preload": preload,
+    }
+    words = [*_words(options), *context.args]
+    _parse(dask_scheduler.main, words)
+    sys.stderr.flush()
+    module = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
+    os.execve(sys.executable, [*module, *words], scheduler_environment())
+
+
+def worker(
+    context: typer.Context,
+    nworkers: Annotated[
+        int | None, typer.Option(min=1, help="How many processes.  [default: one per GPU, else one per core]")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="How many GPUs to use; 0 hides them.  [default: all]")] = None,
+    host: Host = None,
+    interface: Interface = None,
+    name: Annotated[
+        Text, typer.Option(metavar="NAME", help="What to call the worker; several are called NAME-0, NAME-1, ...")
+    ] = None,
+    scheduler_file: SchedulerFile = None,
+    local_directory: Annotated[Text, typer.Option(metavar="FOLDER", help="Where to put temporary files.")] = None,
+    tls_ca_file: Authority = None,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    preload: Preload = None,
+) -> None:
+    """Run this host's workers: a process of one thread per GPU, else per core.
+
+    They wait for the scheduler, and are started again when they or the scheduler die. SIGTERM or Ctrl-C ends them in
+    order, a second one at once. All further options are those of `dask worker`.
+
+    \b
+    hpstage worker tcp://head:8786
+    hpstage worker tcp://head:8786 --nworkers 4 --name rack2
+    hpstage worker --scheduler-file /shared/scheduler.json
+    hpstage worker tls://head:8786 --tls-ca-file ca.pem --tls-cert worker.pem --tls-key worker.key
+    """
+    from dask.system import CPU_COUNT
+    from distributed.cli import dask_worker
+
+    from hpstage.cluster.devices import environment_of, first_devices, visible_devices
+    from hpstage.cluster.settings import worker_environment
+    from hpstage.cluster.supervision import Child, Supervisor
+
+    options = {
+        "--host": host,
+        "--interface": interface,
+        "--scheduler-file": scheduler_file,
+        "--local-directory": local_directory,
+        "--tls-ca-file": tls_ca_file,
+        "--tls-cert": tls_cert,
+        "--tls-key": tls_key,
+        "--preload": preload,
+    }
+    ours = ["--no-nanny", "--nthreads", "1", "--memory-limit", "0", "--no-dashboard"]
+    theirs = [*_words(options), *context.args]
+    place = _Place(_parse(dask_worker.main, theirs))
+    words = [*ours, *theirs, "--preload", "hpstage.cluster.supervised"]
+    devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
+    count = nworkers or len(devices) or CPU_COUNT
+    command = (sys.executable, "-m", "hpstage.cluster.supervised", str(os.getpid()), *words)
+    names = [] if name is None else [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
+    children = [
+        Child(
+            f"worker {number}",
+            (*command, "--name", names[number]) if names else command,
+            {**worker_environment(), **environment_of(number, devices, hide=gpus == 0)},
+        )
+        for number in range(count)
+    ]
+    _say(f"{count} {'worker' if count == 1 else 'workers'} for {place}, on {_on(devices, count)}")
+    supervisor = Supervisor(children, ready=place.wait_for_scheduler, say=_say)
+    raise typer.Exit(asyncio.run(supervisor.run()))
+
+
+class _Place:
+    """Where the scheduler is to be found, by the parsed options of ``dask worker``."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        import dask.config
+        from distributed.core import coerce_to_address
+        from distributed.security import Security
+
+        self._file: str | None = options["scheduler_file"]
+        address: str | None = options["scheduler"] or dask.config.get("scheduler-address", None)
+        if self._file is None and address is None:
+            raise UsageError("which scheduler? Give its address, as in `hpstage worker tcp://host:8786`, or a file")
+        self._address = None if address is None else str(coerce_to_address(address))
+        certificates = {
+            "tls_ca_file": options["tls_ca_file"],
+            "tls_worker_cert": options["tls_cert"],
+            "tls_worker_key": options["tls_key"],
+        }
+        security = Security(**{name: file for name, file in certificates.items() if file is not None})
+        if self._file is None and security.require_encryption and not str(self._address).startswith("tls://"):
+            raise UsageError(f"with certificates, give the address as tls://host:8786, not {self._address}")
+        self._connecting: dict[str, Any] = security.get_connection_args("worker")
+
+    def __str__(self) -> str:
+        return self._file or str(self._address)
+
+    async def wait_for_scheduler(self) -> None:
+        """Until a connection can be made; says once that there is none yet, and why.
+
+        A worker would try as well, but ten times a second, with a line for each in its log, and never say why.
+        """
+        told = False
+        while (problem := await self._problem()) is not None:
+            if not told:
+                _say(f"no scheduler at {self} ({problem}); looking for it until it is there")
+                told = True
+            await asyncio.sleep(_LOOK)
+
+    async def _problem(self) -> str | None:
+        from distributed.comm import connect
+
+        address = self._address
+        if self._file is not None:
+            try:
+                address = json.loads(Path(self._file).read_text())["address"]
+            except (OSError, ValueError) as error:  # ValueError: half written
+                return str(error)
+        try:
+            comm = await connect(address, timeout=_TRYING, **self._connecting)
+        except (OSError, TypeError) as error:  # TypeError: TLS without certificates
+            return str(error.__cause__ or error)
+        except ValueError as error:
+            raise UsageError(f"{address} is no address: {error}") from None
+        await comm.close()
+        return None
+
+
+def _words(options: Mapping[str, object]) -> list[str]:
+    """The command line that sets these options."""
+    words = []
+    for option, value in options.items():
+        for one in value if isinstance(value, list) else [] if value is None else [value]:
+            words += [option, str(one)]
+    return words
+
+
+def _parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
+    """Dask's parameters by its own parser.
+
+    Raises:
+        UsageError: it refuses a word.
+    """
+    import click
+
+    try:
+        parameters: dict[str, Any] = command.make_context("hpstage", list(words)).params
+    except click.ClickException as error:
+        raise UsageError(f"`{' '.join(words)}`: {error.format_message()}") from None
+    return parameters
+
+
+def _on(devices: Sequence[str], count: int) -> str:
+    if not devices:
+        return "the CPU"
+    return "GPU " + ", ".join(devices[:count])
+
+
+def _say(line: str) -> None:
+    typer.echo(f"hpstage: {line}", err=True)

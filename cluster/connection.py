@@ -1,0 +1,128 @@
+"""A connection to a Dask scheduler that hears what happens there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from distributed import Client, LocalCluster
+from distributed.security import Security
+
+from hpstage.errors import ClusterError
+from hpstage.events import WorkerId
+
+# Why a worker is gone, as far as its scheduler knows.
+Departure = Literal["died", "closed"]
+
+_ECHO = 60.0
+"""Seconds in which a scheduler must pass on an event of ours."""
+
+
+class _Client(Client):  # type: ignore[misc]
+    """Connected once. Dask's would try again when it has lost its scheduler, and hear nothing from the next one:
+    topics, plugins and futures belong to the one that is gone."""
+
+    async def _reconnect(self) -> None:
+        pass
+
+
+class Connection:
+    """A client of our own, which hears of workers and of a run's chains. Once lost it stays lost.
+
+    Args:
+        where: the scheduler's address, or the cluster.
+        security: as the cluster's other clients have it.
+        topic: of the run's feed.
+        on_feed: called with each message on the feed; on Dask's loop, like ``on_left``.
+        on_left: called when a worker is gone.
+        timeout: seconds to wait for the scheduler; by default Dask's.
+
+    Raises:
+        OSError: there is no scheduler.
+    """
+
+    def __init__(
+        self,
+        where: str | LocalCluster,
+        security: Security | None,
+        topic: str,
+        *,
+        on_feed: Callable[[dict[str, Any]], None],
+        on_left: Callable[[WorkerId, Departure], None],
+        timeout: float | None = None,
+    ) -> None:
+        self._topic = topic
+        self._on_feed = on_feed
+        self._on_left = on_left
+        self._closing: dict[WorkerId, str] = {}  # workers that said why they are about to close
+        self._heard = threading.Event()
+        self._all = False
+        limit = {} if timeout is None else {"timeout": timeout}
+        self.client = _Client(where, security=security, set_as_default=False, **limit)
+        # Dask's client collects messages for 10 ms; a worker would stand idle meanwhile.
+        self.client.scheduler_comm.interval = 0.001
+        self.pool = str(self.client.scheduler_info(n_workers=0)["id"])
+
+    @property
+    def alive(self) -> bool:
+        return self.client.status == "running" and not self.client.scheduler_comm.closed()
+
+    def listen(self) -> None:
+        """Hear of workers and chains from now on; returns when it is sure to.
+
+        Raises:
+            OSError: the scheduler is gone.
+            ClusterError: it passes on no events.
+        """
+        self.client.subscribe_topic("all", self._on_cluster)
+        self._all = True
+        self.client.subscribe_topic(self._topic, self._on_topic)
+        deadline = time.monotonic() + _ECHO
+        while not self._heard.is_set():
+            if not self.alive:
+                raise OSError(f"the scheduler at {self.client.scheduler.address} went away again")
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"the scheduler at {self.client.scheduler.address} passes on no events; is it overloaded?"
+                )
+            self.client.log_event(self._topic, {"echo": True})
+            self._heard.wait(0.01)
+
+    def watch(self, worker: WorkerId) -> None:
+        """Learn, too, whether this worker closes in an orderly way."""
+        self.client.subscribe_topic(worker, partial(self._on_worker, worker))
+
+    def close(self) -> None:
+        """Returns when nothing is heard any more."""
+        if self._all and self.alive:
+            # Else the scheduler would tell us of our own leaving, and log that it cannot.
+            self.client.unsubscribe_topic("all")
+        self.client.close()
+
+    # --- on Dask's loop -----------------------------------------------------------------------------------
+
+    def _on_topic(self, event: tuple[float, dict[str, Any]]) -> None:
+        _, message = event
+        if "echo" in message:
+            self._heard.set()
+        else:
+            self._on_feed(message)
+
+    def _on_worker(self, worker: WorkerId, event: tuple[float, dict[str, Any]]) -> None:
+        _, message = event
+        if message.get("action") == "closing-worker":
+            self._closing[worker] = message.get("reason", "")
+
+    def _on_cluster(self, event: tuple[float, dict[str, Any]]) -> None:
+        _, message = event
+        if message.get("action") != "remove-worker":
+            return
+        worker = WorkerId(message["worker"])
+        reason = self._closing.pop(worker, None)
+        # Retired and scaled down workers are expected to go. One that gets a signal by way of its nanny, or is
+        # restarted, says so itself; but a worker that was silent for too long may come to its senses as it is ended.
+        orderly = message.get("expected", False) or (reason is not None and not reason.startswith("check-worker-ttl"))
+        self._on_left(worker, "closed" if orderly else "died")

@@ -1,0 +1,54 @@
+"""A worker under a supervisor: ``python -m hpstage.cluster.supervised PID ARGUMENTS-OF-DASK-WORKER``.
+
+It dies with the supervisor, however that ends. As Dask's ``--preload`` it makes SIGTERM retire the worker: the
+scheduler hears that it leaves of its own will, and nothing that ran on it is to blame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from distributed import Worker
+
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+_RETIRING = 10.0
+"""Seconds that the scheduler is given to answer; it may be gone, too."""
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends. Only Linux does; elsewhere nothing is changed."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is None:
+        return
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the supervisor has ended meanwhile")
+
+
+async def dask_setup(worker: Worker) -> None:
+    """Called by Dask in the worker's process."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()  # the loop holds its tasks weakly
+    loop.add_signal_handler(signal.SIGTERM, lambda: tasks.add(loop.create_task(_retire(worker))))
+
+
+async def _retire(worker: Worker) -> None:
+    # Not worker.close_gracefully(): it has no end when the scheduler does not answer.
+    retiring = worker.scheduler.retire_workers(
+        workers=[worker.address], close_workers=False, remove=True, stimulus_id="sigterm"
+    )
+    with suppress(OSError, TimeoutError):  # no scheduler, nobody to tell
+        await asyncio.wait_for(retiring, _RETIRING)
+    await worker.close(reason="SIGTERM", executor_wait=False)
+
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[1]))
+    from distributed.cli.dask_worker import main
+
+    main(sys.argv[2:], prog_name="hpstage worker")

@@ -1,0 +1,125 @@
+"""Keeps worker processes running until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0
+_STEADY = 60.0
+"""Seconds: a process that ran so long is started again as if it had never ended."""
+_GRACE = 20.0
+"""Seconds that processes are given to end. Schedulers of clusters kill after 30."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process to be kept running: what it is called in messages, its command and its whole environment."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+class Supervisor:
+    """Starts processes, and again when they end; a process that ends at once is started ever less often.
+
+    The first SIGTERM or SIGINT is passed on as SIGTERM, to end in order; the second kills.
+
+    Args:
+        children: what to run.
+        ready: returns when a process may be started; called before each start, never twice at a time.
+        say: takes a line for the user.
+    """
+
+    def __init__(
+        self, children: Sequence[Child], *, ready: Callable[[], Awaitable[None]], say: Callable[[str], None]
+    ) -> None:
+        self._children = children
+        self._ready = ready
+        self._say = say
+        self._turn = asyncio.Lock()
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._first = asyncio.Event()
+        self._second = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until told to stop. Returns the exit status: 0, or 1 if a process had to be killed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._keep(child)) for child in self._children}
+        tasks.add(asyncio.create_task(self._told_to_stop()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a command that cannot be run
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            killed = await self._end()
+        return 1 if killed else 0
+
+    def _on_signal(self) -> None:
+        if self._first.is_set():
+            self._second.set()
+        else:
+            self._say("stopping; once more to stop at once")
+            self._first.set()
+
+    async def _told_to_stop(self) -> None:
+        await self._first.wait()
+
+    async def _told_again(self) -> None:
+        await self._second.wait()
+
+    async def _gone(self) -> None:
+        for process in self._running:
+            await process.wait()
+
+    async def _keep(self, child: Child) -> None:
+        delay = _FIRST_DELAY
+        while True:
+            async with self._turn:
+                await self._ready()
+            began = time.monotonic()
+            # A group of its own: Ctrl-C on a terminal is for the supervisor alone.
+            process = await asyncio.create_subprocess_exec(
+                *child.command, env=dict(child.environment), stdin=asyncio.subprocess.DEVNULL, process_group=0
+            )
+            self._running.add(process)
+            status = await process.wait()
+            self._running.discard(process)
+            if time.monotonic() - began >= _STEADY:
+                delay = _FIRST_DELAY
+            self._say(f"{child.name} has ended ({_how(status)}); it is started again in {delay:g} s")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+    async def _end(self) -> bool:
+        """End all processes; whether one had to be killed."""
+        for process in self._running:
+            _send(process, signal.SIGTERM)
+        gone = asyncio.create_task(self._gone())
+        at_once = asyncio.create_task(self._told_again())
+        await asyncio.wait({gone, at_once}, timeout=_GRACE, return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        left = [process for process in self._running if process.returncode is None]
+        for process in left:
+            _send(process, signal.SIGKILL)
+        await gone
+        return bool(left)
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        process.send_signal(number)
+
+
+def _how(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"

@@ -1,0 +1,81 @@
+"""One process's part in a plan: from folding the journal and joining the other drivers until it leaves them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.driver import Driver, open_plan
+from hpstage.errors import LeaseLost, StoreError, UsageError
+from hpstage.events import DriverId, DriverJoined, StateKey, WorkerId
+from hpstage.executor import Executor
+from hpstage.optuna.ledger import Ledger
+from hpstage.presence import Presence
+from hpstage.scheduling import Scheduler
+from hpstage.store import Journal, Leases
+
+
+@contextmanager
+def taking_part(
+    journal: Journal,
+    checkpoints: CheckpointStore,
+    hands: Executor,
+    ledger: Ledger,
+    *,
+    workload: StateKey,
+    described: Mapping[str, str],
+    sharing: bool,
+    checkpoint_every: int | None,
+    workers: Iterable[WorkerId] = (),
+) -> Iterator[Driver]:
+    """A driver that has joined the plan of ``journal``; it leaves at the end.
+
+    Args:
+        hands: opened, with ``checkpoints`` in use.
+        workers: those that an earlier driver has left idle.
+
+    Raises:
+        UsageError: another process drives the study, or others on the plan keep their checkpoints elsewhere.
+        LeaseLost: this process stood still for so long that others have taken it for dead. Nothing it wrote after that
+            has counted, and it may join again.
+    """
+    plan = open_plan(journal, workload, described, sharing=sharing)
+    me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
+    presence = Presence(journal, me) if isinstance(journal, Leases) else None
+    scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every)
+    driver = Driver(plan, scheduler, hands, journal, presence=presence, workers=workers)
+    with ExitStack() as leaving:
+        if presence is not None:
+            leaving.callback(presence.close)
+            place = checkpoints.identity()
+            joined = presence.enter(
+                ledger.name, ledger.identity(), hands.pool, place, others := list(plan.drivers.values())
+            )
+            driver.remember([joined])
+            driver.bury()
+            _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
+        try:
+            yield driver
+        except LeaseLost:
+            raise  # it has left already, as the others see it
+        except BaseException:
+            hands.close()  # nothing runs here any more when the others hear of it
+            with suppress(StoreError):  # of a store that is gone; the lease runs out by itself
+                driver.leave()
+            raise
+        if presence is not None:
+            driver.leave()
+
+
+def _check_place(place: str, others: Iterable[DriverJoined], driver: Driver) -> None:
+    """Drivers that keep checkpoints in different places would each take the other's for lost."""
+    for other in others:
+        if place and other.checkpoints and other.checkpoints != place:
+            driver.leave()
+            raise UsageError(
+                f"process {other.pid} on {other.host.partition('/')[0]} works on this plan and keeps its checkpoints "
+                f"in another place; give both the same with checkpoints="
+            )

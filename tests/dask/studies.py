@@ -1,0 +1,165 @@
+"""Studies on a Dask cluster that something happens to, and what they must come to all the same."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import optuna
+from distributed import Client
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
+from hpstage.driver import read_facts
+from hpstage.events import ChainStarted, DriverJoined, Fact, StateReached
+from hpstage.executor import Executor
+from hpstage.store import Journal, MemoryJournal
+from tests.toys import Tape
+
+STEPS = 16
+TRIALS = 12
+INTERVAL = 4  # states are kept at least as often
+RUNG = 4
+
+Trials = list[tuple[dict[str, Any], str, float | None, dict[int, float]]]
+
+
+class Steady(Tape):
+    """A Tape whose steps take a while, and that counts them in a file per process.
+
+    Args:
+        folder: where each process writes a byte per step.
+        seconds: of work per step, half of it on the processor.
+        fate: called once before some step after the first rung, in one of the processes: what happens to it.
+    """
+
+    def __init__(self, folder: Path | None, seconds: float = 0.0, fate: Callable[[], object] | None = None) -> None:
+        super().__init__()
+        self.folder = None if folder is None else str(folder)
+        self.seconds = seconds
+        self.fate = fate
+
+    def train(self, step: int, hp: Any) -> None:
+        if self.folder is not None:
+            folder = Path(self.folder)
+            if self.fate is not None and step > RUNG and first(folder / "fate"):
+                (folder / "victim").write_text(str(os.getpid()))
+                self.fate()
+            time.sleep(self.seconds / 2)
+            began = time.perf_counter()
+            while time.perf_counter() - began < self.seconds / 2:
+                pass
+            with open(folder / f"steps-{os.getpid()}", "a") as steps:
+                steps.write(".")
+        super().train(step, hp)
+
+
+def first(path: Path) -> bool:
+    """Has nobody called this for the path before?"""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def steps_by_process(folder: Path) -> dict[int, int]:
+    """Steps that each process has trained, those included that are in no journal."""
+    return {int(path.name.partition("-")[2]): path.stat().st_size for path in folder.glob("steps-*")}
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    return {
+        "a": s.piecewise({0: trial.suggest_int("a", 1, 2), 6: trial.suggest_int("late", 1, 3)}),
+        "b": s.linear(1.0, total_iters=trial.suggest_int("iters", 3, 6)),
+    }
+
+
+def search(
+    trainable: Tape,
+    executor: Executor | Client,
+    store: Journal | Path,
+    checkpoints: Path | None = None,
+    *,
+    name: str = "study",
+    seed: int = 7,
+    n_trials: int = TRIALS,
+) -> hpstage.Result:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        study_name=name, direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
+    )
+    return hpstage.optimize(
+        study,
+        trainable,
+        space,
+        metric="score",
+        steps=STEPS,
+        n_trials=n_trials,
+        algorithm=SuccessiveHalving(min_steps=RUNG, reduction_factor=2),
+        executor=executor,
+        store=store,
+        checkpoints=checkpoints,
+        checkpoint_every=INTERVAL,
+    )
+
+
+def trials(study: optuna.Study) -> Trials:
+    return [(trial.params, trial.state.name, trial.value, trial.intermediate_values) for trial in study.trials]
+
+
+def undisturbed(seed: int = 7, n_trials: int = TRIALS) -> tuple[Trials, int]:
+    """The study in one process that nothing happens to, and its distinct steps."""
+    result = search(Steady(None), hpstage.InlineExecutor(), MemoryJournal(), seed=seed, n_trials=n_trials)
+    return trials(result.study), result.plan.steps_unique
+
+
+class Running:
+    """A search in a thread of this process, whose journal can be looked at while it runs."""
+
+    def __init__(self, trainable: Tape, executor: Executor | Client, folder: Path) -> None:
+        self.journal = MemoryJournal()
+        self._pool = ThreadPoolExecutor(1)
+        self._future: Future[hpstage.Result] = self._pool.submit(
+            search, trainable, executor, self.journal, folder / "states"
+        )
+
+    def facts(self) -> list[Fact]:
+        return list(read_facts(self.journal))
+
+    def reached(self) -> list[StateReached]:
+        return [fact for fact in self.facts() if isinstance(fact, StateReached)]
+
+    def started(self) -> list[ChainStarted]:
+        return [fact for fact in self.facts() if isinstance(fact, ChainStarted)]
+
+    def pools(self) -> list[str]:
+        return [fact.pool for fact in self.facts() if isinstance(fact, DriverJoined)]
+
+    @property
+    def over(self) -> bool:
+        return self._future.done()
+
+    def result(self, seconds: float = 90.0) -> hpstage.Result:
+        try:
+            return self._future.result(seconds)
+        finally:
+            self._pool.shutdown(wait=False)
+
+
+def main() -> None:
+    """``python -m tests.dask.studies ADDRESS FOLDER NAME SEED SECONDS``: a search in a process of its own."""
+    address, folder, name, seed, seconds = sys.argv[1:]
+    with Client(address, set_as_default=False) as client:
+        result = search(Steady(Path(folder), float(seconds)), client, Path(folder) / "plan", name=name, seed=int(seed))
+    (Path(folder) / f"{name}.txt").write_text(repr(trials(result.study)))
+
+
+if __name__ == "__main__":
+    main()

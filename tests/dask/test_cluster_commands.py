@@ -1,0 +1,250 @@
+"""``hpstage scheduler`` and ``hpstage worker``, as processes: what they set, what they survive, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dask.config
+import pytest
+from distributed import Client
+from typer.testing import CliRunner
+
+from hpstage.cli import app
+from hpstage.cluster import memory
+from hpstage.cluster.devices import environment_of, first_devices
+from hpstage.cluster.settings import scheduler_environment, worker_environment
+from hpstage.cluster.supervision import Child, Supervisor
+from hpstage.errors import ClusterError, UsageError
+from tests.dask.commands import Command, children, free_port, has_ended, until, workers
+
+Start = Callable[..., Command]
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc, and needs prctl")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command; what is left of it is killed at the end."""
+    started: list[Command] = []
+
+    def start(*words: str, **variables: str) -> Command:
+        started.append(Command(tmp_path, *words, **variables))
+        return started[-1]
+
+    yield start
+    for command in started:
+        if command.process.poll() is None:
+            left = children(command.process.pid) if sys.platform.startswith("linux") else set()
+            command.process.kill()
+            command.process.wait()
+            for child in left:
+                until(lambda child=child: has_ended(child), f"process {child} has ended")
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def start_scheduler(start: Start, port: int) -> Callable[[], Command]:
+    def start_scheduler() -> Command:
+        command = start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
+        command.says("Scheduler at:")
+        return command
+
+    return start_scheduler
+
+
+@linux
+def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_order(
+    start: Start, start_scheduler: Callable[[], Command], port: int
+) -> None:
+    address = f"tcp://127.0.0.1:{port}"
+    # Two by name, and an option of Dask's that is not ours.
+    command = start("worker", "--resources", "memory=3", f"127.0.0.1:{port}", "--nworkers", "2", "--name", "here")
+    command.says(f"no scheduler at tcp://127.0.0.1:{port}")
+
+    scheduler = start_scheduler()
+    with Client(address, set_as_default=False) as client:
+        first = workers(client, 2)
+        assert first == children(command.process.pid)
+        known = client.scheduler_info(n_workers=-1)["workers"].values()
+        assert {worker["name"] for worker in known} == {"here-0", "here-1"}
+        assert [worker["nthreads"] for worker in known] == [1, 1]
+        assert [worker["resources"] for worker in known] == [{"memory": 3.0}] * 2
+        assert set(client.run(lambda dask_worker: dask_worker.memory_manager.memory_limit).values()) == {None}
+        for name, value in memory.ENVIRONMENT.items():
+            assert set(client.run(os.getenv, name).values()) == {value}
+        assert set(client.run(os.getenv, "OMP_NUM_THREADS").values()) == {"1"}
+        assert set(client.run(dask.config.get, "distributed.worker.profile.enabled").values()) == {False}
+        assert set(client.run(dask.config.get, "distributed.comm.timeouts.tcp").values()) == {"30s"}
+        assert client.run_on_scheduler(dask.config.get, "distributed.scheduler.worker-ttl") == "60s"
+
+        victim = min(first)
+        os.kill(victim, signal.SIGKILL)
+        second = workers(client, 2, without={victim})
+        assert len(first & second) == 1
+        command.says("by SIGKILL")
+
+    scheduler.process.kill()
+    scheduler.process.wait()
+    until(lambda: command.said.count("no scheduler at") == 2, "the workers miss their scheduler")
+    scheduler = start_scheduler()
+    with Client(address, set_as_default=False) as client:
+        third = workers(client, 2, without=first | second)
+
+    assert command.stop() == 0
+    assert all(has_ended(worker) for worker in third)
+    assert scheduler.said.count("Retired worker") == 2  # nobody is to blame for what they have left undone
+    assert scheduler.stop() == 0
+
+
+@linux
+def test_no_worker_outlives_its_supervisor(
+    start: Start, start_scheduler: Callable[[], Command], port: int, tmp_path: Path
+) -> None:
+    start_scheduler()
+    command = start("worker", f"tcp://127.0.0.1:{port}", "--nworkers", "2")
+    with Client(f"tcp://127.0.0.1:{port}", set_as_default=False) as client:
+        found = workers(client, 2)
+        os.kill(min(found), signal.SIGSTOP)  # not even one that can do nothing for it
+        command.process.kill()
+        for worker in found:
+            until(lambda worker=worker: has_ended(worker), f"worker {worker} has ended")
+
+
+@linux
+def test_a_worker_whose_supervisor_is_gone_already_does_not_start() -> None:
+    words = [sys.executable, "-m", "hpstage.cluster.supervised", str(2**22 + 1), "tcp://127.0.0.1:1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "the supervisor has ended meanwhile" in done.stderr
+
+
+def test_a_scheduler_is_found_by_its_file(start: Start, port: int, tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    command = start("worker", "--scheduler-file", str(file), "--nworkers", "1", "--name", "alone")
+    command.says(f"no scheduler at {file}")
+    start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--scheduler-file", str(file))
+    until(file.exists, "the scheduler has written its file")
+    with Client(f"tcp://127.0.0.1:{port}", set_as_default=False) as client:
+        workers(client, 1)
+        assert [w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()] == ["alone"]
+    assert command.stop(signal.SIGINT) == 0
+
+
+def test_a_worker_that_still_looks_for_its_scheduler_is_stopped(start: Start, port: int) -> None:
+    command = start("worker", f"tcp://127.0.0.1:{port}", "--nworkers", "1")
+    command.says("no scheduler at")
+    assert command.stop() == 0
+
+
+def supervise(code: str, *signals: tuple[str, signal.Signals]) -> tuple[int, list[str]]:
+    """Status and lines of a supervisor of one process of Python, sent each signal when that line has been said."""
+
+    def say(line: str) -> None:
+        lines.append(line)
+        for awaited, number in signals:
+            if awaited in line:
+                os.kill(os.getpid(), number)
+
+    async def ready() -> None:
+        say("ready")
+
+    async def run() -> int:
+        child = Child("it", (sys.executable, "-c", code), dict(os.environ))
+        return await Supervisor([child], ready=ready, say=say).run()
+
+    lines: list[str] = []
+    return asyncio.run(run()), lines
+
+
+def test_what_ends_at_once_is_started_ever_less_often() -> None:
+    status, lines = supervise("import sys; sys.exit(3)", ("0.4 s", signal.SIGTERM))
+    assert status == 0
+    assert [line for line in lines if line != "ready"] == [
+        *(f"it has ended (exit status 3); it is started again in {delay} s" for delay in ("0.1", "0.2", "0.4")),
+        "stopping; once more to stop at once",
+    ]
+
+
+def test_a_second_signal_kills_what_does_not_end(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGINT))\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n"  # it can be told to stop now, and will not
+        "while True: time.sleep(60)\n"
+    )
+    status, lines = supervise(code)
+    assert status == 1
+    assert lines == ["ready", "stopping; once more to stop at once"]
+
+
+def test_a_command_that_is_not_there_is_an_error() -> None:
+    async def ready() -> None: ...
+
+    async def run() -> int:
+        return await Supervisor([Child("it", ("/there/is/no/such/command",), {})], ready=ready, say=print).run()
+
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(run())
+
+
+def test_each_worker_is_shown_one_device_in_turn() -> None:
+    devices = ["3", "GPU-5a", "MIG-7"]
+    assert [environment_of(worker, devices, hide=False)["CUDA_VISIBLE_DEVICES"] for worker in range(4)] == [
+        *devices,
+        "3",
+    ]
+    assert environment_of(0, devices, hide=False)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert environment_of(0, [], hide=False) == {}
+    assert environment_of(0, [], hide=True) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_as_many_devices_are_used_as_were_asked_for() -> None:
+    assert first_devices(["0", "1"], None) == ["0", "1"]
+    assert first_devices(["0", "1"], 1) == ["0"]
+    with pytest.raises(ClusterError, match="3 GPUs were asked for, but torch finds 2"):
+        first_devices(["0", "1"], 3)
+
+
+def test_variables_that_are_set_are_left_as_they_are() -> None:
+    ttl = "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL"
+    assert scheduler_environment({})[ttl] == "60s"
+    assert scheduler_environment({ttl: "5s", "HOME": "/h"})[ttl] == "5s"
+    assert worker_environment({"OMP_NUM_THREADS": "4", "HOME": "/h"}).items() >= {
+        ("OMP_NUM_THREADS", "4"),
+        ("HOME", "/h"),
+        *memory.ENVIRONMENT.items(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["worker"], "which scheduler"),
+        (["worker", "tcp://host:1", "--no-such-option"], "no-such-option"),
+        (["scheduler", "--no-such-option"], "no-such-option"),
+        (["worker", "host:1", "--tls-cert", __file__], "tls://host:8786"),
+        (["worker", "tcp://host:1", "--tls-cert", "/not/there"], "does not exist"),
+        (["worker", "tcp://host:1", "--gpus", "99"], "99 GPUs were asked for"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(words: list[str], problem: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, UsageError | ClusterError)
+    assert problem in str(done.exception)
+
+
+@pytest.mark.parametrize("command", ["scheduler", "worker"])
+def test_help_shows_how_to_call_a_command(command: str) -> None:
+    done = CliRunner().invoke(app, [command, "--help"])
+    assert done.exit_code == 0
+    assert f"hpstage {command} --scheduler-file /shared/scheduler.json\n" in done.output

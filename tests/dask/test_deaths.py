@@ -1,0 +1,91 @@
+"""Workers that die, or fall silent, in the middle of a study: it comes to what it would have come to."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from hpstage import schedule as s
+from hpstage.driver import open_plan
+from hpstage.events import (
+    ChainStarted,
+    StageFailed,
+    TrialAdded,
+    TrialId,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+)
+from hpstage.scheduling import Scheduler
+from hpstage.store import MemoryJournal
+from tests.dask.studies import INTERVAL, Steady, Trials, search, steps_by_process, trials, undisturbed
+from tests.pure.searches import WORKLOAD
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[Trials, int]:
+    return undisturbed()
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+
+
+def leave() -> None:
+    os._exit(1)
+
+
+@pytest.mark.parametrize("fate", [kill, segfault, leave, sys.exit])
+def test_a_worker_that_dies_while_it_trains_costs_the_steps_since_the_last_boundary_and_nothing_else(
+    client: Client, tmp_path: Path, expected: tuple[Trials, int], fate: Callable[[], object]
+) -> None:
+    client.wait_for_workers(2, timeout=30)
+    result = search(Steady(tmp_path, 0.005, fate), client, MemoryJournal(), tmp_path / "states")
+    assert trials(result.study) == expected[0]
+    assert result.plan.totals.steps_trained == expected[1]
+    assert sum(steps_by_process(tmp_path).values()) <= expected[1] + INTERVAL
+    victim = int((tmp_path / "victim").read_text())
+    assert not any(pid == victim for pid in client.run(os.getpid).values())
+
+
+def lose_worker(reason: str, times: int) -> list[StageFailed]:
+    """What becomes of a trial whose first stage loses its worker so many times."""
+    plan = open_plan(MemoryJournal(), WORKLOAD, {})
+    scheduler = Scheduler(plan, checkpoint_every=10**9)
+    scheduler.learn(TrialAdded(TrialId("t"), {"a": s.constant(1)}, 8))
+    scheduler.ask(TrialId("t"), 8)
+    failures: list[StageFailed] = []
+    for number in range(times):
+        worker = WorkerId(f"w{number}")
+        scheduler.handle(WorkerJoined(worker, float(number)))
+        for fact in scheduler.claims(scheduler.schedule()):
+            assert isinstance(fact, ChainStarted)
+            scheduler.learn(fact)
+        decision = scheduler.handle(WorkerLeft(worker, number + 0.5, reason))  # type: ignore[arg-type]
+        failures += [fact for fact in decision.facts if isinstance(fact, StageFailed)]
+    scheduler.validate()
+    return failures
+
+
+def test_a_stage_under_which_workers_die_fails_after_the_third() -> None:
+    assert not lose_worker("died", 2)
+    [failure] = lose_worker("died", 3)
+    assert "3 workers died in a row" in failure.failure.summary
+
+
+@pytest.mark.parametrize("reason", ["closed", "unreachable"])
+def test_a_stage_is_not_to_blame_for_workers_that_leave_in_an_orderly_way_or_with_their_scheduler(reason: str) -> None:
+    assert not lose_worker(reason, 10)

@@ -1,0 +1,93 @@
+"""A scheduler that is killed and started anew, in the middle of a study."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cluster import DaskExecutor
+from hpstage.errors import ClusterError
+from hpstage.events import ChainEnded, WorkerJoined, WorkerLeft
+from tests.dask.processes import Processes, end, until
+from tests.dask.studies import Running, Steady, trials, undisturbed
+from tests.dask.toys import Counter, chain, ended, outcome, reached, wait_for, workers
+from tests.dask.toys import until as until_reports
+
+Open = Callable[..., DaskExecutor]
+
+
+def test_a_study_goes_on_when_its_scheduler_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected, _ = undisturbed()
+    with Processes(tmp_path) as cluster:
+        scheduler = cluster.scheduler()
+        first = [cluster.worker(), cluster.worker()]
+        with Client(cluster.address, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=30)
+            study = Running(Steady(tmp_path, 0.04), client, tmp_path)
+            until(lambda: len(study.reached()) >= 3, "states are reached")
+            end(scheduler)
+            until(lambda: all(worker.poll() is not None for worker in first), "workers without a scheduler end")
+            before = study.reached()
+            cluster.scheduler()
+            cluster.worker()
+            cluster.worker()
+            result = study.result()
+    assert trials(result.study) == expected
+    assert study.reached()[: len(before)] == before
+    assert len(set(study.pools())) == len(study.pools()) == 2
+    ours = [record.getMessage() for record in caplog.records if record.name == "hpstage"]
+    assert len([text for text in ours if "is lost" in text]) == 1
+    assert len([text for text in ours if "is back" in text]) == 1
+    assert len(ours) == 2
+    assert not [record.getMessage() for record in caplog.records if record.exc_info and record.levelno > logging.INFO]
+
+
+def test_a_study_gives_up_with_a_remedy_when_no_scheduler_comes_back(tmp_path: Path) -> None:
+    with Processes(tmp_path) as cluster:
+        scheduler = cluster.scheduler()
+        cluster.worker()
+        with Client(cluster.address, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=30)
+            study = Running(Steady(tmp_path, 0.02), DaskExecutor(client, worker_timeout=0.5), tmp_path)
+            until(lambda: study.reached(), "a state is reached")
+            end(scheduler)
+            with pytest.raises(ClusterError, match=r"gone for 0 s.*run the same command again"):
+                study.result()
+
+
+def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    executor = DaskExecutor(n_workers=1, gpus=0)
+    executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))
+    workers(executor, 1)
+    assert executor._cluster is not None
+    executor._cluster.close()
+    with pytest.raises(ClusterError, match="run the same command again"):
+        until_reports(executor, lambda _: False)
+    executor.close()
+
+
+def test_chains_of_a_connection_that_broke_stop_and_their_workers_are_used_again(
+    open_executor: Open, client: Client, tmp_path: Path
+) -> None:
+    executor = open_executor(Counter(tmp_path / "gate", held=5))
+    here, there = workers(executor)
+    executor.start(here, chain("old", 10**9))
+    wait_for(tmp_path / "gate.reached")
+    pool = executor.pool
+    assert executor._connection is not None
+    executor._connection.client.loop.add_callback(executor._connection.client.scheduler_comm.abort)
+    reports = until_reports(executor, lambda seen: sum(isinstance(report, WorkerJoined) for report in seen) == 2)
+    left = {report.worker: report.reason for report in reports if isinstance(report, WorkerLeft)}
+    assert left == {here: "unreachable", there: "unreachable"}
+    assert executor.pool == pool
+    executor.start(here, chain("new", 10, 5))
+    (tmp_path / "gate").touch()
+    reports = ended(executor, "new")
+    assert outcome(reports, "new").outcome == "done"
+    assert [report.metrics["total"] for report in reached(reports, "new") if report.metrics] == [5.0, 10.0]
+    assert not [report for report in reports if isinstance(report, ChainEnded) and report.chain == "old"]
