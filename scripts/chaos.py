@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/ is no part of what is installed
 
-from tests.faults.injector import DISK, KINDS, SCHEDULER
+from tests.faults.injector import DISK, KINDS
 from tests.faults.site import Site, can_mount
 from tests.faults.soak import Outcome, Soak
 from tests.redis_server import executable
@@ -33,11 +33,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write all figures, and what was amiss")
-    parser.add_argument("--faults", help=f"kinds, by commas; by default all but {SCHEDULER!r} of {', '.join(KINDS)}")
+    parser.add_argument("--faults", help=f"kinds, by commas; by default all: {', '.join(KINDS)}")
     parser.add_argument("--every", type=float, default=2.2, help="seconds from one fault to the next, about (2.2)")
     parser.add_argument("--folder", type=Path, help="where to work; must not exist (default: a temporary one)")
     options = parser.parse_args()
-    kinds = set(options.faults.split(",")) if options.faults else set(KINDS) - {SCHEDULER}
+    kinds = set(options.faults.split(",")) if options.faults else set(KINDS)
     if kinds - set(KINDS):
         parser.error(f"there is no fault {', '.join(sorted(kinds - set(KINDS)))}")
     if executable() is None:

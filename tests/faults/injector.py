@@ -17,7 +17,6 @@ from pathlib import Path
 from tests.faults.site import LEASE, WORKER_TTL, Process, Site
 
 HOUR = 3600.0
-SCHEDULER = "scheduler killed"
 DISK = "disk full"
 
 
@@ -57,7 +56,7 @@ class Injector:
             "redis frozen": self._freeze_redis,
             **{f"checkpoint {how}": partial(self._damage, how) for how in _SPOILING},
             DISK: self._fill_disk,
-            SCHEDULER: self._kill_scheduler,
+            "scheduler killed": self._kill_scheduler,
         }
 
     def inject(self) -> None:
@@ -254,5 +253,5 @@ KINDS = (
     "checkpoint flipped",
     "checkpoint deleted",
     DISK,
-    SCHEDULER,
+    "scheduler killed",
 )
