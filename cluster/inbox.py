@@ -9,9 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec.structs import replace
+
 from hpstage.cluster.messages import decode_report
 from hpstage.errors import HpstageError, InternalError
-from hpstage.events import ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
+from hpstage.events import BoundaryMissed, ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
+
+# Seconds by which a worker's clock may be off, its reports' time under way included.
+_TRUSTED = 2.0
 
 
 @dataclass(slots=True)
@@ -90,7 +95,7 @@ class Inbox:
                 report = decode_report(text)
                 running.told += 1
                 running.ended = isinstance(report, ChainEnded)
-                self._tell(report)
+                self._tell(self._dated(report))
 
     def forget(self, chain: ChainId) -> None:
         """A chain's task is over; if nobody has told the chain's end, it is lost."""
@@ -115,6 +120,14 @@ class Inbox:
             reports = list(self._reports)
             self._reports.clear()
             return reports
+
+    def _dated(self, report: Report) -> Report:
+        """Dated by this process's clock where the worker's is wrong: one that is off by an hour would have the next
+        loss of a worker counted as an hour of training."""
+        if isinstance(report, BoundaryMissed):
+            return report
+        now = self._clock()
+        return report if abs(report.at - now) < _TRUSTED else replace(report, at=now)
 
     def _tell(self, report: Report) -> None:
         self._reports.append(report)

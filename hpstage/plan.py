@@ -165,7 +165,7 @@ class OpenChain:
 
     driver: DriverId
     worker: WorkerId
-    stretches: list[Stretch]
+    stretches: list[Stretch]  # one on each node, in order
     reached: StateRef | None = None  # the last that it told of; by then it has loaded what it starts from
 
     def ahead(self) -> Iterator[Stretch]:
@@ -181,6 +181,14 @@ class OpenChain:
 
     def will_pass(self, ref: StateRef) -> bool:
         return any(stretch.node == ref.node and stretch.start < ref.step <= stretch.stop for stretch in self.ahead())
+
+    def prolong(self, stretches: Iterable[Stretch]) -> None:
+        for stretch in stretches:
+            last = self.stretches[-1] if self.stretches else None
+            if last is not None and last.node == stretch.node:
+                self.stretches[-1] = Stretch(stretch.node, last.start, stretch.stop)
+            else:
+                self.stretches.append(stretch)
 
 
 @dataclass(slots=True)
@@ -298,7 +306,7 @@ class SearchPlan:
                 self.chains[fact.chain] = chain
             case ChainProlonged():
                 if fact.chain in self.chains:
-                    self.chains[fact.chain].stretches += fact.stretches
+                    self.chains[fact.chain].prolong(fact.stretches)
             case ChainClosed():
                 self.chains.pop(fact.chain, None)
             case DriverJoined():

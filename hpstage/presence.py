@@ -15,8 +15,9 @@ from hpstage.processes import is_alive
 from hpstage.store.leases import Leases
 
 # Seconds after which a driver that says nothing is taken for dead. Shorter loses work to a pause of its process or of
-# the store; longer lets what it had begun wait.
-LEASE_SECONDS = 30.0
+# the store; longer lets what it had begun wait. The environment variable is for tests of just that; all drivers of a
+# plan must have the same.
+LEASE_SECONDS = float(os.environ.get("HPSTAGE_LEASE_SECONDS", "30"))
 
 
 def host_identity() -> str:

@@ -352,7 +352,10 @@ class Scheduler:
 
     def _cover(self, id: ChainId, stretches: Iterable[Stretch]) -> None:
         for stretch in stretches:
-            self._tree.cover(self._plan.nodes[stretch.node], id, stretch.start, stretch.stop)
+            node = self._plan.nodes[stretch.node]
+            # What it is yet to train of the node before this stays its own.
+            ahead = [cover.start for cover in self._tree.line(node).covers if cover.chain == id]
+            self._tree.cover(node, id, min([stretch.start, *ahead]), stretch.stop)
 
     def _advance_other(self, id: ChainId, fact: StateReached) -> None:
         for stretch in self._plan.chains[id].stretches:

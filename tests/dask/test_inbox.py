@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.messages import encode
@@ -13,9 +14,9 @@ from tests.dask.toys import NODE
 CHAIN = ChainId("c")
 WORKER = WorkerId("tcp://w")
 REPORTS: list[BoundaryReached | ChainEnded] = [
-    BoundaryReached(CHAIN, WORKER, NODE, 0, 1, at=1.0, train_seconds=0.1, metrics={"loss": float("inf")}),
-    BoundaryReached(CHAIN, WORKER, NODE, 1, 2, at=2.0, train_seconds=0.1),
-    ChainEnded(CHAIN, WORKER, "done", at=2.0),
+    BoundaryReached(CHAIN, WORKER, NODE, 0, 1, at=6.0, train_seconds=0.1, metrics={"loss": float("inf")}),
+    BoundaryReached(CHAIN, WORKER, NODE, 1, 2, at=6.5, train_seconds=0.1),
+    ChainEnded(CHAIN, WORKER, "done", at=6.5),
 ]
 ENCODED = [encode(report) for report in REPORTS]
 
@@ -75,3 +76,9 @@ def test_what_was_heard_before_a_failure_is_read_first(inbox: Inbox) -> None:
     assert inbox.wait(0) == REPORTS[:1]
     with pytest.raises(ClusterError, match="gone"):
         inbox.wait(0)
+
+
+@pytest.mark.parametrize("shift", [3600.0, -3600.0])
+def test_reports_of_a_worker_whose_clock_is_wrong_are_dated_by_ours(inbox: Inbox, shift: float) -> None:
+    inbox.hear(CHAIN, 0, [encode(replace(report, at=report.at + shift)) for report in REPORTS])
+    assert inbox.wait(0) == [replace(report, at=7.0) for report in REPORTS]

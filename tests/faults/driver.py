@@ -1,0 +1,169 @@
+"""A search in a process of its own, to be killed, frozen and run again: ``python -m tests.faults.driver TASK.json``.
+
+Writes what became of the study when it is through. While it is at work it writes beside the journal, each time that an
+append was acknowledged, the position and the hash of each record.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import optuna
+from distributed import Client
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import TrialState
+
+import hpstage
+from hpstage.errors import CheckpointError, ClusterError, StoreError
+from hpstage.store import RedisJournal
+from hpstage.store.journal import NO_FENCES
+from tests.faults import work
+
+RUN_AGAIN = 75
+"""Exit code of a driver that could not go on for want of what it works with, and says that it be run again."""
+
+
+_STORY = ("hpstage:failure", "hpstage:traceback")
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver is to do. Without ``scheduler`` it trains in its own process, with a store of its own."""
+
+    kind: str  # "halving" or "full"
+    round: int
+    seed: int
+    trials: int
+    folder: str  # for the study, what it found, and what tells of its work
+    pause: float = 0.0
+    poison: tuple[int, ...] = (0,)
+    deadly: int = 30
+    scheduler: str = ""
+    redis: str = ""
+    prefix: str = ""
+    checkpoints: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.round}"
+
+    @property
+    def found(self) -> Path:
+        return Path(self.folder) / f"{self.name}.found.json"
+
+    @property
+    def metric(self) -> str:
+        return "score" if self.kind == "halving" else "hash"
+
+    def write(self) -> Path:
+        path = Path(self.folder) / f"{self.name}.task.json"
+        path.write_bytes(msgspec.json.encode(self))
+        return path
+
+
+class Noting(RedisJournal):
+    """A journal that notes in a file what was acknowledged."""
+
+    def __init__(self, url: str, *, prefix: str, notes: Path) -> None:
+        super().__init__(url, prefix=prefix)
+        self._notes = notes
+
+    def append(
+        self,
+        records: Sequence[bytes],
+        *,
+        request: str | None = None,
+        expect: int | None = None,
+        fences: Mapping[str, int] = NO_FENCES,
+    ) -> int | None:
+        position = super().append(records, request=request, expect=expect, fences=fences)
+        if position is not None:
+            with self._notes.open("a") as notes:
+                for offset, record in enumerate(records):
+                    notes.write(f"{position + offset} {hashlib.sha256(record).hexdigest()}\n")
+        return position
+
+
+def search(task: Task) -> None:
+    folder = Path(task.folder)
+    lock = JournalFileOpenLock(str(folder / f"{task.name}.log"), grace_period=4)  # a killed one leaves it behind
+    study = optuna.create_study(
+        study_name=task.name,
+        storage=JournalStorage(JournalFileBackend(str(folder / f"{task.name}.log"), lock_obj=lock)),
+        sampler=work.sampler(task.kind, task.seed),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    call: dict[str, Any] = {
+        "metric": task.metric,
+        "steps": work.STEPS,
+        "n_trials": task.trials,
+        "algorithm": work.algorithm(task.kind),
+        "checkpoint_every": work.INTERVAL,
+    }
+    trainable = work.Grind(task.folder, task.pause, task.deadly)
+    space = work.space(task.round, task.poison)
+    if not task.scheduler:
+        executor = hpstage.InlineExecutor()
+        hpstage.optimize(study, trainable, space, executor=executor, store=folder / f"{task.name}.plan", **call)
+    else:
+        notes = folder / f"{task.name}.acknowledged-{os.getpid()}"
+        journal = Noting(task.redis, prefix=task.prefix, notes=notes)
+        # One that was killed between its end and the writing of what it found has nothing left to do.
+        if not any(has_ended(record, task.name) for record in journal.read()):
+            with Client(task.scheduler, set_as_default=False) as client:
+                hpstage.optimize(
+                    study, trainable, space, executor=client, store=journal, checkpoints=task.checkpoints, **call
+                )
+        journal.close()
+    dump(study, task.found)
+
+
+def has_ended(record: bytes, study: str) -> bool:
+    fact = json.loads(record)
+    return fact["type"] == "SearchEnded" and fact["study"] == study
+
+
+def dump(study: optuna.Study, path: Path) -> None:
+    """What became of the study's trials, but for those that were cut off while they were proposed."""
+    listed = [
+        [
+            trial.params,
+            trial.state.name,
+            trial.value,
+            trial.intermediate_values,
+            *(trial.user_attrs.get(attr) for attr in _STORY),
+        ]
+        for trial in study.trials
+        if trial.state != TrialState.FAIL or "hpstage:failure" in trial.user_attrs
+    ]
+    aside = path.with_suffix(".part")
+    aside.write_text(json.dumps(listed))
+    aside.rename(path)
+
+
+def main() -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where does it hang?
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    task = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Task)
+    try:
+        search(task)
+    except (ClusterError, StoreError, CheckpointError) as error:
+        logging.getLogger("tests.faults").exception("to be run again")
+        Path(task.folder, f"{task.name}.left-{os.getpid()}").write_text(f"{type(error).__name__}\n{error}")
+        sys.exit(RUN_AGAIN)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Real processes on this host: a Redis server, a Dask cluster of single workers, drivers; and what can befall them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.driver import Task
+from tests.redis_server import RedisServer, executable
+
+ROOT = Path(__file__).parents[2]
+LEASE = 3.0
+"""Seconds of a driver's lease."""
+WORKER_TTL = 5.0
+"""Seconds of silence after which the scheduler gives a worker up; it allows no fewer."""
+_CLOCK = Path(__file__).parent / "clock"
+
+
+@dataclass
+class Process:
+    """A process in a session of its own, so that what it leaves behind can be told."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+    clock: float = 0.0
+    frozen: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def address(self) -> str:
+        """Of a worker, as Dask has it; empty while it is starting."""
+        _, _, told = self.log.read_text().partition("Start worker at:")
+        return told.split()[0] if "\n" in told else ""
+
+    def signal(self, number: int) -> None:
+        if self.popen.poll() is None:
+            self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+    def freeze(self) -> None:
+        self.signal(signal.SIGSTOP)
+        self.frozen = True
+
+    def thaw(self) -> None:
+        self.frozen = False
+        self.signal(signal.SIGCONT)
+
+    def tail(self, characters: int = 4000) -> str:
+        return self.log.read_text(errors="replace")[-characters:]
+
+
+class Site:
+    """All processes of a soak or a test, in one folder; use it as a context."""
+
+    def __init__(self, folder: Path, *, workers: int = 2, space: int = 0) -> None:
+        """``space``: bytes of a disk of its own for the checkpoints (needs root)."""
+        program = executable()
+        assert program is not None, "no redis-server"
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self.prefix = "chaos"
+        self.redis = RedisServer(program, folder / "redis")
+        self.workers: list[Process] = []
+        self.sessions: list[int] = []
+        self.started: Counter[str] = Counter()  # processes, by their names
+        self._count = workers
+        self._space = space
+        self._mounted = False
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port: int = probe.getsockname()[1]
+        self.scheduler: Process | None = None
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Site:
+        (self.folder / "logs").mkdir(parents=True)
+        self.checkpoints.mkdir()
+        try:
+            if self._space:
+                options = ["-t", "tmpfs", "-o", f"size={self._space}", "tmpfs", str(self.checkpoints)]
+                subprocess.run(["mount", *options], check=True, capture_output=True)
+                self._mounted = True
+            self.redis.start()
+            self.start_scheduler()
+            self.workers = [self._worker(index) for index in range(self._count)]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop_cluster()
+        self.redis.kill()
+        for session in self.sessions:
+            for pid in members(session):
+                os.kill(pid, signal.SIGKILL)
+        if self._mounted:
+            subprocess.run(["umount", "-l", str(self.checkpoints)], check=True)
+            self._mounted = False
+
+    def spawn(self, name: str, words: list[str], *, clock: float = 0.0, **environment: str) -> Process:
+        self.started[name] += 1
+        log = self.folder / "logs" / f"{name}.{self.started[name]}.log"
+        paths = [str(ROOT)] if not clock else [str(_CLOCK), str(ROOT)]
+        shared = {"PYTHONPATH": os.pathsep.join(paths), "HPSTAGE_LEASE_SECONDS": str(LEASE)}
+        if clock:
+            shared["HPSTAGE_TEST_CLOCK"] = str(clock)
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                cwd=ROOT,
+                env={**os.environ, **shared, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.sessions.append(popen.pid)
+        return Process(name, popen, log, clock)
+
+    def start_scheduler(self) -> None:
+        place = ["--host", "127.0.0.1", "--port", str(self._port), "--no-dashboard", "--no-show"]
+        patience = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": f"{WORKER_TTL}s"}
+        self.scheduler = self.spawn("scheduler", ["dask", "scheduler", *place], **patience)
+
+    def _worker(self, index: int, clock: float = 0.0) -> Process:
+        plain = ["--nthreads", "1", "--memory-limit", "0", "--no-nanny", "--no-dashboard", "--death-timeout", "60"]
+        place = ["--host", "127.0.0.1", "--local-directory", str(self.folder / f"worker-{index}")]
+        return self.spawn(f"worker-{index}", ["dask", "worker", self.address, *plain, *place], clock=clock)
+
+    def restart_worker(self, index: int, *, clock: float = 0.0) -> None:
+        """Kill -9, unless it has ended by itself, and another one in its place."""
+        self.workers[index].kill()
+        self.workers[index] = self._worker(index, clock)
+
+    def revive(self) -> None:
+        """Another worker in the place of each that has ended."""
+        for index, worker in enumerate(self.workers):
+            if worker.popen.poll() is not None:
+                self.restart_worker(index)
+
+    def drive(self, task: Task, *, clock: float = 0.0) -> Process:
+        """A driver at work on the site's plan and cluster."""
+        return self.spawn(task.name, ["tests.faults.driver", str(task.write())], clock=clock)
+
+    def task(self, kind: str, *, round: int = 0, **options: object) -> Task:
+        folder = self.folder / "work"
+        folder.mkdir(exist_ok=True)
+        return Task(
+            kind=kind,
+            round=round,
+            folder=str(folder),
+            scheduler=self.address,
+            redis=self.redis.url,
+            prefix=self.prefix,
+            checkpoints=str(self.checkpoints),
+            **options,  # type: ignore[arg-type]
+        )
+
+    def alone(self, task: Task) -> Process:
+        """The same study, undisturbed, in one process with a store of its own."""
+        folder = self.folder / "alone"
+        folder.mkdir(exist_ok=True)
+        quiet = Task(
+            kind=task.kind,
+            round=task.round,
+            seed=task.seed,
+            trials=task.trials,
+            folder=str(folder),
+            poison=task.poison,
+            deadly=-1,
+        )
+        return self.spawn(f"{task.name}-alone", ["tests.faults.driver", str(quiet.write())])
+
+    def published(self) -> list[Path]:
+        """The folders of checkpoints."""
+        return sorted(path.parent for path in self.checkpoints.glob("??/*/manifest.json"))
+
+    def stop_cluster(self) -> None:
+        """End workers and scheduler as a user would; kill those that do not."""
+        # One after the other: a worker that is told to end while its scheduler goes is likely to hang in closing.
+        for processes in (self.workers, [self.scheduler] if self.scheduler else []):
+            for process in processes:
+                process.thaw()
+                process.signal(signal.SIGTERM)
+            deadline = time.monotonic() + 15
+            for process in processes:
+                try:
+                    process.popen.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+        self.workers, self.scheduler = [], None
+
+    def left_over(self) -> list[int]:
+        """Processes of the site that still live."""
+        return [pid for session in self.sessions for pid in members(session)]
+
+
+def members(session: int) -> Iterator[int]:
+    """Processes of a session, but for those that have ended and only wait to be waited for."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # The name, in parentheses, may hold anything.
+                state, _, _, its_session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended meanwhile
+            if int(its_session) == session and state != "Z":
+                yield int(entry.name)
+
+
+def can_mount() -> bool:
+    """May this process make a disk of its own?"""
+    with tempfile.TemporaryDirectory() as folder:
+        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True)
+        if made.returncode == 0:
+            subprocess.run(["umount", folder], check=True)
+        return made.returncode == 0

@@ -1,0 +1,24 @@
+"""A short soak; ``scripts/chaos.py`` runs as long as one likes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.injector import DISK, KINDS
+from tests.faults.site import Site, can_mount
+from tests.faults.soak import Soak
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_breaks_studies_end_as_if_nothing_had(redis_program: str, tmp_path: Path, seed: int) -> None:
+    kinds = set(KINDS) - (set() if can_mount() else {DISK})
+    with Site(tmp_path / "soak", workers=3, space=32 << 20 if DISK in kinds else 0) as site:
+        outcome = Soak(site, seed=seed, kinds=kinds).run(30.0)
+    assert not outcome.violations, "\n".join([*outcome.story, *outcome.violations])
+    assert outcome.rounds >= 1 and sum(outcome.faults.values()) >= 8
+    # What is trained again hangs on what breaks when; all of it in vain would be no recovery.
+    assert outcome.steps_unique <= outcome.steps_trained < 2 * outcome.steps_unique

@@ -1,0 +1,235 @@
+"""One fault at a time, with real processes: what it may cost, and that it changes no value."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import oracles, work
+from tests.faults.driver import RUN_AGAIN, Task
+from tests.faults.injector import HOUR, spoil
+from tests.faults.site import Process, Site
+
+pytestmark = pytest.mark.redis
+
+WORKERS = 2
+TRIALS = 10
+_rounds = iter(range(1000))  # each test trains states of its own
+
+
+@pytest.fixture(scope="module")
+def site(redis_program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Site(tmp_path_factory.mktemp("faults") / "site", workers=WORKERS) as site:
+        yield site
+
+
+class Trial:
+    """A study under a fault, and the same undisturbed."""
+
+    def __init__(self, site: Site, kind: str = "full", *, round: int | None = None, **options: Any) -> None:
+        self.site = site
+        number = next(_rounds) if round is None else round
+        self.task: Task = site.task(kind, round=number, **{"seed": 7, "trials": TRIALS, "pause": 0.02, **options})
+        self.driver: Process | None = None
+        self.alone = site.alone(self.task)
+
+    def start(self, *, clock: float = 0.0) -> Trial:
+        self.driver = self.site.drive(self.task, clock=clock)
+        return self
+
+    def id(self) -> str:
+        """Of the driver, as the journal has it."""
+        assert self.driver is not None
+        pid = self.driver.popen.pid
+        [name] = [f["driver"] for f in facts(self.site) if f["type"] == "DriverJoined" and f["pid"] == pid]
+        return str(name)
+
+    def finish(self) -> int:
+        """Wait for the driver's end, as its user would: workers are replaced, and it is run again if it says so.
+        Returns how often it was."""
+        assert self.driver is not None
+        again = 0
+
+        def ended() -> bool:
+            nonlocal again
+            assert self.driver is not None
+            self.site.revive()
+            code = self.driver.popen.poll()
+            if code == RUN_AGAIN:
+                again += 1
+                self.start()
+            elif code is not None:
+                assert code == 0, self.driver.tail()
+            return code == 0
+
+        until(ended, "the study ends")
+        return again
+
+    def check(self) -> None:
+        """The study is what it would have been, and everybody kept to the rules."""
+        assert self.alone.popen.wait(60) == 0, self.alone.tail()
+        records = raw(self.site)
+        amiss = oracles.check_study(self.task.found, self.undisturbed)
+        amiss += oracles.check_journal(records) + oracles.check_acknowledged(records, Path(self.task.folder))
+        assert not amiss, "\n".join(amiss)
+
+    @property
+    def undisturbed(self) -> Path:
+        return self.site.folder / "alone" / self.task.found.name
+
+
+def raw(site: Site) -> list[bytes]:
+    with site.redis.client() as client:
+        return oracles.raw_journal(client, site.prefix)
+
+
+def facts(site: Site) -> list[dict[str, Any]]:
+    return [json.loads(record) for record in raw(site)]
+
+
+def counted(site: Site, kind: str) -> int:
+    return oracles.Fold(raw(site)).counts[kind]
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"in {seconds} s it did not happen that {what}"
+        time.sleep(0.02)
+
+
+def trained(site: Site) -> Counter[str]:
+    return work.trained(site.folder / "work")
+
+
+def until_training(site: Site, steps: int) -> None:
+    """Until so many steps more are trained than when this is called."""
+    before = sum(trained(site).values())
+    until(lambda: sum(trained(site).values()) >= before + steps, f"{steps} steps are trained")
+
+
+def test_redis_killed_and_started_again_on_its_file_is_waited_for(site: Site) -> None:
+    trial = Trial(site).start()
+    for _ in range(2):
+        until_training(site, 40)
+        site.redis.kill()
+        until_training(site, 2)  # workers go on meanwhile
+        site.redis.start()
+    assert trial.finish() == 0
+    trial.check()
+
+
+def test_redis_paused_is_waited_for(site: Site) -> None:
+    trial = Trial(site).start()
+    until_training(site, 40)
+    site.redis.freeze()
+    time.sleep(1.5)
+    site.redis.thaw()
+    assert trial.finish() == 0
+    trial.check()
+
+
+def test_checkpoints_truncated_flipped_and_deleted_cost_their_training_and_nothing_else(site: Site) -> None:
+    trial = Trial(site).start()
+    before = trained(site)
+    kept = set(site.published())
+    until(lambda: len(set(site.published()) - kept) >= 8, "states are kept")
+    assert trial.driver is not None
+    trial.driver.kill()
+    for index in range(WORKERS):  # what they hold in memory is gone as well
+        site.restart_worker(index)
+    at_risk = sum((trained(site) - before).values())
+    lost = counted(site, "StateLost")
+    for number, folder in enumerate(sorted(set(site.published()) - kept)):
+        spoil(folder, ("truncated", "flipped", "deleted")[number % 3], number)
+    trial.start().finish()
+    trial.check()
+    assert counted(site, "StateLost") > lost
+    again = trained(site) - before
+    assert sum(again.values()) - len(again) <= at_risk
+
+
+def test_a_frozen_driver_is_taken_over_by_another_and_can_commit_nothing_when_it_thaws(site: Site) -> None:
+    frozen = Trial(site, "full").start()
+    other = Trial(site, "halving", round=frozen.task.round).start()
+    assert frozen.driver is not None
+    pid = frozen.driver.popen.pid
+    until(lambda: any(f["type"] == "DriverJoined" and f["pid"] == pid for f in facts(site)), "it joins")
+    name = frozen.id()
+    until(lambda: name in holders(site), "it trains")
+    frozen.driver.freeze()
+    while name not in holders(site):  # it had just reported its last chain
+        frozen.driver.thaw()
+        until(lambda: name in holders(site), "it trains")
+        frozen.driver.freeze()
+    gone = {"type": "DriverLeft", "driver": name, "reason": "gone"}
+    until(lambda: any(f.items() >= gone.items() for f in facts(site)), "the other takes it for dead")
+    other.finish()
+    frozen.driver.thaw()
+    frozen.finish()
+    frozen.check()  # no record of the frozen one's follows its end
+    other.check()
+
+
+def under_way(site: Site, worker: str) -> bool:
+    """Does the worker train a chain of which it has reported a part?"""
+    records = raw(site)
+    chains = oracles.Fold(records).chains
+    return any(
+        f["type"] == "StateReached" and f["worker"] == worker and f["chain"] in chains for f in map(json.loads, records)
+    )
+
+
+def holders(site: Site) -> set[str]:
+    """Drivers that have a chain under way."""
+    return {chain.driver for chain in oracles.Fold(raw(site)).chains.values()}
+
+
+@pytest.mark.parametrize("shift", [HOUR, pytest.param(-HOUR, marks=pytest.mark.slow)])
+def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(site: Site, shift: float) -> None:
+    # The clocks of one driver and of one worker are wrong, in opposite directions.
+    site.restart_worker(0, clock=-shift)
+    ahead = Trial(site, "full").start(clock=shift)
+    right = Trial(site, "halving", round=ahead.task.round).start()
+    began = len(raw(site))
+    # Lost with what it had trained since its last report, which its own clock has dated.
+    until(lambda: under_way(site, site.workers[0].address), "the worker reports from the midst of a chain")
+    site.restart_worker(0, clock=-shift)
+    assert ahead.finish() == right.finish() == 0
+    ahead.check()
+    right.check()
+    since = facts(site)[began:]
+    assert not [f for f in since if f["type"] == "DriverLeft" and f["reason"] == "gone"]
+    lost = [f["seconds"] for f in since if f["type"] == "ChainLost" and f["outcome"] == "lost"]
+    assert lost and max(lost) < HOUR / 2
+    site.restart_worker(0)
+
+
+def test_a_stage_that_kills_its_worker_each_time_fails_and_only_trials_below_it_with_it(site: Site) -> None:
+    started, failed = site.started.total(), counted(site, "StageFailed")
+    trial = Trial(site, trials=6, poison=(0, 1)).start()
+    trial.finish()
+    assert trial.alone.popen.wait(60) == 0
+    found = json.loads(trial.task.found.read_text())
+    expected = json.loads(trial.undisturbed.read_text())
+    assert [mine[0] for mine in found] == [theirs[0] for theirs in expected]
+    poisoned = [mine for mine in found if mine[0]["poison"] == 1]
+    assert 0 < len(poisoned) < len(found)
+    for mine, theirs in zip(found, expected, strict=True):
+        if mine in poisoned:
+            assert mine[1] == "FAIL"
+            assert "3 workers died in a row while training from step 24" in mine[4] and "poison=1" in mine[4]
+            attempts = re.findall(r"worker (tcp://127\.0\.0\.1:\d+) died", mine[5])
+            assert len(attempts) == len(set(attempts)) == 3  # each at an address of its own
+        else:
+            assert mine == theirs
+    assert not oracles.check_journal(raw(site))
+    # Besides the driver, and the study alone: three workers for each such stage.
+    assert site.started.total() - started <= 2 + 3 * (counted(site, "StageFailed") - failed)
