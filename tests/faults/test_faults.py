@@ -207,7 +207,7 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(site: Site, shift: flo
     right.check()
     since = facts(site)[began:]
     assert not [f for f in since if f["type"] == "DriverLeft" and f["reason"] == "gone"]
-    lost = [f["seconds"] for f in since if f["type"] == "ChainLost" and f["outcome"] == "lost"]
+    lost = [f["seconds"] for f in since if f["type"] == "ChainLost" and f["outcome"] == "died"]
     assert lost and max(lost) < HOUR / 2
     site.restart_worker(0)
 

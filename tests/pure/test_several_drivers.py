@@ -213,7 +213,7 @@ def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(new
             )
         for _ in range(3):
             other.turn()
-        assert other.scheduler.workers == 2 and set(other.plan.chains) == {"first-1"}
+        assert len(other.scheduler.workers) == 2 and set(other.plan.chains) == {"first-1"}
         assert other.plan.totals.steps_trained == step
     other.driver.remember([ChainClosed(ChainId("first-1"), 0.0)])  # it gives up: now it is the other's
     run([other], random.Random(0))
