@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler
 from distributed.security import Security
 
 from hpstage.errors import ClusterError
@@ -61,7 +62,7 @@ class Connection:
         self._heard = threading.Event()
         self._all = False
         limit = {} if timeout is None else {"timeout": timeout}
-        self.client = _Client(where, security=security, set_as_default=False, **limit)
+        self.client = _Client(where, name=topic, security=security, set_as_default=False, **limit)
         # Dask's client collects messages for 10 ms; a worker would stand idle meanwhile.
         self.client.scheduler_comm.interval = 0.001
         self.pool = str(self.client.scheduler_info(n_workers=0)["id"])
@@ -90,6 +91,19 @@ class Connection:
                 )
             self.client.log_event(self._topic, {"echo": True})
             self._heard.wait(0.01)
+
+    def forget_the_dead(self, prefix: str) -> None:
+        """Take plugins of this prefix off the workers whose owners are gone: of drivers that were killed.
+
+        They would stop nothing, but be set up on every new worker, each with its trainable.
+        """
+        try:
+            stale = self.client.run_on_scheduler(_ownerless, prefix)
+        except ImportError:
+            return  # a scheduler without hpstage
+        for name in stale:
+            with suppress(ValueError):  # another driver was faster
+                self.client.unregister_worker_plugin(name)
 
     def watch(self, worker: WorkerId) -> None:
         """Learn, too, whether this worker closes in an orderly way."""
@@ -126,3 +140,9 @@ class Connection:
         # restarted, says so itself; but a worker that was silent for too long may come to its senses as it is ended.
         orderly = message.get("expected", False) or (reason is not None and not reason.startswith("check-worker-ttl"))
         self._on_left(worker, "closed" if orderly else "died")
+
+
+def _ownerless(prefix: str, dask_scheduler: Scheduler) -> list[str]:
+    """On the scheduler: the names of plugins of which no client bears the name. A connection is named like its run."""
+    names = [name for name in dask_scheduler.worker_plugins if name.startswith(prefix)]
+    return [name for name in names if not any(name in client for client in dask_scheduler.clients)]

@@ -40,6 +40,8 @@ logger = logging.getLogger("hpstage")
 
 _STARTING = 60.0
 """Seconds that a cluster which has no worker yet is given."""
+_SETUPS = 5
+"""How often workers are set up, if one is lost while it is."""
 _LOOK = 0.5
 """Seconds between two looks at the connection while nothing is heard, and between two attempts at another."""
 _ATTEMPTS = (2.0, 10.0)
@@ -114,21 +116,10 @@ class DaskExecutor(Executor):
     def _open(self, packed: bytes, checkpoints: CheckpointStore | None) -> Environment:
         self._plugin = side.TrainingPlugin(self._run, packed, ours=self._given is None)
         self._where, self._security = self._place()
-        client = self._connect().client
-        try:
-            client.wait_for_workers(1, timeout=_STARTING)
-        except TimeoutError as error:
-            raise ClusterError(
-                f"the cluster at {client.scheduler.address} has had no workers for {_STARTING:.0f} s; start some"
-            ) from error
-        try:
-            client.register_plugin(self._plugin)
-        except ImportError as error:
-            raise UsageError(f"the workers cannot import hpstage ({error}); install the same version there") from error
-        except OSError as error:
-            raise ClusterError(
-                f"a worker was lost while it was being set up ({error}); run the same command again"
-            ) from error
+        connection = self._connect()
+        connection.forget_the_dead(name_of(""))
+        client = connection.client
+        self._install(client, self._plugin)
         told: dict[str, bytes | None] = client.run(side.described, self._run, on_error="ignore")
         with self._lock:
             found = {WorkerId(name): decode_description(text) for name, text in told.items() if text is not None}
@@ -141,6 +132,27 @@ class DaskExecutor(Executor):
         if checkpoints is not None:
             self.use(checkpoints)
         return self._environment
+
+    def _install(self, client: Client, plugin: side.TrainingPlugin) -> None:
+        """Bring the plugin to all workers; once more if one is lost on the way."""
+        for attempt in range(_SETUPS):
+            try:
+                client.wait_for_workers(1, timeout=_STARTING)
+                client.register_plugin(plugin)
+                return
+            except TimeoutError as error:
+                raise ClusterError(
+                    f"the cluster at {client.scheduler.address} has had no workers for {_STARTING:.0f} s; start some"
+                ) from error
+            except ImportError as error:
+                raise UsageError(
+                    f"the workers cannot import hpstage ({error}); install the same version there"
+                ) from error
+            except OSError as error:
+                if attempt + 1 == _SETUPS or not self._connected:
+                    raise ClusterError(
+                        f"a worker was lost while it was being set up ({error}); run the same command again"
+                    ) from error
 
     def _place(self) -> tuple[str | LocalCluster, Security | None]:
         if self._given is None:

@@ -78,8 +78,7 @@ class Presence:
     @property
     def fences(self) -> dict[str, int]:
         """What this driver's writes depend on."""
-        name = _of(self._driver)
-        return {name: self._tokens[name]} if name in self._tokens else {}
+        return dict(self._tokens)
 
     def is_gone(self, other: DriverJoined, studies: Iterable[str] = ()) -> bool:
         """Has the other driver died, or said nothing for so long? If so, none of its writes will come any more.

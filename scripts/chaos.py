@@ -58,7 +58,7 @@ def main() -> int:
         again = f"python scripts/chaos.py --minutes {options.minutes:g} --seed {options.seed} --every {options.every:g}"
         print(f"\nAll is in {folder}. Once more: {again}" + (f" --faults '{options.faults}'" if options.faults else ""))
         return 1
-    shutil.rmtree(folder)
+    shutil.rmtree(folder if options.folder else folder.parent)
     return 0
 
 

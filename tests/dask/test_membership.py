@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
@@ -102,6 +103,7 @@ def test_a_worker_that_gets_a_signal_to_end_leaves_in_an_orderly_way(tmp_path: P
 DRIVER = """
 import sys
 from pathlib import Path
+from typing import Any
 from distributed import Client
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints import FolderCheckpoints
@@ -121,7 +123,9 @@ sys.stdin.read()
 """
 
 
-def test_the_chains_of_a_killed_driver_stop(cluster: LocalCluster, client: Client, tmp_path: Path) -> None:
+def test_the_chains_of_a_killed_driver_stop_and_the_next_one_forgets_it(
+    open_executor: Open, cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
     client.wait_for_workers(2, timeout=20)
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, cluster.scheduler_address, str(tmp_path)],
@@ -135,6 +139,14 @@ def test_the_chains_of_a_killed_driver_stop(cluster: LocalCluster, client: Clien
         driver.wait()
     for worker in client.scheduler_info(n_workers=-1)["workers"]:
         assert client.submit(pow, 2, 5, workers=[worker], pure=False).result(timeout=20) == 32
+
+    def plugins(dask_scheduler: Any = None) -> list[str]:
+        return [name for name in dask_scheduler.worker_plugins if name.startswith("hpstage-")]
+
+    before = client.run_on_scheduler(plugins)
+    open_executor(Counter())
+    [mine] = client.run_on_scheduler(plugins)
+    assert before and mine not in before
 
 
 def test_a_cluster_that_stays_without_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
