@@ -17,7 +17,8 @@ from bisect import bisect_right
 from collections import defaultdict
 
 from hpstage.events import NodeId, StateKey
-from hpstage.plan import Node, SearchPlan, State
+from hpstage.nodes import Node, State
+from hpstage.plan import SearchPlan
 from hpstage.retention import KeptState
 
 

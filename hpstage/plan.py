@@ -8,11 +8,11 @@ apart by their values at that step, so that finding the way costs a look-up per 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from hpstage.errors import InternalError, ScheduleError, UsageError
+from hpstage.accounts import Merged, Totals
+from hpstage.errors import InternalError, UsageError
 from hpstage.events import (
     ChainClosed,
     ChainId,
@@ -43,120 +43,13 @@ from hpstage.events import (
     to_numbers,
 )
 from hpstage.keys import History
+from hpstage.nodes import Node, PlannedTrial, State, distinct
 from hpstage.ordered import Ordered
-from hpstage.schedule import Form, Scalar, Schedule, agreement, varies
+from hpstage.schedule import agreement
+from hpstage.trial_schedules import pieces
 
 FORMAT = 2
 """Version of the journal's events. A plan of another format is refused, never guessed at."""
-
-_TRUE, _FALSE = object(), object()  # stand for the booleans in look-ups: Python holds True == 1
-
-
-def _distinct(value: Scalar) -> object:
-    return value if value.__class__ is not bool else (_TRUE if value else _FALSE)
-
-
-class State:
-    """What is asked, known and kept of a node's line after ``step`` steps."""
-
-    __slots__ = ("failed", "kept", "metrics", "node", "step", "used", "waiting")
-
-    def __init__(self, node: Node, step: int) -> None:
-        self.node = node
-        self.step = step
-        self.metrics: dict[str, float] | None = None
-        self.kept: Kept | None = None
-        self.used = 0.0  # when it was last kept or trained on from
-        self.waiting: dict[TrialId, DriverId] = {}  # trials that ask for the metrics, in order of asking; for whom
-
-    @property
-    def ref(self) -> StateRef:
-        return StateRef(self.node.id, self.step)
-
-
-class Node:
-    """Training from step ``start`` on under one set of forms, continuing ``parent``'s line."""
-
-    __slots__ = (
-        "_ahead",
-        "_ahead_step",
-        "_history",
-        "children",
-        "forms",
-        "id",
-        "names",
-        "parent",
-        "reach",
-        "seconds",
-        "start",
-        "states",
-        "trained",
-        "varying",
-    )
-
-    def __init__(self, id: NodeId, parent: Node | None, start: int, names: tuple[str, ...], forms: tuple[Form, ...]):
-        self.id = id
-        self.parent = parent
-        self.start = start
-        self.names = names  # sorted
-        self.forms = forms  # in the order of names
-        self.varying = tuple(i for i, form in enumerate(forms) if varies(form))
-        self.children: dict[int, dict[tuple[object, ...], Node]] = {}
-        self.states: dict[int, State] = {}
-        self.reach = start  # the farthest step that any trial asked for
-        self.trained = 0  # steps trained, repetitions counted
-        self.seconds = 0.0  # that this training took
-        self._history: History | None = None  # up to and including the values at ``start``
-        self._ahead: History | None = None  # the same, up to and including the values at ``_ahead_step - 1``
-        self._ahead_step = start
-
-    def values(self, step: int) -> tuple[Scalar, ...]:
-        return tuple(form.value(step) for form in self.forms)
-
-    def hyperparameters(self, step: int) -> dict[str, Scalar]:
-        return dict(zip(self.names, self.values(step), strict=True))
-
-    def ancestry(self) -> list[Node]:
-        """This node's line from the root on, itself last."""
-        line: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            line.append(node)
-            node = node.parent
-        line.reverse()
-        return line
-
-
-@dataclass(slots=True)
-class PlannedTrial:
-    """A trial's way through the tree: node ``path[i]`` up to step ``stops[i]``."""
-
-    id: TrialId
-    steps: int
-    path: tuple[Node, ...]
-    stops: tuple[int, ...]
-    schedules: Mapping[str, Schedule]
-    targets: set[int] = field(default_factory=set)  # the steps asked for
-    asked: int = 0  # the farthest of them
-    fresh: dict[NodeId, int] = field(default_factory=dict)  # steps of each node that no trial had asked for before
-
-    @property
-    def shared(self) -> int:
-        """Steps asked for that another trial had asked for before."""
-        return self.asked - sum(self.fresh.values())
-
-    def node_at(self, step: int) -> Node:
-        """The node on whose line the state after ``step`` steps stands (1 <= step <= steps)."""
-        return self.path[bisect_left(self.stops, step)]
-
-    def legs(self, stop: int) -> Iterator[tuple[Node, int, int]]:
-        """``(node, start, stop)`` along the way to step ``stop``."""
-        start = 0
-        for node, end in zip(self.path, self.stops, strict=True):
-            if start >= stop:
-                return
-            yield node, start, min(end, stop)
-            start = end
 
 
 @dataclass(slots=True)
@@ -200,48 +93,6 @@ class SearchRecord:
     proposed: list[TrialProposed] = field(default_factory=list)
     open: dict[TrialId, None] = field(default_factory=dict)  # trials that are not over, in order
     ended: bool = False
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over all that happened: steps and seconds."""
-
-    steps_asked: int = 0
-    steps_unique: int = 0
-    steps_trained: int = 0
-    steps_wasted: int = 0
-    train_seconds: float = 0.0
-    load_seconds: float = 0.0
-    evaluate_seconds: float = 0.0
-    save_seconds: float = 0.0
-    wasted_seconds: float = 0.0
-    evaluations: int = 0
-    saves: int = 0
-    loads: int = 0
-    sources: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def worker_seconds(self) -> float:
-        return self.train_seconds + self.load_seconds + self.evaluate_seconds + self.save_seconds + self.wasted_seconds
-
-
-@dataclass(slots=True)
-class Merged:
-    """Training that a set of trials asks for: each trial alone (``asked``), and all of them together (``unique``)."""
-
-    steps_asked: int = 0
-    steps_unique: int = 0
-    seconds_asked: float = 0.0
-    seconds_unique: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
-
-    @property
-    def cost_weighted_rate(self) -> float:
-        """The merge rate with measured seconds in place of steps."""
-        return self.seconds_asked / self.seconds_unique if self.seconds_unique else 1.0
 
 
 class SearchPlan:
@@ -443,7 +294,7 @@ class SearchPlan:
                     if agreed > step:
                         step = agreed
                         continue
-                values = tuple([_distinct(form.value(step)) for form in forms])
+                values = tuple([distinct(form.value(step)) for form in forms])
                 if node is None:
                     siblings, values = self._roots, (salt, names, values)
                 else:
@@ -454,8 +305,7 @@ class SearchPlan:
                 if child is None:
                     child = Node(NodeId(len(self.nodes)), node, step, names, forms)
                     if node is None:
-                        child._history = History(self.workload, names, salt=salt)
-                        child._history.change(0, zip(names, child.values(0), strict=True))
+                        child.begin(History(self.workload, names, salt=salt))
                     else:
                         self.milestones.add(step)
                         self.partings[step] = self.partings.get(step, 0) + 1
@@ -621,41 +471,7 @@ class SearchPlan:
 
     def key(self, node: Node, step: int) -> StateKey:
         """The key of a state. O(1) for constant forms, else amortised O(steps) per node."""
-        return self._seen(node, step).key(step)
-
-    def _seen(self, node: Node, step: int) -> History:
-        """The values seen before ``step`` on ``node``'s line."""
-        history = node._history
-        if history is None:
-            assert node.parent is not None
-            history = self._seen(node.parent, node.start).copy()
-            before = node.parent.values(node.start - 1)
-            changed = [
-                (name, now)
-                for name, now, then in zip(node.names, node.values(node.start), before, strict=True)
-                if _distinct(now) != _distinct(then)
-            ]
-            if changed:
-                history.change(node.start, changed)
-            node._history = history
-        if not node.varying or step <= node.start + 1:
-            return history
-        if node._ahead is None or node._ahead_step > step:
-            node._ahead, node._ahead_step = history.copy(), node.start + 1
-        ahead = node._ahead
-        past = node.values(node._ahead_step - 1)
-        last = {i: _distinct(past[i]) for i in node.varying}
-        for at in range(node._ahead_step, step):
-            changed = []
-            for i in node.varying:
-                now = node.forms[i].value(at)
-                if _distinct(now) != last[i]:
-                    changed.append((node.names[i], now))
-                    last[i] = _distinct(now)
-            if changed:
-                ahead.change(at, changed)
-        node._ahead_step = step
-        return ahead
+        return node.seen(step).key(step)
 
     def validate(self) -> None:
         """Assert every invariant of the tree. For tests and for hunting bugs: O(plan)."""
@@ -667,10 +483,10 @@ class SearchPlan:
                 assert node.parent.names == node.names
             for step, siblings in node.children.items():
                 assert step > node.start
-                own = tuple(_distinct(value) for value in node.values(step))
+                own = tuple(distinct(value) for value in node.values(step))
                 for values, child in siblings.items():
                     assert child.parent is node and child.start == step
-                    assert tuple(_distinct(v) for v in child.values(step)) == values != own, "a child parts at once"
+                    assert tuple(distinct(v) for v in child.values(step)) == values != own, "a child parts at once"
             for step, state in node.states.items():
                 assert state.step == step > node.start and state.node is node
                 if state.kept is not None:
@@ -697,41 +513,3 @@ def other_format(format: int) -> str:
         f"this store was written in format {format} by {age} hpstage; this one reads format {FORMAT}: {remedy}, or "
         f"choose another store"
     )
-
-
-def pieces(schedules: Sequence[Schedule], steps: int) -> Iterator[tuple[int, int, tuple[Form, ...]]]:
-    """``(start, stop, forms)`` for each stretch of ``[0, steps)`` on which no schedule changes its form."""
-    columns = [list(schedule.pieces()) for schedule in schedules]
-    at = [0] * len(columns)
-    start = 0
-    while start < steps:
-        stop = steps
-        for column, i in zip(columns, at, strict=True):
-            end = column[i][1]
-            if end is not None and end < stop:
-                stop = end
-        yield start, stop, tuple([column[i][2] for column, i in zip(columns, at, strict=True)])
-        for j, (column, i) in enumerate(zip(columns, at, strict=True)):
-            if column[i][1] == stop:
-                at[j] = i + 1
-        start = stop
-
-
-def check_trial(schedules: Mapping[str, Schedule], steps: int, trial: str) -> None:
-    """Refuse schedules that do not reach the trial's end, or that end apart.
-
-    Raises:
-        ScheduleError: naming the hyper-parameter and the remedy.
-    """
-    if not schedules:
-        raise ScheduleError(f"{trial}: there are no hyper-parameters; the space must return at least one")
-    lengths = {name: schedule.length for name, schedule in schedules.items() if schedule.length is not None}
-    for name, length in sorted(lengths.items()):
-        if length < steps:
-            raise ScheduleError(
-                f"{trial}: the schedule of {name!r} ends at step {length}, but the trial has {steps} steps; add "
-                f".then(...) or train fewer steps"
-            )
-    if len(set(lengths.values())) > 1:
-        ends = ", ".join(f"{name!r} at {length}" for name, length in sorted(lengths.items()))
-        raise ScheduleError(f"{trial}: schedules end at different steps ({ends}); bound them with .until({steps})")

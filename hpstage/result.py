@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from hpstage.accounts import Totals
 from hpstage.errors import UsageError
 from hpstage.events import Fact, TrialId
-from hpstage.plan import PlannedTrial, SearchPlan, Totals
+from hpstage.nodes import PlannedTrial
+from hpstage.plan import SearchPlan
 from hpstage.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -51,7 +51,8 @@ from hpstage.events import (
     WorkerLeft,
     to_numbers,
 )
-from hpstage.plan import Node, SearchPlan, State
+from hpstage.nodes import Node, State
+from hpstage.plan import SearchPlan
 from hpstage.stage_tree import Line, StageTree
 from hpstage.yielding import Yielding
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import ScheduleError, UsageError
-from hpstage.plan import check_trial
 from hpstage.schedule import Scalar, Schedule, as_schedule
+from hpstage.trial_schedules import check_trial
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

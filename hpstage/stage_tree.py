@@ -16,8 +16,9 @@ import heapq
 from collections.abc import Iterator
 
 from hpstage.events import ChainId
+from hpstage.nodes import Node
 from hpstage.ordered import Ordered, StepMap
-from hpstage.plan import Node, SearchPlan
+from hpstage.plan import SearchPlan
 
 # A change of a node's measured seconds per step below this fraction does not re-sort anything.
 _DRIFT = 0.1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from optuna.trial import FrozenTrial, TrialState
 
 from hpstage.events import Fact, NodeId, SearchStarted, StateReached, WorkerId
-from hpstage.plan import PlannedTrial
+from hpstage.nodes import PlannedTrial
 from hpstage.schedule import Scalar
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from hpstage.events import NodeId
-from hpstage.plan import Node, PlannedTrial
+from hpstage.nodes import Node, PlannedTrial
 from hpstage.report import style
 from hpstage.report.rows import SearchFacts, best_of, planned
 

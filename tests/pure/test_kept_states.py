@@ -25,7 +25,8 @@ from hpstage.events import (
     WorkerId,
 )
 from hpstage.kept_states import kept_states
-from hpstage.plan import PlannedTrial, SearchPlan
+from hpstage.nodes import PlannedTrial
+from hpstage.plan import SearchPlan
 from hpstage.retention import KeptState
 from hpstage.simulate import SimulatedExecutor
 from hpstage.store.memory import MemoryJournal

@@ -16,9 +16,10 @@ import pytest
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounts import Totals
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.events import ChainLost, NodeId, StageFailed, StateReached, TargetAsked, TrialId, UserFailure, WorkerId
-from hpstage.plan import SearchPlan, Totals
+from hpstage.plan import SearchPlan
 from hpstage.report.rows import search_of, stage_rows, trial_rows
 from hpstage.report.stage_tree import lay_out
 from hpstage.report.timeline import bars

@@ -1,0 +1,159 @@
+"""The parts of the search plan's tree: nodes, the states on their lines, and the ways of trials through it. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hpstage.events import DriverId, Kept, NodeId, StateRef, TrialId
+from hpstage.keys import History
+from hpstage.schedule import Form, Scalar, Schedule, varies
+
+_TRUE, _FALSE = object(), object()  # stand for the booleans in look-ups: Python holds True == 1
+
+
+def distinct(value: Scalar) -> object:
+    return value if value.__class__ is not bool else (_TRUE if value else _FALSE)
+
+
+class State:
+    """What is asked, known and kept of a node's line after ``step`` steps."""
+
+    __slots__ = ("failed", "kept", "metrics", "node", "step", "used", "waiting")
+
+    def __init__(self, node: Node, step: int) -> None:
+        self.node = node
+        self.step = step
+        self.metrics: dict[str, float] | None = None
+        self.kept: Kept | None = None
+        self.used = 0.0  # when it was last kept or trained on from
+        self.waiting: dict[TrialId, DriverId] = {}  # trials that ask for the metrics, in order of asking; for whom
+
+    @property
+    def ref(self) -> StateRef:
+        return StateRef(self.node.id, self.step)
+
+
+class Node:
+    """Training from step ``start`` on under one set of forms, continuing ``parent``'s line."""
+
+    __slots__ = (
+        "_ahead",
+        "_ahead_step",
+        "_history",
+        "children",
+        "forms",
+        "id",
+        "names",
+        "parent",
+        "reach",
+        "seconds",
+        "start",
+        "states",
+        "trained",
+        "varying",
+    )
+
+    def __init__(self, id: NodeId, parent: Node | None, start: int, names: tuple[str, ...], forms: tuple[Form, ...]):
+        self.id = id
+        self.parent = parent
+        self.start = start
+        self.names = names  # sorted
+        self.forms = forms  # in the order of names
+        self.varying = tuple(i for i, form in enumerate(forms) if varies(form))
+        self.children: dict[int, dict[tuple[object, ...], Node]] = {}
+        self.states: dict[int, State] = {}
+        self.reach = start  # the farthest step that any trial asked for
+        self.trained = 0  # steps trained, repetitions counted
+        self.seconds = 0.0  # that this training took
+        self._history: History | None = None  # up to and including the values at ``start``
+        self._ahead: History | None = None  # the same, up to and including the values at ``_ahead_step - 1``
+        self._ahead_step = start
+
+    def values(self, step: int) -> tuple[Scalar, ...]:
+        return tuple(form.value(step) for form in self.forms)
+
+    def hyperparameters(self, step: int) -> dict[str, Scalar]:
+        return dict(zip(self.names, self.values(step), strict=True))
+
+    def ancestry(self) -> list[Node]:
+        """This node's line from the root on, itself last."""
+        line: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            line.append(node)
+            node = node.parent
+        line.reverse()
+        return line
+
+    def begin(self, history: History) -> None:
+        """Let a root's line begin with nothing seen."""
+        history.change(0, zip(self.names, self.values(0), strict=True))
+        self._history = history
+
+    def seen(self, step: int) -> History:
+        """The values that the line has seen before ``step``. O(1) for constant forms, else amortised O(steps)."""
+        history = self._history
+        if history is None:
+            assert self.parent is not None
+            history = self.parent.seen(self.start).copy()
+            before = self.parent.values(self.start - 1)
+            changed = [
+                (name, now)
+                for name, now, then in zip(self.names, self.values(self.start), before, strict=True)
+                if distinct(now) != distinct(then)
+            ]
+            if changed:
+                history.change(self.start, changed)
+            self._history = history
+        if not self.varying or step <= self.start + 1:
+            return history
+        if self._ahead is None or self._ahead_step > step:
+            self._ahead, self._ahead_step = history.copy(), self.start + 1
+        ahead = self._ahead
+        past = self.values(self._ahead_step - 1)
+        last = {i: distinct(past[i]) for i in self.varying}
+        for at in range(self._ahead_step, step):
+            changed = []
+            for i in self.varying:
+                now = self.forms[i].value(at)
+                if distinct(now) != last[i]:
+                    changed.append((self.names[i], now))
+                    last[i] = distinct(now)
+            if changed:
+                ahead.change(at, changed)
+        self._ahead_step = step
+        return ahead
+
+
+@dataclass(slots=True)
+class PlannedTrial:
+    """A trial's way through the tree: node ``path[i]`` up to step ``stops[i]``."""
+
+    id: TrialId
+    steps: int
+    path: tuple[Node, ...]
+    stops: tuple[int, ...]
+    schedules: Mapping[str, Schedule]
+    targets: set[int] = field(default_factory=set)  # the steps asked for
+    asked: int = 0  # the farthest of them
+    fresh: dict[NodeId, int] = field(default_factory=dict)  # steps of each node that no trial had asked for before
+
+    @property
+    def shared(self) -> int:
+        """Steps asked for that another trial had asked for before."""
+        return self.asked - sum(self.fresh.values())
+
+    def node_at(self, step: int) -> Node:
+        """The node on whose line the state after ``step`` steps stands (1 <= step <= steps)."""
+        return self.path[bisect_left(self.stops, step)]
+
+    def legs(self, stop: int) -> Iterator[tuple[Node, int, int]]:
+        """``(node, start, stop)`` along the way to step ``stop``."""
+        start = 0
+        for node, end in zip(self.path, self.stops, strict=True):
+            if start >= stop:
+                return
+            yield node, start, min(end, stop)
+            start = end
