@@ -116,8 +116,13 @@ class DaskExecutor(Executor):
     def _open(self, packed: bytes, checkpoints: CheckpointStore | None) -> Environment:
         self._plugin = side.TrainingPlugin(self._run, packed, ours=self._given is None)
         self._where, self._security = self._place()
-        connection = self._connect()
-        connection.forget_the_dead(name_of(""))
+        try:
+            connection = self._connect()
+            connection.forget_the_dead(name_of(""))
+        except OSError as error:
+            raise ClusterError(
+                f"no scheduler answers at {self._where} ({error}); start the cluster and run the same command again"
+            ) from error
         client = connection.client
         self._install(client, self._plugin)
         told: dict[str, bytes | None] = client.run(side.described, self._run, on_error="ignore")
@@ -158,7 +163,8 @@ class DaskExecutor(Executor):
         if self._given is None:
             self._cluster = local_cluster(self._n_workers, gpus=self._gpus)
             return self._cluster, None
-        if self._given.status != "running":
+        # One that has lost its scheduler just now says "connecting", and still knows the address.
+        if self._given.status not in ("running", "connecting") or self._given.scheduler is None:
             raise UsageError(f"the given client is {self._given.status}; connect it first")
         return self._given.scheduler.address, self._given.security
 

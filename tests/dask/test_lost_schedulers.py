@@ -11,7 +11,7 @@ from distributed import Client
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
-from hpstage.errors import ClusterError
+from hpstage.errors import ClusterError, UsageError
 from hpstage.events import ChainEnded, WorkerJoined, WorkerLeft
 from tests.dask.processes import Processes, end, until
 from tests.dask.studies import Running, Steady, trials, undisturbed
@@ -48,6 +48,23 @@ def test_a_study_goes_on_when_its_scheduler_is_back(tmp_path: Path, caplog: pyte
     assert len([text for text in ours if "is back" in text]) == 1
     assert len(ours) == 2
     assert not [record.getMessage() for record in said if record.exc_info and record.levelno > logging.INFO]
+
+
+def test_a_client_that_has_just_lost_its_scheduler_will_do(tmp_path: Path) -> None:
+    with Processes(tmp_path) as cluster:
+        scheduler = cluster.scheduler()
+        with Client(cluster.address, set_as_default=False) as client:
+            end(scheduler)
+            until(lambda: client.status == "connecting", "the client has noticed")
+            cluster.scheduler()
+            cluster.worker()
+            executor = DaskExecutor(client)
+            executor.open(Counter(), FolderCheckpoints(tmp_path / "states", "w"))
+            assert len(workers(executor, 1)) == 1
+            executor.close()
+            until(lambda: client.status == "running", "the given client is back")
+        with pytest.raises(UsageError, match="the given client is closed"):
+            DaskExecutor(client).open(Counter(), None)
 
 
 def test_a_study_gives_up_with_a_remedy_when_no_scheduler_comes_back(tmp_path: Path) -> None:
