@@ -9,20 +9,16 @@ when a longer way waits elsewhere and no worker is idle, as a list scheduler wou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from itertools import islice
 
-from hpstage.chains import Layer, Leg, RunningChain
+from hpstage.chains import Layer, RunningChain
+from hpstage.dispatch import Dispatch
 from hpstage.errors import InternalError
 from hpstage.events import (
     AmendChain,
-    Amendment,
-    Boundary,
     BoundaryMissed,
     BoundaryReached,
-    Chain,
     ChainClosed,
     ChainEnded,
     ChainId,
@@ -51,17 +47,16 @@ from hpstage.events import (
     WorkerLeft,
     to_numbers,
 )
-from hpstage.nodes import Node, State
+from hpstage.nodes import State
+from hpstage.others import Others
 from hpstage.plan import SearchPlan
-from hpstage.stage_tree import Line, StageTree
+from hpstage.poison import poisoned
+from hpstage.stage_tree import StageTree
+from hpstage.workers import Worker
 from hpstage.yielding import Yielding
 
 # The driver of a plan that no other works on.
 _ALONE = DriverId("")
-# States that a worker may still hold live; only a preference hangs on it.
-_REMEMBERED = 64
-# Heads looked at for one that the idle worker holds live.
-_CONSIDERED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +75,6 @@ class Decision:
 
     facts: list[Fact] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Worker:
-    id: WorkerId
-    chain: RunningChain | None = None
-    other: ChainId | None = None  # another driver's chain that runs there
-    live: dict[StateRef, None] = field(default_factory=dict)
-
-    def remember(self, ref: StateRef) -> None:
-        self.live.pop(ref, None)
-        self.live[ref] = None
-        if len(self.live) > _REMEMBERED:
-            del self.live[next(iter(self.live))]
 
 
 class Scheduler:
@@ -121,23 +102,22 @@ class Scheduler:
         self._plan = plan
         self._tree = StageTree(plan)
         self.driver = driver
-        self._pool = pool
-        self._layer = Layer(plan, self._tree, checkpoint_seconds=checkpoint_seconds, checkpoint_every=checkpoint_every)
-        self._yielding = Yielding(plan, self._tree, self._layer)
+        layer = Layer(plan, self._tree, checkpoint_seconds=checkpoint_seconds, checkpoint_every=checkpoint_every)
+        self._yielding = Yielding(plan, self._tree, layer)
         self._max_losses = max_losses
         self._now = 0.0  # the latest time in a report
-        self._workers: dict[WorkerId, _Worker] = {}
+        self._workers: dict[WorkerId, Worker] = {}
         self._running: dict[ChainId, RunningChain] = {}
-        self._started = 0
+        self._others = Others(plan, self._tree, self._workers, self._running, pool)
+        self._dispatch = Dispatch(plan, self._tree, layer, self._yielding, driver, self._workers, self._running)
         self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
-        self._instructions: list[Instruction] = []
         self.most_workers = 0
         self.draining = False  # no chain is started or prolonged any more
         self.leaving = False  # nor goes on for others than this driver
         plan.forget(driver)  # what an earlier life of this driver left
         for id, chain in plan.chains.items():
             if chain.driver in plan.drivers:
-                self._occupy(id)
+                self._others.occupy(id)
         for other in plan.drivers:
             for state in plan.wanted_by(other):
                 self._tree.want(state.node, state.step)
@@ -192,10 +172,8 @@ class Scheduler:
             case WorkerJoined():
                 if report.worker in self._workers:
                     raise InternalError(f"worker {report.worker} joined twice")
-                worker = self._workers[report.worker] = _Worker(report.worker)
-                for id, chain in self._plan.chains.items():
-                    if chain.worker == report.worker and id not in self._running and self._in_pool(chain.driver):
-                        worker.other = id
+                worker = self._workers[report.worker] = Worker(report.worker)
+                self._others.find_on(worker)
                 self.most_workers = max(self.most_workers, len(self._workers))
             case WorkerLeft():
                 gone = self._workers.pop(report.worker, None)
@@ -258,19 +236,19 @@ class Scheduler:
             case ChainStarted():
                 self._plan.apply(fact)
                 if fact.chain not in self._running:
-                    self._occupy(fact.chain)
+                    self._others.occupy(fact.chain)
             case ChainProlonged():
                 self._plan.apply(fact)
                 if fact.chain not in self._running and fact.chain in self._plan.chains:
-                    self._cover(fact.chain, fact.stretches)
+                    self._others.cover(fact.chain, fact.stretches)
             case ChainClosed():
                 if fact.chain not in self._running:
-                    self._vacate(fact.chain)
+                    self._others.vacate(fact.chain)
                 self._plan.apply(fact)
             case DriverLeft():
                 self._part(fact)
             case DriverJoined(driver=self.driver):
-                self._pool = fact.pool
+                self._others.pool = fact.pool
                 self._plan.apply(fact)
             case _:
                 self._plan.apply(fact)
@@ -285,7 +263,7 @@ class Scheduler:
         if chain is not None:
             self._advance(chain, fact)
         elif fact.chain in self._plan.chains:
-            self._advance_other(fact.chain, fact)
+            self._others.advance(fact.chain, fact)
         if fact.kept is not None:
             self._tree.kept(node, fact.step)
         answers: list[Answer] = []
@@ -337,52 +315,11 @@ class Scheduler:
             answer for state, waiting in out_of_reach for answer in self._answer(state, waiting, None, fact.failure)
         ]
 
-    # --- other drivers ------------------------------------------------------------------------------------
-
-    def _occupy(self, id: ChainId) -> None:
-        """Another driver's chain: what it covers is not to be trained here, and its worker is not idle."""
-        chain = self._plan.chains[id]
-        self._cover(id, chain.stretches)
-        worker = self._workers.get(chain.worker)
-        if worker is not None and self._in_pool(chain.driver):
-            worker.other = id
-
-    def _in_pool(self, driver: DriverId) -> bool:
-        joined = self._plan.drivers.get(driver)
-        return joined is not None and joined.pool == self._pool
-
-    def _cover(self, id: ChainId, stretches: Iterable[Stretch]) -> None:
-        for stretch in stretches:
-            node = self._plan.nodes[stretch.node]
-            # What it is yet to train of the node before this stays its own.
-            ahead = [cover.start for cover in self._tree.line(node).covers if cover.chain == id]
-            self._tree.cover(node, id, min([stretch.start, *ahead]), stretch.stop)
-
-    def _advance_other(self, id: ChainId, fact: StateReached) -> None:
-        for stretch in self._plan.chains[id].stretches:
-            node = self._plan.nodes[stretch.node]
-            if stretch.node == fact.node and fact.step < stretch.stop:
-                self._tree.cover(node, id, fact.step, stretch.stop)
-                return
-            self._tree.uncover(node, id)
-            if stretch.node == fact.node and fact.step == stretch.stop:
-                return
-
-    def _vacate(self, id: ChainId) -> None:
-        chain = self._plan.chains.get(id)
-        if chain is None:
-            return
-        for stretch in reversed(chain.stretches):
-            self._tree.uncover(self._plan.nodes[stretch.node], id)
-        worker = self._workers.get(chain.worker)
-        if worker is not None and worker.other == id:
-            worker.other = None
-
     def _part(self, fact: DriverLeft) -> None:
         """A driver is gone: its chains are over, and what only it wanted is not."""
         for id in [id for id, chain in self._plan.chains.items() if chain.driver == fact.driver]:
             if id not in self._running:
-                self._vacate(id)
+                self._others.vacate(id)
         wanted = self._plan.wanted_by(fact.driver)
         self._plan.apply(fact)
         for state in wanted:
@@ -460,7 +397,7 @@ class Scheduler:
         self._learn(lost, decision)
         losses = self._plan.losses.get(StateRef(node.id, step), [])
         if len(losses) >= self._max_losses:
-            failure = _poisoned(node, step, losses)
+            failure = poisoned(node, step, losses)
             self._learn(StageFailed(node=node.id, step=step, evaluating=False, failure=failure), decision)
 
     def _retire(self, chain: RunningChain) -> None:
@@ -476,15 +413,14 @@ class Scheduler:
 
     def schedule(self) -> list[Instruction]:
         """Amend running chains by what is new, hand ready heads to idle workers, and set where chains yield."""
-        self._amend_running()
+        instructions = self._dispatch.amend_running(prolong=not self.draining)
         if not self.draining:
-            self._assign()
+            instructions += self._dispatch.assign(self._now)
         running = list(self._running.values())
         if self.leaving:
-            self._instructions += self._yielding.part(running, self._now)
+            instructions += self._yielding.part(running, self._now)
         else:
-            self._instructions += self._yielding.settle(running, len(self._workers), self._now)
-        instructions, self._instructions = self._instructions, []
+            instructions += self._yielding.settle(running, len(self._workers), self._now)
         return instructions
 
     @property
@@ -522,7 +458,11 @@ class Scheduler:
             if isinstance(instruction, StartChain):
                 chain = self._running[instruction.chain.id]
                 worker = self._workers[chain.worker]
-                if worker.other is not None or self._has_lost(chain) or any(self._is_taken(leg) for leg in chain.legs):
+                if (
+                    worker.other is not None
+                    or self._has_lost(chain)
+                    or any(self._others.have(leg) for leg in chain.legs)
+                ):
                     self._retire(chain)
                     continue
             left.append(instruction)
@@ -533,106 +473,6 @@ class Scheduler:
         if chain.source is None:
             return False
         return self._plan.nodes[chain.source.node].states[chain.source.step].kept is None
-
-    def _is_taken(self, leg: Leg) -> bool:
-        return any(
-            cover.chain not in self._running and cover.start < leg.stop and leg.start < cover.stop
-            for cover in leg.line.covers
-        )
-
-    def _amend_running(self) -> None:
-        fresh, self._tree.fresh = self._tree.fresh, []
-        touched: dict[ChainId, tuple[list[Stage], list[Boundary]]] = {}
-        for line, step in fresh:
-            wanted = line.wanted.get(step)
-            cover = self._tree.cover_of(line, step)
-            if wanted is None or cover is None:
-                continue
-            chain = self._running.get(cover.chain)
-            if chain is None or chain.stopping:
-                # Another driver's, which sees what is wanted as well; or once it is over, the step is open again.
-                continue
-            mark = chain.leg_of(line.node.id), step
-            if mark not in chain.marks:
-                chain.marks.add(mark)
-            elif mark not in chain.fleeting and (not wanted.evaluate or mark in chain.evaluated):
-                continue  # the state is kept there anyway
-            chain.fleeting.discard(mark)
-            boundary = self._layer.boundary_at(line, step)
-            if boundary.evaluate:
-                chain.evaluated.add(mark)
-            touched.setdefault(chain.id, ([], []))[1].append(boundary)
-        for chain in self._running.values():
-            if chain.stopping:
-                continue
-            stages, boundaries = ([], []) if self.draining else self._layer.prolong(chain)
-            boundaries += self._layer.interval(chain)
-            if stages or boundaries:
-                entry = touched.setdefault(chain.id, ([], []))
-                entry[0].extend(stages)
-                entry[1].extend(boundaries)
-        for id, (stages, boundaries) in touched.items():
-            chain = self._running[id]
-            self._instructions.append(AmendChain(Amendment(id, tuple(stages), tuple(boundaries), chain.ref(chain.end))))
-
-    def _assign(self) -> None:
-        while True:
-            idle = [w for w in self._workers.values() if w.chain is None and w.other is None]
-            if not idle:
-                return
-            heads = list(islice(self._tree.heads(), max(_CONSIDERED, len(idle))))
-            if not heads:
-                return
-            seconds, line, step = heads[0]
-            worker = next((w for w in idle if self._source(line, step) in w.live), idle[0])
-            if len(idle) == 1:
-                for other, its_line, its_step in heads:
-                    if other < seconds - self._yielding.switch_seconds():
-                        break
-                    if self._source(its_line, its_step) in worker.live:
-                        line, step = its_line, its_step
-                        break
-            self._start(worker, line, step)
-
-    def _source(self, line: Line, step: int) -> StateRef | None:
-        """The state that a head starts from; ``None`` is the beginning of training."""
-        if step > line.node.start:
-            return StateRef(line.node.id, step)
-        return None if line.node.parent is None else StateRef(line.node.parent.id, step)
-
-    def _start(self, worker: _Worker, line: Line, step: int) -> None:
-        legs = self._layer.route(line, step)
-        if not legs:
-            raise InternalError(f"a head without a way: step {step} of node {line.node.id}")
-        self._started += 1
-        source = self._source(line, step)
-        chain = RunningChain(
-            id=ChainId(f"{self.driver or 'chain'}-{self._started}"),
-            worker=worker.id,
-            legs=[],
-            source=source,
-            at=(0, step),
-            since=self._now,
-        )
-        stages, boundaries = self._layer.lay(chain, legs)
-        boundaries += self._layer.interval(chain)
-        order = {leg.line.node.id: i for i, leg in enumerate(chain.legs)}
-        boundaries.sort(key=lambda boundary: (order[boundary.node], boundary.step))
-        worker.chain = chain
-        self._running[chain.id] = chain
-        self._instructions.append(
-            StartChain(
-                worker.id,
-                Chain(
-                    id=chain.id,
-                    source=None if source is None else self._plan.key(self._plan.nodes[source.node], source.step),
-                    source_ref=source,
-                    initial=line.node.ancestry()[0].hyperparameters(0),
-                    stages=tuple(stages),
-                    boundaries=tuple(boundaries),
-                ),
-            )
-        )
 
     def validate(self) -> None:
         """Assert every cross-collection invariant. For tests: O(plan)."""
@@ -653,20 +493,6 @@ class Scheduler:
                 covers.setdefault((node.id, cover.chain), 0)
                 covers[node.id, cover.chain] += 1
         assert all(count == 1 for count in covers.values())
-
-
-def _poisoned(node: Node, step: int, losses: Sequence[ChainLost]) -> UserFailure:
-    """The failure of a stage whose every worker died, with the story of its attempts."""
-    values = ", ".join(f"{name}={value!r}" for name, value in node.hyperparameters(step).items())
-    attempts = [
-        f"  {datetime.fromtimestamp(lost.at, UTC):%Y-%m-%d %H:%M:%S} UTC: worker {lost.worker} died, "
-        f"{lost.seconds:.1f} s after its last sign"
-        for lost in losses
-    ]
-    return UserFailure(
-        summary=f"{len(losses)} workers died in a row while training from step {step} ({values})",
-        traceback="\n".join(["Each worker that was given this stage died of it, or in it:", *attempts]),
-    )
 
 
 def _stretches(stages: Iterable[Stage]) -> tuple[Stretch, ...]:
