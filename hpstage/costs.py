@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,13 +88,13 @@ def measured(trainable: object, samples: Iterable[Mapping[str, Scalar]]) -> Cost
         trained.setup(values)
         trained.train(0, values)  # allocates, compiles, fills caches
         synchronize()
-        began = time.perf_counter()
-        steps = 0
-        while steps < _STEPS and time.perf_counter() - began < _SECONDS:
-            steps += 1
-            trained.train(steps, values)
+        seconds: list[float] = []
+        while len(seconds) < _STEPS and sum(seconds) < _SECONDS:
+            began = time.perf_counter()
+            trained.train(len(seconds) + 1, values)
             synchronize()
-        timings.append(Timing(values, steps, time.perf_counter() - began))
+            seconds.append(time.perf_counter() - began)
+        timings.append(Timing(values, len(seconds), len(seconds) * statistics.median(seconds)))
     began = time.perf_counter()
     trained.evaluate()
     evaluate_seconds = time.perf_counter() - began

@@ -32,6 +32,8 @@ from hpstage.simulate import SimulatedExecutor
 from hpstage.space import Space, describe
 from hpstage.store import MemoryJournal
 
+# Samplers that stop when they have proposed everything.
+_ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
 # Looks at kept states that a rehearsal may take to find the most that were needed at one time.
 _LOOKS = 200_000
 
@@ -197,6 +199,8 @@ def preflight(
     own = named_sampler(sampler, space, steps, seed) if isinstance(sampler, str) else sampler
     with _quiet_optuna():
         chain = samplers(optuna.create_study(sampler=own))
+        if n_trials is None and not isinstance(chain[-1], _ENDING):
+            raise UsageError(f"{type(own).__name__} has no end of its own; give n_trials")
         exact = isinstance(algorithm, FullTraining) and len(chain) == 1 and isinstance(own, _BLIND)
         seeds = range(1 if exact else rehearsals)
         runs: list[list[_Run]] = []
