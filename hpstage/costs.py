@@ -24,6 +24,13 @@ _STEPS = 5
 _SECONDS = 2.0
 # Pulls the effect of values that were measured little towards none; in shares of the average measurement.
 _RIDGE = 0.1
+# A hyper-parameter counts if it brings the error down to this share of what it was without it; one of more values than
+# these is taken for a continuous one, and does not.
+_GAIN = 0.8
+_LEVELS = 32
+# Parts into which timings are split to see what counts, and how many are looked at for that.
+_FOLDS = 10
+_TELLING = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,28 +125,64 @@ def measured(trainable: object, samples: Iterable[Mapping[str, Scalar]]) -> Cost
 def by_values(timings: Sequence[Timing]) -> StepSeconds:
     """Seconds per step as a product of one effect per value (a batch of 256 takes 0.6 of the mean, ...).
 
-    Fitted to the logarithms by ridge regression, weighted by steps; a value that was not measured has no effect. The
-    measured sum is kept.
+    Fitted to the logarithms by ridge regression, weighted by steps. A value that was not measured has no effect, nor
+    has a hyper-parameter by which timings that are left out of the fit are told no better: what else went on on the
+    machine is not to be taken for an effect of the learning rate. The measured sum is kept.
     """
+    found: dict[str, set[Scalar]] = {}
+    for timing in timings:
+        for name, value in timing.values.items():
+            found.setdefault(name, set()).add(value)
+    candidates = [name for name, values in found.items() if 1 < len(values) <= _LEVELS]
+    # The longest tell the most, and choosing by some thousands is choosing by all.
+    telling = sorted(timings, key=lambda timing: -timing.steps)[:_TELLING]
+    names: list[str] = []
+    error = _error(telling, names)
+    while candidates:
+        errors = {name: _error(telling, [*names, name]) for name in candidates}
+        best = min(candidates, key=lambda name: errors[name])
+        if not errors[best] < _GAIN * error:
+            break
+        error = errors[best]
+        candidates.remove(best)
+        names.append(best)
+    fitted = _fit(timings, names)
+    scale = sum(timing.seconds for timing in timings) / sum(
+        timing.steps * math.exp(fitted(timing.values)) for timing in timings
+    )
+    return lambda values: scale * math.exp(fitted(values))
+
+
+def _fit(timings: Sequence[Timing], names: Sequence[str]) -> StepSeconds:
+    """The logarithm of seconds per step, by the values of ``names`` alone."""
     import numpy as np
 
-    columns: dict[tuple[str, Scalar], int] = {}
-    for timing in timings:
-        for item in timing.values.items():
+    columns: dict[tuple[str, Scalar | None], int] = {}
+    rows = [[(name, timing.values.get(name)) for name in names] for timing in timings]
+    for row in rows:
+        for item in row:
             columns.setdefault(item, len(columns))
     weights = np.array([timing.steps for timing in timings], dtype=float)
-    seconds = np.array([timing.seconds for timing in timings])
-    logs = np.log(seconds / weights)
+    logs = np.log([timing.seconds / timing.steps for timing in timings])
     mean = float(weights @ logs / weights.sum())
     design = np.zeros((len(timings), len(columns)))
-    for row, timing in enumerate(timings):
-        design[row, [columns[item] for item in timing.values.items()]] = 1.0
+    for number, row in enumerate(rows):
+        design[number, [columns[item] for item in row]] = 1.0
     penalty = _RIDGE * weights.mean() * np.eye(len(columns))
-    effects = np.linalg.solve(design.T * weights @ design + penalty, design.T * weights @ (logs - mean))
-    scale = float(seconds.sum() / (weights @ np.exp(mean + design @ effects)))
-    known = {item: float(effects[column]) for item, column in columns.items()}
+    solved = np.linalg.solve(design.T * weights @ design + penalty, design.T * weights @ (logs - mean))
+    effects = {item: float(solved[column]) for item, column in columns.items()}
+    return lambda values: mean + sum(effects.get((name, values.get(name)), 0.0) for name in names)
 
-    def step_seconds(values: Mapping[str, Scalar]) -> float:
-        return scale * math.exp(mean + sum(known.get(item, 0.0) for item in values.items()))
 
-    return step_seconds
+def _error(timings: Sequence[Timing], names: Sequence[str]) -> float:
+    """How badly timings are told by the others, by the values of ``names``: weighted squares of logarithms."""
+    total = 0.0
+    folds = min(_FOLDS, len(timings))
+    for fold in range(folds):
+        rest = [timing for number, timing in enumerate(timings) if number % folds != fold]
+        if not rest:
+            return math.inf
+        fitted = _fit(rest, names)
+        for timing in timings[fold::folds]:
+            total += timing.steps * (math.log(timing.seconds / timing.steps) - fitted(timing.values)) ** 2
+    return total

@@ -146,7 +146,7 @@ class Preflight:
         else:
             yield (
                 f"{self.algorithm} with {self.sampler} decides by metrics, which are not known yet: median (least to "
-                f"most) of {self.rehearsals} rehearsals with random ones. Real ones agree more from rung to rung."
+                f"most) of {self.rehearsals} rehearsals with random ones. Real ones agree more from step to step."
             )
         if not self.timed:
             yield "Times are in steps: seconds per step were not given."

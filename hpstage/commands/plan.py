@@ -48,8 +48,8 @@ def plan(
 ) -> None:
     """Say what a search would train and take.
 
-    Trials, steps with and without sharing, GPU-hours, the makespan on so many GPUs, checkpoints. Nothing is trained
-    (but a few steps with --trainable), and nothing is written.
+    Trials, steps with and without sharing, GPU-hours, the makespan on so many GPUs, checkpoints. Nothing is trained,
+    but a few steps with --trainable.
 
     Given figures go before those of --store or --trainable. The module that holds the space is imported; of the
     algorithm, plain values are read and nothing is run.

@@ -134,6 +134,19 @@ def test_a_sampler_that_learns_is_not_told_exactly():
     assert not said.exact and said.sampler == "TPESampler" and said.trials.median == 15
 
 
+def test_what_a_stage_tree_sampler_shares_is_counted():
+    def late(trial):
+        return {
+            "lr": trial.suggest_float("lr", 0.1, 0.2),
+            "drop": s.piecewise({0: 1, 50: trial.suggest_float("d", 0, 1)}),
+        }
+
+    sampler = hpstage.optuna.StageTreeSampler(random())
+    said = hpstage.preflight(late, steps=60, n_trials=30, sampler=sampler, workers=(2,), rehearsals=3)
+    assert not said.exact and said.merge_rate.low > 1.0
+    assert said.sampler == "StageTreeSampler over RandomSampler"
+
+
 @pytest.mark.parametrize("algorithm", [Hyperband(5, 3), OptunaPruner(10, 10), FullTraining()])
 def test_the_same_question_has_the_same_answer_and_leaves_the_sampler_as_it_was(algorithm):
     def ask(sampler):
@@ -252,6 +265,18 @@ def test_effects_of_values_are_told_apart():
     assert ratio == pytest.approx(2.0, rel=0.1)
     told = sum(timing.steps * seconds(timing.values) for timing in timings)
     assert told == pytest.approx(sum(timing.seconds for timing in timings))
+
+
+def test_a_busy_machine_is_not_taken_for_an_effect():
+    """While the rates 0.2 and 0.4 were trained, for short, something else ran on the machine."""
+    timings = [Timing({"batch": 64, "lr": lr}, steps, steps * seconds) for lr, steps, seconds in _BUSY]
+    timings += [Timing({"batch": 256, "lr": lr}, steps, steps * seconds / 2) for lr, steps, seconds in _BUSY[:4]]
+    seconds = by_values(timings)
+    assert len({seconds({"batch": 64, "lr": lr}) for lr, _, _ in _BUSY}) == 1
+    assert seconds({"batch": 64, "lr": 0.1}) / seconds({"batch": 256, "lr": 0.1}) == pytest.approx(2.0, rel=0.2)
+
+
+_BUSY = [(0.1, 40, 0.10), (0.05, 40, 0.11), (0.01, 70, 0.09), (0.01, 30, 0.12), (0.2, 5, 0.3), (0.4, 5, 0.25)]
 
 
 class Uneven(Tape):
@@ -430,3 +455,12 @@ def test_a_sampler_without_an_end_wants_a_number_of_trials():
 def test_a_continuous_space_has_no_grid():
     with pytest.raises(UsageError, match="'lr' has no grid"):
         hpstage.preflight(lambda trial: {"lr": trial.suggest_float("lr", 0, 1)}, steps=2, sampler="grid")
+
+
+def test_simulated_time_stands_still_for_who_does_not_wait():
+    executor = SimulatedExecutor(1)
+    late = executor.join(5.0)
+    assert len(executor.wait(0.0)) == 1  # the worker that is there
+    assert executor.wait(0.0) == [] and executor.clock() == 0.0
+    [joined] = executor.wait(0.1)
+    assert joined.worker == late and executor.clock() == 5.0
