@@ -13,19 +13,33 @@ if TYPE_CHECKING:
     from hpstage.executor import Executor
     from hpstage.front_door import optimize
     from hpstage.inline import InlineExecutor
+    from hpstage.rehearsal import Preflight, preflight
     from hpstage.result import Result
     from hpstage.schedule import Schedule
 
 __version__ = "0.1.0"
 
-__all__ = ["Executor", "InlineExecutor", "Result", "Schedule", "errors", "optimize", "schedule", "torch"]
+__all__ = [
+    "Executor",
+    "InlineExecutor",
+    "Preflight",
+    "Result",
+    "Schedule",
+    "errors",
+    "optimize",
+    "preflight",
+    "schedule",
+    "torch",
+]
 
 _HOMES = {
     "Executor": "hpstage.executor",
     "InlineExecutor": "hpstage.inline",
+    "Preflight": "hpstage.rehearsal",
     "Result": "hpstage.result",
     "Schedule": "hpstage.schedule",
     "optimize": "hpstage.front_door",
+    "preflight": "hpstage.rehearsal",
 }
 _MODULES = {"algos", "checkpoints", "cluster", "errors", "optuna", "report", "schedule", "store", "testing", "torch"}
 

@@ -8,6 +8,7 @@ import typer
 
 from hpstage.cluster import commands as cluster
 from hpstage.commands.gc import gc
+from hpstage.commands.plan import plan
 from hpstage.errors import HpstageError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
 app.command()(gc)
+app.command()(plan)
 
 
 def main() -> None:

@@ -205,6 +205,8 @@ class SimulatedExecutor(Executor):
 
     def wait(self, timeout: float | None) -> list[Report]:
         reports: list[Report] = []
+        if timeout == 0.0 and self._agenda and self._agenda[0][0] > self._now:
+            return reports  # nobody waits: time stands still
         while self._agenda and (not reports or self._agenda[0][0] <= self._now):
             self._now, _, act = heapq.heappop(self._agenda)
             reports += act()
