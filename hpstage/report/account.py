@@ -100,6 +100,7 @@ class Account:
         self.chains: list[ChainRecord] = []
         self.proposed: dict[TrialId, TrialProposed] = {}
         self.lost: dict[StateRef, StateLost] = {}  # the latest of each state
+        self.trained: dict[NodeId, int] = {}  # up to which step each node ever was
         self._by_id: dict[ChainId, ChainRecord] = {}
         self._latest: dict[WorkerId, dict[DriverId, ChainRecord]] = {}
         self._makers: list[TrialId] = []  # of each node, the trial that made it
@@ -171,6 +172,7 @@ class Account:
         charge = Charge(fact, self._payer(fact.node, fact.step) if payer is None else payer)
         self.charges.append(charge)
         self._pay(charge.trial, charge.seconds)
+        self.trained[fact.node] = max(self.trained.get(fact.node, 0), fact.step)
         record = None if fact.chain is None else self._by_id.get(fact.chain)
         if record is not None:
             record.steps += fact.step - fact.start
