@@ -6,6 +6,7 @@ The plan is that of a simulated search in SQLite: trials part at steps 10 and 20
 trained. Each figure is of a process of its own, from its start to its end.
 
 status_s, tree_s           wall seconds of ``hpstage status --json`` and ``hpstage tree``
+status_cpu_s, tree_cpu_s   their seconds of processor time, which other processes disturb less
 status_mib, tree_mib       their largest resident memory
 stages, trials, records    what the journal holds
 """
@@ -55,8 +56,8 @@ def fill(folder: Path, stages: int) -> None:
         driver.finish()
 
 
-def run(folder: Path, *words: str) -> tuple[float, float, bytes]:
-    """Seconds and MiB of a command, and what it wrote."""
+def run(folder: Path, *words: str) -> tuple[float, float, float, bytes]:
+    """Wall seconds, processor seconds and MiB of a command, and what it wrote."""
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "hpstage", words[0], str(folder), *words[1:]], stdout=-1)
     assert process.stdout is not None
@@ -65,7 +66,7 @@ def run(folder: Path, *words: str) -> tuple[float, float, bytes]:
     process.returncode = os.waitstatus_to_exitcode(code)
     if process.returncode:
         raise SystemExit(f"hpstage {words[0]} ended with {process.returncode}")
-    return time.perf_counter() - began, usage.ru_maxrss / 1024, written
+    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, written
 
 
 def main() -> int:
@@ -82,20 +83,22 @@ def main() -> int:
         fill(folder, options.stages)
         with closing(SQLiteJournal(folder / "plan.sqlite", read_only=True)) as journal:
             stages = sum(isinstance(fact, StateReached) for fact in read_facts(journal))
-        status_s, status_mib, written = run(folder, "status", "--json")
-        tree_s, tree_mib, _ = run(folder, "tree")
+        status_s, status_cpu_s, status_mib, written = run(folder, "status", "--json")
+        tree_s, tree_cpu_s, tree_mib, _ = run(folder, "tree")
     plan = json.loads(written)["plan"]
     figures = {
         "stages": stages,
         "trials": plan["trials"],
         "records": plan["records"],
         "status_s": status_s,
+        "status_cpu_s": status_cpu_s,
         "status_mib": status_mib,
         "tree_s": tree_s,
+        "tree_cpu_s": tree_cpu_s,
         "tree_mib": tree_mib,
     }
     for figure, value in figures.items():
-        print(f"{figure:<12} {value:>12,.6g}")
+        print(f"{figure:<14} {value:>12,.6g}")
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0

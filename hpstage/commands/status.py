@@ -131,13 +131,11 @@ def status(
     with ExitStack() as closing:
         journal = open_journal(store, closing=closing, read_only=True)
         account = new_account(journal)
-        # Nothing of what is folded is garbage, and looking for it takes as long as all the rest.
-        gc.disable()
-        closing.callback(gc.enable)
         shown = ""
         try:
             while True:
                 account.catch_up(journal)
+                gc.freeze()  # the collector need not look at all of it again
                 found = status_of(account, journal)
                 text = msgspec.json.encode(found).decode() if as_json else as_text(found)
                 if text != shown:
@@ -291,8 +289,8 @@ def as_text(found: Status) -> str:
         ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
         ("steps", f"{plan.steps_asked:,} asked, {plan.steps_unique:,} distinct, {plan.steps_trained:,} trained"),
         ("merge rate", f"{plan.merge_rate:.2f}"),
-        ("worker-hours used", hours(plan.seconds_used)),
-        ("saved", f"{hours(plan.seconds_saved)} of {hours(plan.seconds_alone)}"),
+        ("worker-hours used", f"{hours(plan.seconds_used)} h"),
+        ("saved", f"{hours(plan.seconds_saved)} h of {hours(plan.seconds_alone)} h"),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]
     if plan.failures:
@@ -309,8 +307,8 @@ def as_text(found: Status) -> str:
                 ", ".join(map(_told, study.best)) or "-",
                 f"{study.steps_asked:,}",
                 f"{study.merge_rate:.2f}",
-                f"{study.seconds_used / 3600:.4f}",
-                f"{study.seconds_saved / 3600:.4f}",
+                hours(study.seconds_used),
+                hours(study.seconds_saved),
             )
             for study in found.studies[-_LINES:]
         ]

@@ -32,7 +32,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) 
 
 
 def hours(seconds: float) -> str:
-    return f"{seconds / 3600:.4f} h"
+    return f"{round(seconds / 3600, 4) + 0.0:.4f}"  # + 0.0: not -0.0000
 
 
 def count_of(number: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -63,6 +64,7 @@ def tree(
         journal = open_journal(store, closing=closing, read_only=True)
         account = new_account(journal)
         account.catch_up(journal)
+        gc.freeze()  # the collector need not look at all of it again
     roots = branches(account, study)
     for line in draw(account, roots, depth=depth, lines=lines):
         echo(line)

@@ -6,10 +6,12 @@ Seconds are rounded (:func:`rounded`), so that they add up exactly however they 
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from hpstage.driver import contradiction, read_facts, read_header, shares
 from hpstage.errors import InternalError
@@ -87,7 +89,12 @@ class Charge:
     @property
     def seconds(self) -> float:
         fact = self.fact
-        return sum(map(rounded, (fact.train_seconds, fact.load_seconds, fact.evaluate_seconds, fact.save_seconds)))
+        return (
+            rounded(fact.train_seconds)
+            + rounded(fact.load_seconds)
+            + rounded(fact.evaluate_seconds)
+            + rounded(fact.save_seconds)
+        )
 
 
 class Account:
@@ -109,41 +116,42 @@ class Account:
         ] = {}  # up to which step it was asked for first, by whom
 
     def apply(self, fact: Fact) -> None:
-        match fact:
-            case StateReached():
-                self._reached(fact)
-            case TargetAsked():
-                self._ask(fact)
-            case TrialAdded():
-                self.plan.apply(fact)
-                self._makers += [fact.trial] * (len(self.plan.nodes) - len(self._makers))
-            case ChainLost():
-                self.plan.apply(fact)
-                self._waste(fact)
-            case ChainStarted():
-                self.plan.apply(fact)
-                record = ChainRecord(fact.chain, fact.worker, fact.driver, fact.at)
-                self._by_id[fact.chain] = record
-                self._latest.setdefault(fact.worker, {})[fact.driver] = record
-                self.chains.append(record)
-            case ChainClosed():
-                self.plan.apply(fact)
-                if fact.chain in self._by_id:
-                    self._by_id[fact.chain].ended = fact.at
-            case DriverLeft():
-                for id, chain in self.plan.chains.items():
-                    if chain.driver == fact.driver and id in self._by_id:
-                        self._by_id[id].ended = fact.at
-                self.plan.apply(fact)
-            case StateLost():
-                self.plan.apply(fact)
-                self.lost[StateRef(fact.node, fact.step)] = fact
-            case TrialProposed():
-                self.plan.apply(fact)
-                if fact.trial is not None:
-                    self.proposed[fact.trial] = fact
-            case _:
-                self.plan.apply(fact)
+        handle = _HANDLERS.get(type(fact))
+        if handle is None:
+            self.plan.apply(fact)
+        else:
+            handle(self, fact)
+
+    def _add(self, fact: TrialAdded) -> None:
+        self.plan.apply(fact)
+        self._makers += [fact.trial] * (len(self.plan.nodes) - len(self._makers))
+
+    def _propose(self, fact: TrialProposed) -> None:
+        self.plan.apply(fact)
+        if fact.trial is not None:
+            self.proposed[fact.trial] = fact
+
+    def _start(self, fact: ChainStarted) -> None:
+        self.plan.apply(fact)
+        record = ChainRecord(fact.chain, fact.worker, fact.driver, fact.at)
+        self._by_id[fact.chain] = record
+        self._latest.setdefault(fact.worker, {})[fact.driver] = record
+        self.chains.append(record)
+
+    def _close(self, fact: ChainClosed) -> None:
+        self.plan.apply(fact)
+        if fact.chain in self._by_id:
+            self._by_id[fact.chain].ended = fact.at
+
+    def _leave(self, fact: DriverLeft) -> None:
+        for id, chain in self.plan.chains.items():
+            if chain.driver == fact.driver and id in self._by_id:
+                self._by_id[id].ended = fact.at
+        self.plan.apply(fact)
+
+    def _lose(self, fact: StateLost) -> None:
+        self.plan.apply(fact)
+        self.lost[StateRef(fact.node, fact.step)] = fact
 
     def _ask(self, fact: TargetAsked) -> None:
         planned = self.plan.trials.get(fact.trial)
@@ -220,6 +228,16 @@ class Account:
         Raises:
             StoreError: at a record that is no fact, or contradicts those before it.
         """
+        # Nothing of what is folded is garbage, and looking for some takes as long as all the rest.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._catch_up(journal, seen)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None) -> None:
         plan = self.plan
         # In pieces: the records of a long journal need not be in memory at once.
         for start in count(plan.position, _PIECE):
@@ -233,6 +251,20 @@ class Account:
                     seen(fact)
             if plan.position < start + _PIECE:
                 return
+
+
+# By type, since a match over all of them would take as long as what is done.
+_HANDLERS: dict[type, Callable[[Account, Any], None]] = {
+    StateReached: Account._reached,
+    TargetAsked: Account._ask,
+    TrialAdded: Account._add,
+    TrialProposed: Account._propose,
+    ChainStarted: Account._start,
+    ChainClosed: Account._close,
+    ChainLost: Account._waste,
+    DriverLeft: Account._leave,
+    StateLost: Account._lose,
+}
 
 
 def new_account(journal: Journal) -> Account:
