@@ -195,7 +195,7 @@ def status_of(account: Account, journal: Journal) -> Status:
             seconds_alone=total,
             seconds_used=used,
             seconds_saved=total - used,
-            failures=len(plan.failures),
+            failures=len(account.failures()),
             checkpoints=len(plan.kept),
             checkpoint_bytes=plan.kept_bytes,
         ),

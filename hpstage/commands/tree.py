@@ -42,7 +42,7 @@ class Branch:
 
 def tree(
     store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
-    depth: Annotated[int | None, typer.Option(min=1, help="Partings from the root on that are shown.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Levels of the tree that are shown; 1: the roots.")] = None,
     study: Annotated[str | None, typer.Option(help="Only what this study's trials pass.")] = None,
     lines: Annotated[int, typer.Option(min=1, help="Nodes that are shown at most, those nearest the root first.")] = (
         _LINES
@@ -131,7 +131,7 @@ def _choose(roots: list[Branch], depth: int | None, lines: int) -> int:
             break
         level, _, _, branch = heapq.heappop(queue)
         branch.shown = True
-        if depth is None or level < depth:
+        if depth is None or level + 1 < depth:
             for child in branch.children:
                 heapq.heappush(queue, (level + 1, -child.trials, child.node.id, child))
     # Parents were created before their children.
@@ -159,7 +159,7 @@ def _progress(account: Account) -> dict[NodeId, Progress]:
     for chain in plan.chains.values():
         for stretch in chain.ahead():
             found[stretch.node] = "running"
-    for failure in plan.failures:
+    for failure in account.failures():
         found[failure.node] = "failed"
     return found
 

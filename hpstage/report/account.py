@@ -24,6 +24,7 @@ from hpstage.events import (
     DriverLeft,
     Fact,
     NodeId,
+    StageFailed,
     StateLost,
     StateReached,
     StateRef,
@@ -208,6 +209,17 @@ class Account:
     def alone(self, trial: TrialId) -> float:
         """Seconds of a worker that the trial would have taken alone (:func:`hpstage.result.seconds_alone`)."""
         return rounded(seconds_alone(self.plan, self.plan.trials[trial]))
+
+    def failures(self) -> list[StageFailed]:
+        """What the user's code raised, once for each place, unless another search has come past it since."""
+        latest = {(fact.node, fact.step, fact.evaluating): fact for fact in self.plan.failures}
+        return [fact for fact in latest.values() if not self._is_overcome(fact)]
+
+    def _is_overcome(self, failure: StageFailed) -> bool:
+        if not failure.evaluating:
+            return self.trained.get(failure.node, 0) > failure.step
+        state = self.plan.nodes[failure.node].states.get(failure.step)
+        return state is not None and state.metrics is not None
 
     def study_of(self, trial: TrialId) -> str:
         """The study that has the trial; in a plan that was driven without one, what the trial's id begins with."""

@@ -347,7 +347,6 @@ def _frame(rows: list[dict[str, Any]], types: Mapping[str, str]) -> pd.DataFrame
 def _alike(values: list[Any]) -> list[Any]:
     """Values of one type, so that every file format takes the column; else their JSON."""
     kinds = {type(value) for value in values if value is not None}
-    small = all(value is None or type(value) is not int or abs(value) < 2**63 for value in values)
-    if small and (len(kinds) <= 1 or kinds == {int, float}):
+    if len(kinds) <= 1 or kinds == {int, float}:
         return values
     return [None if value is None else json.dumps(value) for value in values]

@@ -15,7 +15,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, PopulationBasedTraining, SuccessiveHalving
 from hpstage.driver import open_plan, read_facts
-from hpstage.events import StateLost, TrialAdded
+from hpstage.events import NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
 from hpstage.report import Frames, frames
 from hpstage.report.account import new_account, rounded
 from hpstage.simulate import SimulatedExecutor
@@ -151,7 +151,7 @@ def test_forks_name_their_donor_and_longer_trials_what_they_extend() -> None:
         space,
         metric="value",
         steps=16,
-        n_trials=0,
+        n_trials=1,
         extend=True,
         executor=SimulatedExecutor(1),
         store=journal,
@@ -216,10 +216,10 @@ def test_a_plan_of_which_nothing_was_asked_has_empty_frames_with_all_their_colum
 
 def test_hyperparameters_of_several_types_are_one_column_that_files_can_hold(tmp_path) -> None:
     run = Search(SimulatedExecutor(1))
-    values = [1, "one", 2**70, True]
+    values = [1, "one", 2**63 - 1, True]
     run.run([trial(i, {"a": s.constant(value)}, 2) for i, value in enumerate(values)], [2] * 4)
     found = frames(run.journal).stages
-    assert sorted(found.hp_a) == sorted(["1", '"one"', str(2**70), "true"])
+    assert sorted(found.hp_a) == sorted(["1", '"one"', str(2**63 - 1), "true"])
     found.to_parquet(tmp_path / "stages.parquet")
 
 
@@ -241,3 +241,17 @@ def test_rounded_seconds_add_up_to_the_same_in_any_order(seconds: list[float], r
     assert all(abs(a - b) <= 2.0**-21 for a, b in zip(values, seconds, strict=False))
     shuffled = random.sample(values, len(values))
     assert sum(shuffled) == sum(values) == float(sum(map(Fraction, values)))
+
+
+def test_a_failure_counts_once_and_only_until_another_search_has_come_past_it() -> None:
+    run = Search(SimulatedExecutor(1))
+    run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
+    failed = StageFailed(NodeId(0), 4, False, UserFailure("ValueError: x", ""))
+    run.driver.remember([failed, failed])
+    account = new_account(run.journal)
+    account.catch_up(run.journal)
+    assert account.failures() == [failed]
+    for start, stop, overcome in ((0, 4, False), (4, 8, True)):
+        run.driver.remember([StateReached(NodeId(0), start, stop, WorkerId("w"), 1.0, 1.0)])
+        account.catch_up(run.journal)
+        assert (account.failures() == []) == overcome
