@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
+
+import msgspec
 
 from hpstage.driver import contradiction, read_facts, read_header, shares
 from hpstage.errors import InternalError
@@ -62,8 +63,7 @@ def values_of(node: Node, fact: StateReached) -> dict[str, Scalar]:
     return node.hyperparameters(min(fact.start, fact.step - 1))
 
 
-@dataclass(slots=True)
-class ChainRecord:
+class ChainRecord(msgspec.Struct):
     """A chain on its worker. ``ended``: when it was closed, or its driver was struck off; ``None``: it is running.
 
     ``wasted_seconds`` were spent after its last boundary and thrown away; ``steps`` were trained and reported.
@@ -80,8 +80,7 @@ class ChainRecord:
     outcome: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(msgspec.Struct, frozen=True):
     """What a worker reported, and the trial that paid for it."""
 
     fact: StateReached

@@ -347,6 +347,8 @@ def _frame(rows: list[dict[str, Any]], types: Mapping[str, str]) -> pd.DataFrame
 def _alike(values: list[Any]) -> list[Any]:
     """Values of one type, so that every file format takes the column; else their JSON."""
     kinds = {type(value) for value in values if value is not None}
-    if len(kinds) <= 1 or kinds == {int, float}:
+    if any(type(value) is int and value >= 2**63 for value in values):
+        kinds = {object}  # pandas has a type for these, but not together with negative or missing ones
+    if object not in kinds and (len(kinds) <= 1 or kinds == {int, float}):
         return values
     return [None if value is None else json.dumps(value) for value in values]

@@ -408,3 +408,7 @@ def test_looking_on_needs_nothing_heavy(searched: tuple[Path, hpstage.Result]) -
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_search_of_an_earlier_build_is_continued_by_the_same_call() -> None:
+    assert begin("x").same_call(begin("x", maximize=(True,))) and not begin("x").same_call(begin("y"))

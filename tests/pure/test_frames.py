@@ -216,10 +216,17 @@ def test_a_plan_of_which_nothing_was_asked_has_empty_frames_with_all_their_colum
 
 def test_hyperparameters_of_several_types_are_one_column_that_files_can_hold(tmp_path) -> None:
     run = Search(SimulatedExecutor(1))
-    values = [1, "one", 2**63 - 1, True]
-    run.run([trial(i, {"a": s.constant(value)}, 2) for i, value in enumerate(values)], [2] * 4)
+    values = [1, "one", 2.5, True]
+    run.run(
+        [
+            trial(i, {"a": s.constant(value), "big": s.constant(2**64 - 1 if i else -1)}, 2)
+            for i, value in enumerate(values)
+        ],
+        [2] * 4,
+    )
     found = frames(run.journal).stages
-    assert sorted(found.hp_a) == sorted(["1", '"one"', str(2**63 - 1), "true"])
+    assert sorted(found.hp_a) == sorted(["1", '"one"', "2.5", "true"])
+    assert set(found.hp_big) == {"-1", str(2**64 - 1)}
     found.to_parquet(tmp_path / "stages.parquet")
 
 

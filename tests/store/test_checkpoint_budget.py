@@ -286,7 +286,7 @@ def test_while_a_driver_is_at_work_what_no_record_names_is_left(tmp_path: Path) 
     store.save(StateKey("ab" * 16), {"x": 1}, step=1, parent=None)
     with closing(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")) as journal:
         presence = Presence(journal, "alive")  # type: ignore[arg-type]
-        joined: DriverJoined = presence.enter("other", "other", "pool", [])
+        joined: DriverJoined = presence.enter("other", "other", "pool", "", [])
         import msgspec
 
         journal.append([msgspec.json.encode(joined)])
