@@ -7,8 +7,11 @@ import sys
 import typer
 
 from hpstage.cluster import commands as cluster
+from hpstage.commands.export import export
 from hpstage.commands.gc import gc
 from hpstage.commands.plan import plan
+from hpstage.commands.status import status
+from hpstage.commands.tree import tree
 from hpstage.errors import HpstageError
 
 app = typer.Typer(
@@ -23,6 +26,9 @@ app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
 app.command()(gc)
 app.command()(plan)
+app.command()(status)
+app.command()(tree)
+app.command()(export)
 
 
 def main() -> None:

@@ -62,26 +62,40 @@ def open_plan(
             plan.apply(fact)
             plan.position += 1
         except InternalError as error:
-            raise StoreError(
-                f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose "
-                f"another store"
-            ) from error
+            raise contradiction(position, error) from error
     return plan
+
+
+def contradiction(position: int, error: InternalError) -> StoreError:
+    return StoreError(
+        f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose another store"
+    )
 
 
 def open_existing_plan(journal: Journal) -> SearchPlan:
     """The plan of a journal, of whatever workload it is. Raises as :func:`open_plan` does, also for an empty one."""
+    header = read_header(journal)
+    return open_plan(journal, header.workload, header.described, sharing=shares(header))
+
+
+def read_header(journal: Journal) -> PlanCreated:
+    """What a journal says of itself. Raises as :func:`open_plan` does, also for an empty one."""
     records = journal.read(0, 1)
     header = _decode(records[0], 0) if records else None
     if not isinstance(header, PlanCreated):
         raise StoreError("this is not the journal of a search plan; choose another store")
-    sharing = header.described.get("sharing") != "off"
-    return open_plan(journal, header.workload, header.described, sharing=sharing)
+    _check_header(records[0], header.workload, header.described)
+    return header
 
 
-def read_facts(journal: Journal, start: int = 0) -> Iterator[Fact]:
+def shares(header: PlanCreated) -> bool:
+    """Do equal beginnings of trials train as one on this plan?"""
+    return header.described.get("sharing") != "off"
+
+
+def read_facts(journal: Journal, start: int = 0, limit: int | None = None) -> Iterator[Fact]:
     """The facts of a journal from ``start`` on, in order. Raises :class:`StoreError` at a record that is none."""
-    for position, record in enumerate(journal.read(start), start):
+    for position, record in enumerate(journal.read(start, limit), start):
         yield _decode(record, position)
 
 

@@ -357,9 +357,11 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     at: float
     extends: bool = False
     identity: str = ""
+    maximize: tuple[bool, ...] = ()
+    """For each metric; empty in journals of earlier builds. It is the study's, and so is not compared."""
 
     def same_call(self, other: SearchStarted) -> bool:
-        return msgspec.structs.replace(self, at=0.0) == msgspec.structs.replace(other, at=0.0)
+        return msgspec.structs.replace(self, at=0.0, maximize=()) == msgspec.structs.replace(other, at=0.0, maximize=())
 
 
 class RandomState(msgspec.Struct, frozen=True):

@@ -231,6 +231,7 @@ class _Call:
             at=time.time(),
             extends=self.extend,
             identity=self.ledger.identity(),
+            maximize=tuple(direction == optuna.study.StudyDirection.MAXIMIZE for direction in study.directions),
         )
         return Session(
             self.ledger,

@@ -110,22 +110,34 @@ def open_existing(
             place for its checkpoints.
         StoreError: there is no plan, or it cannot be read.
     """
-    folder: Path | None = None
-    if _scheme(store) in _REDIS:
-        if checkpoints is None:
-            raise UsageError("say with --checkpoints where the checkpoints of this plan are: a folder, or a URL")
-        _check_prefix(store)
-        journal = open_redis(store, "")
-    else:
-        folder = _folder(store)
-        if not (folder / _FILE).is_file():
-            raise StoreError(f"there is no plan in {folder}: give a folder that holds {_FILE}, or a Redis server's URL")
-        journal = SQLiteJournal(folder / _FILE)
-    closing.callback(journal.close)
+    folder = None if _scheme(store) in _REDIS else _folder(store)
+    if folder is None and checkpoints is None:
+        raise UsageError("say with --checkpoints where the checkpoints of this plan are: a folder, or a URL")
+    journal = open_journal(store, closing=closing)
     place = folder / "checkpoints" if checkpoints is None and folder is not None else checkpoints
     assert place is not None
     plan = open_existing_plan(journal)
     return plan, Places(journal, open_checkpoints(place, plan.workload, sweep=sweep), folder)
+
+
+def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only: bool = False) -> Journal:
+    """The journal of a plan that is there. Raises as :func:`open_existing` does.
+
+    Args:
+        read_only: for one who looks on and appends nothing.
+    """
+    journal: Journal
+    if _scheme(store) in _REDIS:
+        url = os.fspath(store)
+        _check_prefix(url)
+        journal = open_redis(url, "")
+    else:
+        folder = _folder(store)
+        if not (folder / _FILE).is_file():
+            raise StoreError(f"there is no plan in {folder}: give a folder that holds {_FILE}, or a Redis server's URL")
+        journal = SQLiteJournal(folder / _FILE, read_only=read_only)
+    closing.callback(journal.close)
+    return journal
 
 
 def _check_prefix(url: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpstage.accounts import Totals
 from hpstage.errors import UsageError
 from hpstage.events import Fact, TrialId
-from hpstage.nodes import PlannedTrial
+from hpstage.nodes import Node, PlannedTrial
 from hpstage.plan import SearchPlan
 from hpstage.schedule import Schedule
 
@@ -103,15 +103,23 @@ class Savings:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def _reached(planned: PlannedTrial) -> int:
-    """The farthest step at which the trial was evaluated: what it would have trained alone, even if it failed later."""
-    known = (
-        step
-        for node in planned.path
-        for step, state in node.states.items()
-        if state.metrics is not None and step <= planned.asked and planned.node_at(step) is node
-    )
-    return max(known, default=0)
+def seconds_alone(plan: SearchPlan, planned: PlannedTrial) -> float:
+    """What the trial would have taken of a worker alone, as far as it is known: see :class:`Savings`. O(segments).
+
+    A trial that failed, or is not over, counts up to the last of its targets that was answered.
+    """
+    answered = [step for step in planned.targets if _is_known(planned.node_at(step), step)]
+    if not answered:
+        return 0.0
+    totals = plan.totals
+    per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
+    own = sum((stop - start) * plan.step_seconds(node) for node, start, stop in planned.legs(max(answered)))
+    return own + per_evaluation * len(answered)
+
+
+def _is_known(node: Node, step: int) -> bool:
+    state = node.states.get(step)
+    return state is not None and state.metrics is not None
 
 
 def _hours(seconds: float) -> str:
@@ -186,18 +194,9 @@ def savings(
     call.
     """
     totals = plan.totals
-    per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
-    alone = 0.0
-    longest = 0.0
     planned_trials = [plan.trials[id] for id in trials]
-    for planned in planned_trials:
-        reached = _reached(planned)
-        if not reached:
-            continue
-        own = sum((stop - start) * plan.step_seconds(node) for node, start, stop in planned.legs(reached))
-        own += per_evaluation * len(planned.targets)
-        alone += own
-        longest = max(longest, own)
+    owns = [seconds_alone(plan, planned) for planned in planned_trials]
+    alone, longest = sum(owns), max(owns, default=0.0)
     train_seconds = totals.train_seconds - before.train_seconds
     evaluate_seconds = totals.evaluate_seconds - before.evaluate_seconds
     steps_trained = totals.steps_trained - before.steps_trained

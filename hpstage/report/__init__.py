@@ -1,4 +1,4 @@
-"""The report of a search: a folder with one page to read, its pictures, and the rows behind them."""
+"""What was searched: data frames of a plan, and the report of a search (a page, its pictures, the rows behind)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpstage.report.page import page
-from hpstage.report.rows import search_of, stage_rows, trial_rows
-from hpstage.report.stage_tree import draw_stage_tree
-from hpstage.report.style import png
-from hpstage.report.timeline import draw_timeline
+from hpstage.report.frames import Frames, frames
 
 if TYPE_CHECKING:
     from hpstage.result import Result
 
-__all__ = ["write_report"]
+__all__ = ["Frames", "frames", "write_report"]
 
 
 def write_report(folder: str | PathLike[str], result: Result) -> Path:
@@ -28,6 +24,13 @@ def write_report(folder: str | PathLike[str], result: Result) -> Path:
     ``stage_tree.png``, ``savings.json``, ``trials.csv`` (a row per trial of the study) and ``stages.csv`` (a row per
     stage that this search trained). Files of an earlier report are replaced, the page last.
     """
+    # Loaded here: they bring matplotlib, which those who read a store have no use for.
+    from hpstage.report.page import page
+    from hpstage.report.rows import search_of, stage_rows, trial_rows
+    from hpstage.report.stage_tree import draw_stage_tree
+    from hpstage.report.style import png
+    from hpstage.report.timeline import draw_timeline
+
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     search = search_of(result)

@@ -10,6 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpstage.events import Fact, NodeId, SearchStarted, StateReached, WorkerId
 from hpstage.nodes import PlannedTrial
+from hpstage.report.account import began, values_of
 from hpstage.schedule import Scalar
 
 if TYPE_CHECKING:
@@ -156,11 +157,5 @@ def _stages(result: Result, reached: list[StateReached]) -> Iterator[StageRow]:
             began=began(fact) - first,
             worker=fact.worker,
             source=fact.source,
-            # A row without steps may stand at the end of a schedule, where there are no more values.
-            values=node.hyperparameters(min(fact.start, fact.step - 1)),
+            values=values_of(node, fact),
         )
-
-
-def began(fact: StateReached) -> float:
-    """When a worker began with what ``fact`` reports: ``fact.at`` is the time when all of it was done."""
-    return fact.at - fact.save_seconds - fact.evaluate_seconds - fact.train_seconds - fact.load_seconds

@@ -65,16 +65,27 @@ class SQLiteJournal(Store):
         clock: seconds, the same for all processes of the host; leases expire by it. The default counts from the
             host's start and cannot be set, so a wall clock that jumps does not matter. A lease that seems to begin
             in the future was given before the host's last start: its owner is gone, and it counts as expired.
+        read_only: for one who looks on: the file must be there, no method writes to it, and what a writer that died has
+            left is not tidied up. SQLite may leave its two auxiliary files beside it.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, patience: float = 60.0, clock: Callable[[], float] = time.monotonic
+        self,
+        path: str | os.PathLike[str],
+        *,
+        patience: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        read_only: bool = False,
     ) -> None:
         self.path = Path(path).absolute()
         self._clock = clock
         self._owner = os.getpid()
         self._changed = threading.Condition()
         self._connection: sqlite3.Connection | None = None
+        if read_only:
+            with self._explained():
+                self._connection = self._looking_on(patience)
+            return
         deadline = time.monotonic() + patience
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,6 +236,19 @@ class SQLiteJournal(Store):
         if self._connection is None:
             raise StoreError(f"journal {self.path} is closed")
         return self._connection
+
+    def _looking_on(self, patience: float) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"{self.path.as_uri()}?mode=ro", uri=True, timeout=patience, isolation_level=None, check_same_thread=False
+        )
+        try:
+            if (found := _identity(connection)) != (APPLICATION, SCHEMA):
+                whose = "another build of hpstage" if found[0] == APPLICATION else "something else"
+                raise StoreError(f"{self.path} is a database of {whose}, and is not to be changed here")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the tables, or check that they are ours; in one transaction, so that nobody sees half."""

@@ -1,0 +1,360 @@
+"""``hpstage status``: what a plan's searches have done and are doing, from the store alone."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack
+from datetime import datetime
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from hpstage.commands.terminal import clean, count_of, echo, hours, table
+from hpstage.errors import UsageError
+from hpstage.events import DriverId, TrialId, to_metric
+from hpstage.locations import open_journal
+from hpstage.nodes import PlannedTrial
+from hpstage.plan import SearchRecord
+from hpstage.presence import Presence
+from hpstage.report.account import Account, new_account
+from hpstage.store import Journal, Leases
+
+# Lines of running chains, studies and drivers on a terminal; --json has all.
+_LINES = 40
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+class Best(msgspec.Struct, frozen=True):
+    """Of the values that the study was told, the best; of a search that does not tell what is better, both ends."""
+
+    metric: str
+    value: float | str
+    trial: TrialId
+    goal: Literal["maximize", "minimize", "lowest", "highest"]
+
+
+class StudyStatus(msgspec.Struct, frozen=True):
+    """``state``: ``running``: a driver holds the study; ``interrupted``: none does, though its search is not over.
+
+    Of a trial that other studies share, the steps are this study's own; seconds as in :mod:`hpstage.report.frames`.
+    """
+
+    study: str
+    state: Literal["running", "interrupted", "ended"]
+    algorithm: str
+    n_trials: int | None
+    trials: dict[str, int]
+    best: list[Best]
+    steps_asked: int
+    steps_unique: int
+    merge_rate: float
+    seconds_alone: float
+    seconds_used: float
+    seconds_saved: float
+
+
+class DriverStatus(msgspec.Struct, frozen=True):
+    driver: DriverId
+    host: str
+    pid: int
+    alive: bool
+    joined: float
+
+
+class ChainStatus(msgspec.Struct, frozen=True):
+    """A chain that its driver runs: it stands at ``step`` of ``node``, as far as was told, and goes on to ``stop``
+    of ``last``."""
+
+    chain: str
+    worker: str
+    driver: DriverId
+    began: float
+    node: int
+    step: int
+    last: int
+    stop: int
+
+
+class PlanStatus(msgspec.Struct, frozen=True):
+    """The whole plan. Seconds are those of workers; those used count also what was wasted."""
+
+    workload: str
+    records: int
+    trials: int
+    nodes: int
+    steps_asked: int
+    steps_unique: int
+    steps_trained: int
+    steps_wasted: int
+    merge_rate: float
+    seconds_alone: float
+    seconds_used: float
+    seconds_saved: float
+    failures: int
+    checkpoints: int
+    checkpoint_bytes: int
+
+
+class Status(msgspec.Struct, frozen=True):
+    plan: PlanStatus
+    studies: list[StudyStatus]
+    drivers: list[DriverStatus]
+    chains: list[ChainStatus]
+
+
+def status(
+    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks of --watch.")] = 1.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One line of JSON; with --watch, one at each change.")
+    ] = False,
+) -> None:
+    """Tell what the searches of a plan have done and are doing.
+
+    It reads the store alone, from any host that reaches it, and changes nothing: searches need not run.
+
+    Examples:
+
+    \b
+    hpstage status .hpstage/Digits-1f2e3d4c5b6a
+    hpstage status "redis://head:6379?prefix=NAME" --watch
+    hpstage status STORE --json | jq .plan.merge_rate
+    """
+    if not (math.isfinite(interval) and interval > 0):
+        raise UsageError(f"--interval {interval}: give a positive number of seconds")
+    with ExitStack() as closing:
+        journal = open_journal(store, closing=closing, read_only=True)
+        account = new_account(journal)
+        shown = ""
+        try:
+            while True:
+                account.catch_up(journal)
+                gc.freeze()  # the collector need not look at all of it again
+                found = status_of(account, journal)
+                text = msgspec.json.encode(found).decode() if as_json else as_text(found)
+                if text != shown:
+                    redraw = watch and not as_json and os.isatty(1)
+                    echo(f"{_CLEAR if redraw else ''}{text}")
+                shown = text
+                if not watch:
+                    return
+                time.sleep(interval)
+        except KeyboardInterrupt:
+            if not watch:
+                raise
+
+
+def status_of(account: Account, journal: Journal) -> Status:
+    """What an account says now, and who of the drivers is alive."""
+    plan = account.plan
+    looks = _Looks(journal)
+    drivers = [
+        DriverStatus(other.driver, other.host.partition("/")[0], other.pid, not looks.seems_gone(account, id), other.at)
+        for id, other in plan.drivers.items()
+    ]
+    alive = {driver.driver for driver in drivers if driver.alive}
+    by_study: dict[str, list[TrialId]] = {}
+    for trial in plan.trials:
+        by_study.setdefault(account.study_of(trial), []).append(trial)
+    for study in plan.searches:
+        by_study.setdefault(study, [])
+    alone = {trial: account.alone(trial) for trial in plan.trials}
+    studies = [
+        _study(account, study, trials, alone, held=looks.holder(account, study) in alive)
+        for study, trials in by_study.items()
+    ]
+    chains = []
+    for record in account.chains:
+        chain = None if record.id is None else plan.chains.get(record.id)
+        # A plan that is driven by one process alone has drivers that never joined.
+        if chain is not None and record.id is not None and (chain.driver in alive or chain.driver not in plan.drivers):
+            first, last = chain.stretches[0], chain.stretches[-1]
+            at = chain.reached
+            node, step = (first.node, first.start) if at is None else (at.node, at.step)
+            chains.append(
+                ChainStatus(record.id, chain.worker, chain.driver, record.began, node, step, last.node, last.stop)
+            )
+    used, total = math.fsum(account.used.values()), math.fsum(alone.values())
+    return Status(
+        plan=PlanStatus(
+            workload=plan.workload,
+            records=plan.position,
+            trials=len(plan.trials),
+            nodes=len(plan.nodes),
+            steps_asked=plan.steps_asked,
+            steps_unique=plan.steps_unique,
+            steps_trained=plan.totals.steps_trained,
+            steps_wasted=plan.totals.steps_wasted,
+            merge_rate=plan.merge_rate,
+            seconds_alone=total,
+            seconds_used=used,
+            seconds_saved=total - used,
+            failures=len(account.failures()),
+            checkpoints=len(plan.kept),
+            checkpoint_bytes=plan.kept_bytes,
+        ),
+        studies=studies,
+        drivers=drivers,
+        chains=chains,
+    )
+
+
+class _Looks:
+    """Looks at leases, and changes none."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._leases = journal if isinstance(journal, Leases) else None
+        self._presence = None if self._leases is None else Presence(self._leases, DriverId("looking on"))
+
+    def seems_gone(self, account: Account, driver: DriverId) -> bool:
+        return self._presence is not None and self._presence.seems_gone(account.plan.drivers[driver])
+
+    def holder(self, account: Account, study: str) -> str | None:
+        record = account.plan.searches.get(study)
+        if self._leases is None or record is None:
+            return None
+        held = self._leases.holder(f"study/{record.started.identity}")
+        return None if held is None else held.owner
+
+
+def _study(account: Account, study: str, ids: list[TrialId], alone: dict[TrialId, float], *, held: bool) -> StudyStatus:
+    plan = account.plan
+    record = plan.searches.get(study)
+    states: Counter[str] = Counter()
+    for id in ids:
+        ended = plan.ended.get(id)
+        states[ended.state if ended is not None else "RUNNING" if account.is_open(id) else "OPEN"] += 1
+    trials = [plan.trials[id] for id in ids]
+    asked, unique = sum(trial.asked for trial in trials), _unique(trials)
+    seconds = math.fsum(alone[id] for id in ids)
+    used = math.fsum(account.used.get(id, 0.0) for id in ids)
+    over = record is None or record.ended
+    return StudyStatus(
+        study=study,
+        state="ended" if over else "running" if held else "interrupted",
+        algorithm="" if record is None else record.started.algorithm,
+        n_trials=None if record is None else record.started.n_trials,
+        trials=dict(sorted(states.items())),
+        best=[] if record is None else _best(account, record, ids),
+        steps_asked=asked,
+        steps_unique=unique,
+        merge_rate=asked / unique if unique else 1.0,
+        seconds_alone=seconds,
+        seconds_used=used,
+        seconds_saved=seconds - used,
+    )
+
+
+def _unique(trials: Iterable[PlannedTrial]) -> int:
+    """Distinct steps that these trials ask for."""
+    reach: dict[int, tuple[int, int]] = {}
+    for trial in trials:
+        for node, start, stop in trial.legs(trial.asked):
+            reach[node.id] = start, max(stop, reach.get(node.id, (start, stop))[1])
+    return sum(stop - start for start, stop in reach.values())
+
+
+def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Best]:
+    """The best of the completed trials, by each metric of the study's last search."""
+    told = [
+        (tuple(map(float, ended.values)), id)
+        for id in ids
+        if (ended := account.plan.ended.get(id)) is not None and ended.state == "COMPLETE" and ended.values is not None
+    ]
+    found: list[Best] = []
+    for i, metric in enumerate(record.started.metric):
+        values = [(own[i], id) for own, id in told if i < len(own) and not math.isnan(own[i])]
+        if not values:
+            continue
+        lowest, highest = min(values, key=lambda pair: pair[0]), max(values, key=lambda pair: pair[0])
+        goals: list[tuple[Literal["maximize", "minimize", "lowest", "highest"], tuple[float, TrialId]]]
+        if i >= len(record.started.maximize):
+            goals = [("lowest", lowest), ("highest", highest)]
+        else:
+            goals = [("maximize", highest)] if record.started.maximize[i] else [("minimize", lowest)]
+        found += [Best(metric, to_metric(value), id, goal) for goal, (value, id) in goals]
+    return found
+
+
+def as_text(found: Status) -> str:
+    """The tables that a terminal shows."""
+    plan = found.plan
+    rows = [
+        ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
+        ("steps", f"{plan.steps_asked:,} asked, {plan.steps_unique:,} distinct, {plan.steps_trained:,} trained"),
+        ("merge rate", f"{plan.merge_rate:.2f}"),
+        ("worker-hours used", f"{hours(plan.seconds_used)} h"),
+        ("saved", f"{hours(plan.seconds_saved)} h of {hours(plan.seconds_alone)} h"),
+        ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
+    ]
+    if plan.failures:
+        rows.append(("failed stages", f"{plan.failures:,}"))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    if found.studies:
+        head: tuple[str, ...] = ("study", "state", "trials", "best", "steps asked", "merge rate", "h used", "h saved")
+        cells = [
+            (
+                clean(study.study),
+                study.state,
+                _trials(study),
+                ", ".join(map(_told, study.best)) or "-",
+                f"{study.steps_asked:,}",
+                f"{study.merge_rate:.2f}",
+                hours(study.seconds_used),
+                hours(study.seconds_saved),
+            )
+            for study in found.studies[-_LINES:]
+        ]
+        lines += ["", *_cut(table(head, cells, left=4), len(found.studies))]
+    if found.drivers:
+        head = ("driver", "host", "process", "state")
+        cells2 = [
+            (clean(driver.driver), clean(driver.host), str(driver.pid), "alive" if driver.alive else "gone")
+            for driver in found.drivers[-_LINES:]
+        ]
+        lines += ["", *_cut(table(head, cells2, left=4), len(found.drivers))]
+    if found.chains:
+        head = ("worker", "chain", "since", "node", "step", "to")
+        cells3 = [
+            (
+                clean(chain.worker),
+                clean(chain.chain),
+                _clock(chain.began),
+                f"{chain.node}",
+                f"{chain.step:,}",
+                f"{chain.stop:,}" + (f" of node {chain.last}" if chain.last != chain.node else ""),
+            )
+            for chain in found.chains[-_LINES:]
+        ]
+        lines += ["", *_cut(table(head, cells3, left=3), len(found.chains))]
+    elif any(study.state == "running" for study in found.studies):
+        lines += ["", "no chain is running"]
+    return "\n".join(lines)
+
+
+def _cut(lines: list[str], all: int) -> list[str]:
+    left_out = all - (len(lines) - 1)
+    return [*lines, f"... and {left_out:,} earlier (--json has all)"] if left_out else lines
+
+
+def _trials(study: StudyStatus) -> str:
+    told = ", ".join(f"{number:,} {state.lower()}" for state, number in study.trials.items()) or "none"
+    return told if study.n_trials is None else f"{told} (of {study.n_trials:,})"
+
+
+def _told(best: Best) -> str:
+    value = best.value if isinstance(best.value, str) else f"{best.value:.6g}"
+    end = f"{best.goal} " if best.goal in ("lowest", "highest") else ""
+    return f"{end}{clean(best.metric)} {value} (trial {clean(best.trial.rpartition('/')[2])})"
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

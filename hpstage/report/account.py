@@ -1,0 +1,285 @@
+"""The account of a plan: what its journal tells beyond the plan itself, and which trial paid for what.
+
+Every second of a worker is paid for by one trial: the one that asked first for the last of the steps that were trained.
+Seconds are rounded (:func:`rounded`), so that they add up exactly however they are grouped.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from hpstage.driver import contradiction, read_facts, read_header, shares
+from hpstage.errors import InternalError
+from hpstage.events import (
+    ChainClosed,
+    ChainId,
+    ChainLost,
+    ChainStarted,
+    DriverId,
+    DriverLeft,
+    Fact,
+    NodeId,
+    StageFailed,
+    StateLost,
+    StateReached,
+    StateRef,
+    TargetAsked,
+    TrialAdded,
+    TrialId,
+    TrialProposed,
+    WorkerId,
+)
+from hpstage.nodes import Node
+from hpstage.plan import SearchPlan
+from hpstage.result import seconds_alone
+from hpstage.schedule import Scalar
+from hpstage.store import Journal
+
+# 2**-20 s is about a microsecond.
+_PARTS = 2.0**20
+# Records that are read at a time.
+_PIECE = 10_000
+
+
+def rounded(seconds: float) -> float:
+    """``seconds`` to the nearest multiple of 2**-20. Sums and differences of such are exact, in any order, as long as
+    they stay below 2**33 s."""
+    return round(seconds * _PARTS) / _PARTS
+
+
+def began(fact: StateReached) -> float:
+    """When a worker began with what ``fact`` reports: ``fact.at`` is the time when all of it was done."""
+    return fact.at - fact.save_seconds - fact.evaluate_seconds - fact.train_seconds - fact.load_seconds
+
+
+def values_of(node: Node, fact: StateReached) -> dict[str, Scalar]:
+    """The hyper-parameters with which the stage that ``fact`` reports began."""
+    # A stage without steps may stand at the end of a schedule, where there are no more values.
+    return node.hyperparameters(min(fact.start, fact.step - 1))
+
+
+class ChainRecord(msgspec.Struct):
+    """A chain on its worker. ``ended``: when it was closed, or its driver was struck off; ``None``: it is running.
+
+    ``wasted_seconds`` were spent after its last boundary and thrown away; ``steps`` were trained and reported.
+    """
+
+    id: ChainId | None
+    worker: WorkerId
+    driver: DriverId | None
+    began: float
+    ended: float | None = None
+    steps: int = 0
+    wasted_seconds: float = 0.0
+    wasted_steps: int = 0
+    outcome: str | None = None
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """What a worker reported, and the trial that paid for it."""
+
+    fact: StateReached
+    trial: TrialId
+
+    @property
+    def seconds(self) -> float:
+        fact = self.fact
+        return (
+            rounded(fact.train_seconds)
+            + rounded(fact.load_seconds)
+            + rounded(fact.evaluate_seconds)
+            + rounded(fact.save_seconds)
+        )
+
+
+class Account:
+    """The fold of a journal for those who look on. ``apply`` takes facts in the order of the journal."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self.plan = plan
+        self.used: dict[TrialId, float] = {}  # seconds of workers that each trial paid
+        self.charges: list[Charge] = []
+        self.chains: list[ChainRecord] = []
+        self.proposed: dict[TrialId, TrialProposed] = {}
+        self.lost: dict[StateRef, StateLost] = {}  # the latest of each state
+        self.trained: dict[NodeId, int] = {}  # up to which step each node ever was
+        self._by_id: dict[ChainId, ChainRecord] = {}
+        self._latest: dict[WorkerId, dict[DriverId, ChainRecord]] = {}
+        self._makers: list[TrialId] = []  # of each node, the trial that made it
+        self._asked: dict[
+            NodeId, tuple[list[int], list[TrialId]]
+        ] = {}  # up to which step it was asked for first, by whom
+
+    def apply(self, fact: Fact) -> None:
+        handle = _HANDLERS.get(type(fact))
+        if handle is None:
+            self.plan.apply(fact)
+        else:
+            handle(self, fact)
+
+    def _add(self, fact: TrialAdded) -> None:
+        self.plan.apply(fact)
+        self._makers += [fact.trial] * (len(self.plan.nodes) - len(self._makers))
+
+    def _propose(self, fact: TrialProposed) -> None:
+        self.plan.apply(fact)
+        if fact.trial is not None:
+            self.proposed[fact.trial] = fact
+
+    def _start(self, fact: ChainStarted) -> None:
+        self.plan.apply(fact)
+        record = ChainRecord(fact.chain, fact.worker, fact.driver, fact.at)
+        self._by_id[fact.chain] = record
+        self._latest.setdefault(fact.worker, {})[fact.driver] = record
+        self.chains.append(record)
+
+    def _close(self, fact: ChainClosed) -> None:
+        self.plan.apply(fact)
+        if fact.chain in self._by_id:
+            self._by_id[fact.chain].ended = fact.at
+
+    def _leave(self, fact: DriverLeft) -> None:
+        for id, chain in self.plan.chains.items():
+            if chain.driver == fact.driver and id in self._by_id:
+                self._by_id[id].ended = fact.at
+        self.plan.apply(fact)
+
+    def _lose(self, fact: StateLost) -> None:
+        self.plan.apply(fact)
+        self.lost[StateRef(fact.node, fact.step)] = fact
+
+    def _ask(self, fact: TargetAsked) -> None:
+        planned = self.plan.trials.get(fact.trial)
+        gains: list[tuple[NodeId, int]] = []
+        if planned is not None and fact.step > planned.asked:
+            gains = [(node.id, stop) for node, _, stop in planned.legs(fact.step) if stop > node.reach]
+        self.plan.apply(fact)
+        for node, stop in gains:
+            stops, trials = self._asked.setdefault(node, ([], []))
+            stops.append(stop)
+            trials.append(fact.trial)
+
+    def _payer(self, node: NodeId, step: int) -> TrialId:
+        """Who asked first for the step that leads to ``step``; if nobody did, who made the node."""
+        stops, trials = self._asked.get(node, ([], []))
+        at = bisect_left(stops, step)
+        return trials[at] if at < len(stops) else self._makers[node]
+
+    def _reached(self, fact: StateReached) -> None:
+        payer: TrialId | None = None
+        if fact.start == fact.step and 0 <= fact.node < len(self.plan.nodes):
+            # Nothing was trained: a kept state was evaluated, for the first that waits for it.
+            state = self.plan.nodes[fact.node].states.get(fact.step)
+            payer = next(iter(state.waiting), None) if state is not None else None
+        self.plan.apply(fact)
+        charge = Charge(fact, self._payer(fact.node, fact.step) if payer is None else payer)
+        self.charges.append(charge)
+        self._pay(charge.trial, charge.seconds)
+        self.trained[fact.node] = max(self.trained.get(fact.node, 0), fact.step)
+        record = None if fact.chain is None else self._by_id.get(fact.chain)
+        if record is not None:
+            record.steps += fact.step - fact.start
+
+    def _waste(self, fact: ChainLost) -> None:
+        """The fact names no chain: it is the last that a driver started on the worker, and runs or was closed just now.
+
+        Of several drivers' (workers of two clusters may have one name) it is the one that was started last.
+        """
+        seconds = rounded(fact.seconds)
+        self._pay(self._payer(fact.node, fact.step + 1), seconds)
+        latest = list(self._latest.get(fact.worker, {}).values())
+        if latest:
+            record = max(latest, key=lambda record: (record.ended is None or record.ended == fact.at, record.began))
+        else:
+            record = ChainRecord(None, fact.worker, None, fact.at - fact.seconds, ended=fact.at)
+            self.chains.append(record)
+        record.wasted_seconds += seconds
+        record.wasted_steps += fact.steps
+        record.outcome = fact.outcome
+
+    def _pay(self, trial: TrialId, seconds: float) -> None:
+        self.used[trial] = self.used.get(trial, 0.0) + seconds
+
+    def alone(self, trial: TrialId) -> float:
+        """Seconds of a worker that the trial would have taken alone (:func:`hpstage.result.seconds_alone`)."""
+        return rounded(seconds_alone(self.plan, self.plan.trials[trial]))
+
+    def failures(self) -> list[StageFailed]:
+        """What the user's code raised, once for each place, unless another search has come past it since."""
+        latest = {(fact.node, fact.step, fact.evaluating): fact for fact in self.plan.failures}
+        return [fact for fact in latest.values() if not self._is_overcome(fact)]
+
+    def _is_overcome(self, failure: StageFailed) -> bool:
+        if not failure.evaluating:
+            return self.trained.get(failure.node, 0) > failure.step
+        state = self.plan.nodes[failure.node].states.get(failure.step)
+        return state is not None and state.metrics is not None
+
+    def study_of(self, trial: TrialId) -> str:
+        """The study that has the trial; in a plan that was driven without one, what the trial's id begins with."""
+        proposed = self.proposed.get(trial)
+        return proposed.study if proposed is not None else trial.rpartition("/")[0]
+
+    def is_open(self, trial: TrialId) -> bool:
+        """Is the trial of a search that goes on, and not over?"""
+        record = self.plan.searches.get(self.study_of(trial))
+        return record is not None and trial in record.open
+
+    def catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None = None) -> None:
+        """Fold what the journal holds beyond what is folded.
+
+        Args:
+            seen: called with each fact after it was folded.
+
+        Raises:
+            StoreError: at a record that is no fact, or contradicts those before it.
+        """
+        # Nothing of what is folded is garbage, and looking for some takes as long as all the rest.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._catch_up(journal, seen)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None) -> None:
+        plan = self.plan
+        # In pieces: the records of a long journal need not be in memory at once.
+        for start in count(plan.position, _PIECE):
+            for fact in read_facts(journal, start, _PIECE):
+                try:
+                    self.apply(fact)
+                except InternalError as error:
+                    raise contradiction(plan.position, error) from error
+                plan.position += 1
+                if seen is not None:
+                    seen(fact)
+            if plan.position < start + _PIECE:
+                return
+
+
+# By type, since a match over all of them would take as long as what is done.
+_HANDLERS: dict[type, Callable[[Account, Any], None]] = {
+    StateReached: Account._reached,
+    TargetAsked: Account._ask,
+    TrialAdded: Account._add,
+    TrialProposed: Account._propose,
+    ChainStarted: Account._start,
+    ChainClosed: Account._close,
+    ChainLost: Account._waste,
+    DriverLeft: Account._leave,
+    StateLost: Account._lose,
+}
+
+
+def new_account(journal: Journal) -> Account:
+    """The account of a journal's plan, with nothing folded yet. Raises :class:`StoreError` if it is none."""
+    header = read_header(journal)
+    return Account(SearchPlan(header.workload, sharing=shares(header)))

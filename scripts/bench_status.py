@@ -1,0 +1,108 @@
+"""How long ``hpstage status`` takes on a large plan, and what memory.
+
+    .venv/bin/python scripts/bench_status.py [--json FILE] [--stages 100000]
+
+The plan is that of a simulated search in SQLite: trials part at steps 10 and 20 of 30, until so many stages have been
+trained. Each figure is of a process of its own, from its start to its end.
+
+status_s, tree_s           wall seconds of ``hpstage status --json`` and ``hpstage tree``
+status_cpu_s, tree_cpu_s   their seconds of processor time, which other processes disturb less
+status_mib, tree_mib       their largest resident memory
+stages, trials, records    what the journal holds
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+
+def fill(folder: Path, stages: int) -> None:
+    """A store in ``folder`` with a search that has trained at least so many stages."""
+    from hpstage import schedule as s
+    from hpstage.driver import Driver, open_plan
+    from hpstage.events import SearchStarted, StateKey, TrialAdded, TrialEnded, TrialId, TrialProposed
+    from hpstage.scheduling import Scheduler
+    from hpstage.simulate import SimulatedExecutor
+    from hpstage.store import SQLiteJournal
+
+    with closing(SQLiteJournal(folder / "plan.sqlite")) as journal:
+        plan = open_plan(journal, StateKey("0" * 32), {})
+        driver = Driver(plan, Scheduler(plan), SimulatedExecutor(8, evaluate_seconds=0.1, state_bytes=1000), journal)
+        started = SearchStarted("study", "FullTraining()", ("value",), 30, None, "RandomSampler", 0.0, maximize=(True,))
+        driver.remember([started])
+        number = 0
+        while plan.totals.steps_trained < 10 * stages:  # each stage has ten steps
+            batch = []
+            for _ in range(1000):
+                rate = s.piecewise({0: 0.1 * (1 + number % 10), 10: 0.01 * (1 + number // 10), 20: 1e-3 * (1 + number)})
+                id = TrialId(f"study/{number}")
+                batch.append((number, TrialAdded(id, {"lr": rate, "momentum": s.constant(0.9)}, 30)))
+                number += 1
+            driver.add([trial for _, trial in batch], [TrialProposed("study", n, t.trial, {}) for n, t in batch])
+            for _, trial in batch:
+                driver.ask(trial.trial, 30)
+            answered = 0
+            while answered < len(batch):
+                answered += len(driver.wait())
+            driver.remember([TrialEnded("study", t.trial, "COMPLETE", (0.001 * n,), 30, 0.0) for n, t in batch])
+        driver.finish()
+
+
+def run(folder: Path, *words: str) -> tuple[float, float, float, bytes]:
+    """Wall seconds, processor seconds and MiB of a command, and what it wrote."""
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "hpstage", words[0], str(folder), *words[1:]], stdout=-1)
+    assert process.stdout is not None
+    written = process.stdout.read()
+    _, code, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(code)
+    if process.returncode:
+        raise SystemExit(f"hpstage {words[0]} ended with {process.returncode}")
+    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, written
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--stages", type=int, default=100_000)
+    options = parser.parse_args()
+    from hpstage.driver import read_facts
+    from hpstage.events import StateReached
+    from hpstage.store import SQLiteJournal
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fill(folder, options.stages)
+        with closing(SQLiteJournal(folder / "plan.sqlite", read_only=True)) as journal:
+            stages = sum(isinstance(fact, StateReached) for fact in read_facts(journal))
+        status_s, status_cpu_s, status_mib, written = run(folder, "status", "--json")
+        tree_s, tree_cpu_s, tree_mib, _ = run(folder, "tree")
+    plan = json.loads(written)["plan"]
+    figures = {
+        "stages": stages,
+        "trials": plan["trials"],
+        "records": plan["records"],
+        "status_s": status_s,
+        "status_cpu_s": status_cpu_s,
+        "status_mib": status_mib,
+        "tree_s": tree_s,
+        "tree_cpu_s": tree_cpu_s,
+        "tree_mib": tree_mib,
+    }
+    for figure, value in figures.items():
+        print(f"{figure:<14} {value:>12,.6g}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
