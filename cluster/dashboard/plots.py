@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class Plot(DashboardComponent):  # type: ignore[misc]
     ) -> None:
         self.board = board
         self.scheduler = scheduler
+        self._sizing = sizing_mode
         self.size: dict[str, Any] = {"sizing_mode": sizing_mode, "height": height}
         self._choose = choose
         self._drawn: object = None
@@ -90,6 +92,11 @@ class Plot(DashboardComponent):  # type: ignore[misc]
 
     @abstractmethod
     def draw(self, shown: Shown | None) -> None: ...
+
+    def fit(self, height: int, *, most: int) -> None:
+        """As high as its rows need, where it may be."""
+        if self._sizing == "stretch_width":
+            self.root.height = min(height, most)
 
     def figure(self, title: str, **options: Any) -> Any:
         made: Any = figure(title=title, tools="", toolbar_location=None, **self.size, **options)
@@ -130,11 +137,13 @@ class StageTree(Plot):
                 ],
             )
         )
-        # Renderers of one point beyond the plot: a legend of all states, whichever are there.
+        # A point that is nowhere for each state: the legend has all of them, whichever are there.
         for state, colour in COLOURS.items():
             text = "trained for another study" if state == "reused" else state
-            self.root.rect([], [], 1, 1, color=colour, legend_label=text)
+            self.root.rect([math.nan], [math.nan], 1, 1, color=colour, legend_label=text)
         self.root.legend.orientation = "horizontal"
+        self.root.legend.location = "left"
+        self.root.legend.background_fill_alpha = 0
         self.root.legend.border_line_color = None
         self.root.legend.padding = 0
         self.root.legend.label_text_font_size = "11px"
@@ -166,6 +175,7 @@ class StageTree(Plot):
             "bottom": [bottom for _, _, bottom in tree.joins],
         }
         self.root.y_range.update(start=tree.rows - 0.3, end=-0.7)
+        self.fit(110 + 16 * tree.rows, most=640)
         title = f"Stage tree: {len(shown.study.trials):,} trials in {len(shown.study.lanes):,} nodes"
         if tree.hidden:
             title += f"; {tree.hidden:,} nodes that few trials go along are not drawn"
@@ -179,6 +189,7 @@ class Workers(Plot):
         self.source = ColumnDataSource({name: [] for name in ("worker", "done", "colour", "text")})
         self.root = self.figure("Workers", y_range=FactorRange(factors=[]), x_range=Range1d(start=0, end=1))
         self.root.xaxis.visible = False
+        self.root.yaxis.axis_line_color = None
         self.root.grid.visible = False
         self.root.hbar(y="worker", left=0, right=1, height=0.8, source=self.source, color=_TRACK)
         self.root.hbar(y="worker", left=0, right="done", height=0.8, source=self.source, color="colour")
@@ -195,8 +206,8 @@ class Workers(Plot):
         names = {address: str(worker.name) for address, worker in self.scheduler.workers.items()}
         counts = list(names.values())
         busy = [address for address in names if address in works]
-        idle = [address for address in names if address not in works]
-        rows = [*busy, *idle][:_WORKERS]
+        rows = sorted(names, key=lambda address: address not in works)[:_WORKERS]
+        rows.sort(key=lambda address: (len(names[address]), names[address]))  # "10" after "9"
         labels = [name if counts.count(name) == 1 else address for address in rows for name in [names[address]]]
         found = [works.get(address) for address in rows]
         self.root.y_range.factors = labels[::-1]
@@ -206,6 +217,7 @@ class Workers(Plot):
             "colour": [COLOURS["running"]] * len(rows),
             "text": [_say(work) for work in found],
         }
+        self.fit(40 + 26 * max(1, len(rows)), most=640)
         title = f"Workers: {len(busy)} of {len(names)} train"
         self.root.title.text = title + (f"; {_WORKERS} are shown" if len(names) > _WORKERS else "")
 
@@ -230,6 +242,7 @@ class Savings(Plot):
         ):
             self.root.line("at", name, source=self.source, color=colour, line_width=2, legend_label=text)
         self.root.legend.location = "top_left"
+        self.root.legend.background_fill_alpha = 0
         self.root.legend.border_line_color = None
         self.root.legend.label_text_font_size = "11px"
         self.root.yaxis.formatter = NumeralTickFormatter(format="0,0")
@@ -392,7 +405,7 @@ def summary(shown: Shown) -> str:
 def seconds(value: float) -> str:
     """Worker-seconds for people."""
     if abs(value) < 600:
-        return f"{value:.1f} s"
+        return f"{round(value, 1) + 0.0:.1f} s"  # never -0.0
     return f"{value / 60:.1f} min" if abs(value) < 7200 else f"{value / 3600:.1f} h"
 
 

@@ -47,20 +47,25 @@ class History:
     """Points over time, of which every second one goes when they become too many."""
 
     def __init__(self) -> None:
-        self.points: list[tuple[float, ...]] = []
+        self._kept: list[tuple[float, ...]] = []
+        self._last: list[tuple[float, ...]] = []  # the latest, where it is not among those kept
         self._every = 1
         self._seen = 0
 
+    @property
+    def points(self) -> list[tuple[float, ...]]:
+        return self._kept + self._last
+
     def add(self, *point: float) -> None:
-        # The last point is always there, whether it is to stay or not.
-        if self.points and (self._seen - 1) % self._every:
-            self.points.pop()
-        self.points.append(point)
+        if self._seen % self._every:
+            self._last = [point]
+        else:
+            self._kept.append(point)
+            self._last = []
         self._seen += 1
-        if len(self.points) > _HISTORY:
-            self.points = self.points[::2]
+        if len(self._kept) > _HISTORY:
+            self._kept = self._kept[::2]
             self._every *= 2
-            self._seen = (len(self.points) - 1) * self._every + 1
 
 
 class StudyView:
@@ -74,7 +79,9 @@ class StudyView:
         self.rungs: dict[int, Rung] = {}
         self.standing: dict[TrialId, Result] = {}  # the farthest of each trial that is a number
         self.results: deque[Result] = deque(maxlen=_RESULTS)
-        self.history = History()  # (seconds since the start, worker-seconds of the trials alone, spent)
+        self.began = started.at  # the first call
+        self.history = History()  # (seconds since then, worker-seconds of the trials alone, spent)
+        self.history.add(0.0, 0.0, 0.0)
         self.steps_asked = 0
         self.steps_unique = 0  # distinct ones among them
         self.steps_trained = 0
@@ -153,13 +160,17 @@ class StudyView:
         self._mark(at)
 
     def best(self, count: int) -> list[Result]:
-        """The best standing results, the best first."""
+        """The best standing results, the best first; as in Optuna, before all others those of completed trials."""
         sign = -1 if self.maximize else 1
-        return heapq.nsmallest(count, self.standing.values(), key=lambda result: (sign * result.value, result.trial))
+
+        def order(result: Result) -> tuple[bool, float, int, str]:
+            return self.trials[result.trial] != "COMPLETE", sign * result.value, len(result.trial), result.trial
+
+        return heapq.nsmallest(count, self.standing.values(), key=order)
 
     def _mark(self, at: float | None) -> None:
         if at is not None:
-            self.history.add(max(0.0, at - self.started.at), self.seconds_alone, self.seconds_spent)
+            self.history.add(max(0.0, at - self.began), self.seconds_alone, self.seconds_spent)
 
 
 def curve(trial: PlannedTrial, metric: str, stop: int) -> list[tuple[int, float]]:
