@@ -86,11 +86,10 @@ class Follower:
         if not self._plan or (not records and time.monotonic() < self._next_offer):
             return False
         self._next_offer = time.monotonic() + _AGAIN
-        offer = getattr(client.scheduler, HANDLER)(plan=self._plan, first=self._wanted, records=records)
 
         async def offered() -> int:
-            wanted: int = await offer
-            return wanted
+            answer: int = await getattr(client.scheduler, HANDLER)(plan=self._plan, first=self._wanted, records=records)
+            return answer
 
         wanted: int = client.sync(offered, callback_timeout=_PATIENCE)
         progress = wanted != self._wanted

@@ -13,7 +13,6 @@ from bokeh.models import (
     ColumnDataSource,
     FactorRange,
     HoverTool,
-    NumeralTickFormatter,
     Range1d,
 )
 from bokeh.models.widgets import Div
@@ -146,6 +145,7 @@ class StageTree(Plot):
         self.root.legend.background_fill_alpha = 0
         self.root.legend.border_line_color = None
         self.root.legend.padding = 0
+        self.root.legend.spacing = 14
         self.root.legend.label_text_font_size = "11px"
         self.root.legend.glyph_height = 12
         self.root.legend.glyph_width = 12
@@ -192,7 +192,9 @@ class Workers(Plot):
         self.root.yaxis.axis_line_color = None
         self.root.grid.visible = False
         self.root.hbar(y="worker", left=0, right=1, height=0.8, source=self.source, color=_TRACK)
-        self.root.hbar(y="worker", left=0, right="done", height=0.8, source=self.source, color="colour")
+        self.root.hbar(
+            y="worker", left=0, right="done", height=0.8, source=self.source, fill_color="colour", line_color=None
+        )
         self.root.text(
             x=0.005, y="worker", text="text", source=self.source,
             text_baseline="middle", text_font_size="11px", text_color=_INK,
@@ -233,9 +235,9 @@ class Savings(Plot):
     """Worker-seconds that the results so far have taken, beside those that each trial alone would have taken."""
 
     def make(self) -> None:
-        self.source = ColumnDataSource({"at": [], "alone": [], "spent": []})
+        self.source = ColumnDataSource({"at": [], "alone": [], "spent": [], "top": []})
         self.root = self.figure("Savings", x_axis_label="seconds since the search began", y_axis_label="worker-seconds")
-        self.root.varea("at", "spent", "alone", source=self.source, color=COLOURS["reused"], alpha=0.15)
+        self.root.varea("at", "spent", "top", source=self.source, color=COLOURS["reused"], alpha=0.15)
         for name, colour, text in (
             ("alone", _FAINT, "each trial alone (estimated)"),
             ("spent", COLOURS["done"], "spent"),
@@ -245,7 +247,7 @@ class Savings(Plot):
         self.root.legend.background_fill_alpha = 0
         self.root.legend.border_line_color = None
         self.root.legend.label_text_font_size = "11px"
-        self.root.yaxis.formatter = NumeralTickFormatter(format="0,0")
+        self.root.yaxis.formatter.use_scientific = False
 
     def draw(self, shown: Shown | None) -> None:
         if shown is None:
@@ -255,6 +257,7 @@ class Savings(Plot):
             "at": [point[0] for point in points],
             "alone": [point[1] for point in points],
             "spent": [point[2] for point in points],
+            "top": [max(point[1], point[2]) for point in points],
         }
         study = shown.study
         self.root.title.text = (

@@ -87,6 +87,7 @@ class StudyView:
         self.steps_trained = 0
         self.seconds_alone = 0.0  # that the results so far would have taken, each trial alone
         self.seconds_spent = 0.0  # by the study's own chains
+        self._latest = 0.0
         self._told: dict[TrialId, int] = {}  # the farthest step that was told of
 
     @property
@@ -170,7 +171,8 @@ class StudyView:
 
     def _mark(self, at: float | None) -> None:
         if at is not None:
-            self.history.add(max(0.0, at - self.began), self.seconds_alone, self.seconds_spent)
+            self._latest = max(self._latest, at - self.began)  # reports of several workers come out of order
+            self.history.add(self._latest, self.seconds_alone, self.seconds_spent)
 
 
 def curve(trial: PlannedTrial, metric: str, stop: int) -> list[tuple[int, float]]:
