@@ -379,3 +379,32 @@ def test_a_scheduler_without_a_dashboard_is_left_as_it_is(bokeh: bool) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_was_started_anew_shows_the_search_from_its_beginning(tmp_path: Path) -> None:
+    logs, files = tmp_path / "logs", tmp_path / "files"
+    logs.mkdir(), files.mkdir()
+    port = free_port()
+    words = ["scheduler", "--host", "127.0.0.1", "--port", str(port), "--dashboard-address", f"127.0.0.1:{free_port()}"]
+    address = f"tcp://127.0.0.1:{port}"
+    started = [
+        Command(logs, *words),
+        Command(logs, "worker", address, "--nworkers", "2", "--gpus", "0", "--local-directory", str(files)),
+    ]
+    try:
+        with Client(address, set_as_default=False, timeout=30) as client:
+            running = Running(Steady(files, 0.1), client, tmp_path)
+            until(lambda: len(running.reached()) > 2, "states are reached")
+            assert client.run_on_scheduler(look)
+            started[0].process.kill()
+            started[0].process.wait()
+        started.append(Command(logs, *words))
+        running.result()
+        with Client(address, set_as_default=False, timeout=30) as client:
+            [(_, position, text)] = client.run_on_scheduler(look)
+        assert position == len(running.journal) and "ended" in text
+    finally:
+        for command in reversed(started):
+            if command.process.poll() is None:
+                command.stop()
