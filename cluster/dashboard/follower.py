@@ -29,8 +29,8 @@ _LOOK = 0.25
 _AGAIN = 3.0
 """Seconds between two looks for a page, and between two offers to it while there is nothing new: by these a scheduler
 that was started anew is noticed."""
-_RECORDS = 500
-"""Records sent at once. The scheduler does nothing else for the 10 to 20 ms in which it folds them."""
+_RECORDS = 200
+"""Records sent at once. The scheduler does nothing else for the 2 to 10 ms in which it folds them."""
 _PATIENCE = 3.0
 """Seconds that a last offer may take when the search is over."""
 
