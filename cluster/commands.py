@@ -19,6 +19,7 @@ PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command whose further words are Dask's."""
 
 _PORT = 8786
+_PAGE = "hpstage.cluster.dashboard"
 _LOOK = 1.0
 """Seconds between two looks for a scheduler."""
 _TRYING = 3.0
@@ -64,6 +65,7 @@ def scheduler(
     hpstage scheduler --scheduler-file /shared/scheduler.json
     hpstage scheduler --tls-ca-file ca.pem --tls-cert scheduler.pem --tls-key scheduler.key
     """
+    import dask.config
     from distributed.cli import dask_scheduler
 
     from hpstage.cluster.settings import scheduler_environment
@@ -77,7 +79,8 @@ def scheduler(
         "--tls-ca-file": tls_ca_file,
         "--tls-cert": tls_cert,
         "--tls-key": tls_key,
-        "--preload": preload,
+        # Modules on the command line replace those of the configuration.
+        "--preload": [*(preload or _listed(dask.config.get("distributed.scheduler.preload"))), _PAGE],
     }
     words = [*_words(options), *context.args]
     _parse(dask_scheduler.main, words)
@@ -215,6 +218,10 @@ def _innermost(error: BaseException) -> str:
         error = error.__cause__
     refused = isinstance(error, ssl.SSLError)
     return f"TLS fails, and the scheduler's log says why: {error}" if refused else str(error)
+
+
+def _listed(words: str | list[str]) -> list[str]:
+    return [words] if isinstance(words, str) else words
 
 
 def _words(options: Mapping[str, object]) -> list[str]:

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import dask
@@ -19,6 +20,7 @@ from hpstage.cluster import worker as side
 from hpstage.cluster.admission import environment_of, refusal
 from hpstage.cluster.connection import Connection, Departure
 from hpstage.cluster.courier import Courier
+from hpstage.cluster.dashboard.follower import Follower
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.launch import local_cluster
 from hpstage.cluster.messages import (
@@ -35,6 +37,7 @@ from hpstage.errors import ClusterError, InternalError, UsageError
 from hpstage.events import Amendment, Chain, ChainId, Report, WorkerId
 from hpstage.executor import Environment, Executor
 from hpstage.schedule import Scalar
+from hpstage.store import Journal
 
 logger = logging.getLogger("hpstage")
 
@@ -300,6 +303,13 @@ class DaskExecutor(Executor):
             self._abandon()
             timeout = min(1.5 * timeout, longest)
             self._closed.wait(_LOOK)
+
+    def show(self, journal: Journal) -> AbstractContextManager[object]:
+        return closing(Follower(journal, self._present_client))
+
+    def _present_client(self) -> Client | None:
+        connection = self._connection
+        return connection.client if connection is not None and connection.alive else None
 
     def clock(self) -> float:
         return time.time()

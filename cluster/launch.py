@@ -13,6 +13,7 @@ from dask.system import CPU_COUNT
 from distributed import LocalCluster
 
 from hpstage.cluster import memory
+from hpstage.cluster.dashboard import install_on
 from hpstage.cluster.devices import environment_of, first_devices, visible_devices
 from hpstage.errors import ClusterError, UsageError
 
@@ -65,6 +66,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
                     dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}
                 ),
             )
+        self.sync(self._add_page)
         for _ in range(n_workers):
             self.worker_spec.update(self.new_worker_spec())
         try:
@@ -77,6 +79,9 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
                     f'search under `if __name__ == "__main__":`, since workers import it'
                 ) from None
             raise
+
+    async def _add_page(self) -> None:
+        install_on(self.scheduler)
 
     def new_worker_spec(self) -> dict[Any, Any]:
         spec: dict[Any, Any] = super().new_worker_spec()

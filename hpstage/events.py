@@ -346,7 +346,8 @@ class ChainClosed(msgspec.Struct, frozen=True, tag=True):
 class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     """A call of ``optimize`` began to propose trials. ``study``: its name, or where another study of that name (not of
     that ``identity``) uses the plan, something longer. It is over at its :class:`SearchEnded`; until then a call that
-    is the same in all of these continues it. One that ``extends`` takes over the trials of the study's last search."""
+    is the same in all of these continues it. One that ``extends`` takes over the trials of the study's last search.
+    ``directions`` are the study's, "maximize" or "minimize": they tell those who read the plan what is good."""
 
     study: str
     algorithm: str
@@ -357,11 +358,10 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
     at: float
     extends: bool = False
     identity: str = ""
-    maximize: tuple[bool, ...] = ()
-    """For each metric; empty in journals of earlier builds. It is the study's, and so is not compared."""
+    directions: tuple[str, ...] = ()
 
     def same_call(self, other: SearchStarted) -> bool:
-        return msgspec.structs.replace(self, at=0.0, maximize=()) == msgspec.structs.replace(other, at=0.0, maximize=())
+        return msgspec.structs.replace(self, at=other.at, directions=other.directions) == other
 
 
 class RandomState(msgspec.Struct, frozen=True):

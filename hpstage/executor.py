@@ -6,6 +6,7 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from hpstage.schedule import Scalar
 
 if TYPE_CHECKING:
     from hpstage.checkpoints import CheckpointStore
+    from hpstage.store import Journal
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -86,6 +88,11 @@ class Executor(ABC):
 
         The first call reports ``WorkerJoined`` for each worker present.
         """
+
+    def show(self, journal: Journal) -> AbstractContextManager[object]:
+        """Where the workers' cluster has a page that shows plans to people, keep that of ``journal`` on it until the
+        context is left. The page is a reader like others: nothing waits for it, and it may be out of reach."""
+        return nullcontext()
 
     @abstractmethod
     def clock(self) -> float:

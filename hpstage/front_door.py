@@ -134,6 +134,7 @@ def optimize(
         workload = workload_key(described)
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         hands.use(places.checkpoints)
+        closing.enter_context(hands.show(places.journal))
         closing.enter_context(patient(study))
         eviction = Eviction(places.checkpoints, budget)
         closing.callback(eviction.close)
@@ -231,7 +232,7 @@ class _Call:
             at=time.time(),
             extends=self.extend,
             identity=self.ledger.identity(),
-            maximize=tuple(direction == optuna.study.StudyDirection.MAXIMIZE for direction in study.directions),
+            directions=tuple(direction.name.lower() for direction in study.directions),
         )
         return Session(
             self.ledger,

@@ -36,7 +36,9 @@ def fill(folder: Path, stages: int) -> None:
     with closing(SQLiteJournal(folder / "plan.sqlite")) as journal:
         plan = open_plan(journal, StateKey("0" * 32), {})
         driver = Driver(plan, Scheduler(plan), SimulatedExecutor(8, evaluate_seconds=0.1, state_bytes=1000), journal)
-        started = SearchStarted("study", "FullTraining()", ("value",), 30, None, "RandomSampler", 0.0, maximize=(True,))
+        started = SearchStarted(
+            "study", "FullTraining()", ("value",), 30, None, "RandomSampler", 0.0, directions=("maximize",)
+        )
         driver.remember([started])
         number = 0
         while plan.totals.steps_trained < 10 * stages:  # each stage has ten steps

@@ -275,10 +275,10 @@ def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Be
             continue
         lowest, highest = min(values, key=lambda pair: pair[0]), max(values, key=lambda pair: pair[0])
         goals: list[tuple[Literal["maximize", "minimize", "lowest", "highest"], tuple[float, TrialId]]]
-        if i >= len(record.started.maximize):
+        if i >= len(record.started.directions):
             goals = [("lowest", lowest), ("highest", highest)]
         else:
-            goals = [("maximize", highest)] if record.started.maximize[i] else [("minimize", lowest)]
+            goals = [("maximize", highest)] if record.started.directions[i] == "maximize" else [("minimize", lowest)]
         found += [Best(metric, to_metric(value), id, goal) for goal, (value, id) in goals]
     return found
 

@@ -411,4 +411,4 @@ def test_looking_on_needs_nothing_heavy(searched: tuple[Path, hpstage.Result]) -
 
 
 def test_a_search_of_an_earlier_build_is_continued_by_the_same_call() -> None:
-    assert begin("x").same_call(begin("x", maximize=(True,))) and not begin("x").same_call(begin("y"))
+    assert begin("x").same_call(begin("x", directions=("maximize",))) and not begin("x").same_call(begin("y"))
