@@ -20,6 +20,8 @@ PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 _PORT = 8786
 _PAGE = "hpstage.cluster.dashboard"
+# Reasons why there is no scheduler that are told: one that hangs gives another one now and then.
+_REASONS = 3
 _LOOK = 1.0
 """Seconds between two looks for a scheduler."""
 _TRYING = 3.0
@@ -183,15 +185,15 @@ class _Place:
         return self._file or str(self._address)
 
     async def wait_for_scheduler(self) -> None:
-        """Until a connection can be made; says once that there is none yet, and why.
+        """Until a connection can be made; says that there is none yet, and why: each reason once, the first few.
 
         A worker would try as well, but ten times a second, with a line for each in its log, and never say why.
         """
-        told = False
+        told: set[str] = set()
         while (problem := await self._problem()) is not None:
-            if not told:
+            if problem not in told and len(told) < _REASONS:
                 _say(f"no scheduler at {self} ({problem}); looking for it until it is there")
-                told = True
+                told.add(problem)
             await asyncio.sleep(_LOOK)
 
     async def _problem(self) -> str | None:
