@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import optuna
@@ -28,6 +28,8 @@ from tests.toys import Tape
 RUNG, STEPS = 8, 32
 TRIALS = 12
 INTERVAL = 4  # states are kept at least as often
+
+Space = Callable[[optuna.Trial], dict[str, object]]
 
 
 class Watched(Tape):
@@ -73,11 +75,24 @@ def space(trial: optuna.Trial) -> dict[str, object]:
     return {"a": s.piecewise(values), "b": s.linear(1.0, total_iters=trial.suggest_int("iters", 3, 4))}
 
 
+def gated(file: Path) -> Space:
+    """The space, of which no trial but the first is made while there is the file."""
+
+    def suggest(trial: optuna.Trial) -> dict[str, object]:
+        while trial.number > 0 and file.exists():
+            file.with_name(f"{file.name}-reached").touch()
+            time.sleep(0.01)
+        return space(trial)
+
+    return suggest
+
+
 def search(
     trainable: Watched,
     executor: Executor | Client,
     store: Journal | str,
     checkpoints: Path | None,
+    space: Space = space,
     *,
     name: str,
     seed: int,
@@ -112,7 +127,8 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     folder = Path(path)
     with Client(scheduler, set_as_default=False) as client:
-        result = search(Watched(folder, 0.005), client, store, folder / "checkpoints", name=name, seed=int(seed))
+        gate = gated(folder / f"gate-{name}")
+        result = search(Watched(folder, 0.005), client, store, folder / "checkpoints", gate, name=name, seed=int(seed))
     result.plan.validate()
     (folder / f"{name}.txt").write_text(repr(trials(result.study)))
 

@@ -42,6 +42,7 @@ class Lab:
         self.folder = folder
         self.network = Network(folder, "store", "head", "desk", *WORKERS)
         self.workers: dict[str, Process] = {}  # their supervisors
+        self.dask: Process  # the scheduler
         self._program = redis_program
         self._socket = folder / "redis.sock"
         self._closing = ExitStack()
@@ -67,23 +68,22 @@ class Lab:
         store.run(self._program, *place, "--unixsocket", str(self._socket), *durable)
         until(self._socket.exists, "Redis is there")
         place = ["--host", head.address, "--port", _DASK, "--no-dashboard"]
-        scheduler = head.python("hpstage", "scheduler", *place, **_PATIENCE)
+        self.dask = head.python("hpstage", "scheduler", *place, **_PATIENCE)
         for name in WORKERS:
             place = ["--nworkers", "1", "--host", self[name].address, "--local-directory", str(self.folder / name)]
             self.workers[name] = self[name].python("hpstage", "worker", self.scheduler, *place, **_PATIENCE)
-        until(lambda: scheduler.said.count("Register worker") == len(WORKERS), "all workers are there")
+        until(lambda: self.dask.said.count("Register worker") == len(WORKERS), "all workers are there")
 
     @property
     def scheduler(self) -> str:
         return f"tcp://{self['head'].address}:{_DASK}"
 
-    def plan(self, name: str) -> Plan:
-        """A plan of its own, on the lab's one Redis."""
-        return Plan(self, name)
-
 
 class Plan:
-    """One plan, its checkpoints, and what the hosts tell of their work in a folder that all of them share."""
+    """One plan on the lab's Redis, its checkpoints, and what the hosts tell of their work in a folder that all share.
+
+    Use it as a context: what it leaves behind in the lab goes.
+    """
 
     def __init__(self, lab: Lab, name: str) -> None:
         self._lab = lab
@@ -91,6 +91,17 @@ class Plan:
         self.folder = lab.folder / name
         self.folder.mkdir()
         self._searches: dict[str, tuple[Process, int]] = {}
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process, _ in self._searches.values():
+            process.kill()
+        for file in self.folder.glob("hold-*"):
+            file.unlink()
+        for host in self._lab.network.hosts.values():
+            host.heal()
 
     def drive(self, host: str, seed: int) -> Process:
         """A search on a host, which gives the study its name."""
@@ -113,8 +124,11 @@ class Plan:
         return [fact["driver"] for fact in self.facts("DriverJoined") if fact["host"].startswith(f"{host}/")]
 
     def processes(self, host: str) -> set[str]:
-        """Those that have trained there."""
+        """Those that have trained there, by the names of their notes."""
         return {path.name for path in self.folder.glob(f"steps-{host}-*")}
+
+    def steps(self, process: str) -> int:
+        return len((self.folder / process).read_text().splitlines())
 
     def trained(self) -> Counter[str]:
         """How often each state was trained, by the workers' own notes."""
@@ -138,6 +152,16 @@ class Plan:
     def release(self, *hosts: str) -> None:
         for host in hosts:
             (self.folder / f"hold-{host}").unlink()
+
+    def shut(self, host: str) -> None:
+        """Its search makes no second trial."""
+        (self.folder / f"gate-{host}").touch()
+
+    def open(self, host: str) -> None:
+        (self.folder / f"gate-{host}").unlink()
+
+    def at_gate(self, host: str) -> bool:
+        return (self.folder / f"gate-{host}-reached").exists()
 
     # --- what must come of it -----------------------------------------------------------------------------
 
