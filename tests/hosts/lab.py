@@ -134,13 +134,16 @@ class Plan:
         """How often each state was trained, by the workers' own notes."""
         return Counter(line for path in self.folder.glob("steps-*") for line in path.read_text().splitlines())
 
+    def held(self, host: str) -> list[int]:
+        """Before which steps its processes wait, or waited when they ended."""
+        return [int(path.name.rpartition("-")[2]) for path in self.folder.glob(f"held-{host}-*")]
+
     def holding(self, *hosts: str) -> bool:
         """Does each of the hosts stand before a step that it may not train?"""
-        return all(self._holds(host) for host in hosts)
+        return all(any(step >= self._first(host) for step in self.held(host)) for host in hosts)
 
-    def _holds(self, host: str) -> bool:
-        first = int((self.folder / f"hold-{host}").read_text())
-        return any(int(path.name.rpartition("-")[2]) >= first for path in self.folder.glob(f"held-{host}-*"))
+    def _first(self, host: str) -> int:
+        return int((self.folder / f"hold-{host}").read_text())
 
     def hold(self, step: int, *hosts: str) -> None:
         """Train no step from this one on."""

@@ -74,15 +74,14 @@ class Host:
         """Pull the plug: nothing goes in or out."""
         _ip("-n", self._network.namespace(_SWITCH), "link", "set", "dev", f"port-{self.name}", "down")
 
-    def heal(self) -> None:
-        _ip("-n", self._network.namespace(_SWITCH), "link", "set", "dev", f"port-{self.name}", "up")
-
     def ignore(self, other: Host) -> None:
         """Answer the other no more, while hearing it: what it sends arrives, and it cannot know."""
         _ip("-n", self._network.namespace(self.name), "route", "add", "blackhole", f"{other.address}/32")
 
-    def heed(self, other: Host) -> None:
-        _ip("-n", self._network.namespace(self.name), "route", "del", "blackhole", f"{other.address}/32")
+    def heal(self) -> None:
+        """As if there had been neither."""
+        _ip("-n", self._network.namespace(_SWITCH), "link", "set", "dev", f"port-{self.name}", "up")
+        _ip("-n", self._network.namespace(self.name), "route", "flush", "type", "blackhole")
 
     def kill(self) -> None:
         for process in self._started:

@@ -20,8 +20,9 @@ By hand, a host is three commands, and a partition is one. Make the switch, then
     on head hpstage scheduler --host 10.0.0.2 --no-dashboard &
     on w1 hpstage worker tcp://10.0.0.2:8786 --nworkers 1 --host 10.0.0.3 &
     on w2 hpstage worker tcp://10.0.0.2:8786 --nworkers 1 --host 10.0.0.4 &
-    on head python search.py  # optimize(..., executor=Client("tcp://10.0.0.2:8786"), store="redis://10.0.0.1",
-                              #          checkpoints="a folder"): namespaces share the disk, as hosts share NFS
+    # optimize(..., executor=Client("tcp://10.0.0.2:8786"), store="redis://10.0.0.1", checkpoints="a folder"):
+    # namespaces share the disk, as hosts share NFS
+    on head python search.py &
 
     ip -n switch link set dev port-w1 down   # w1 is cut off
     ip -n switch link set dev port-w1 up     # and back
@@ -97,6 +98,7 @@ def test_a_worker_that_is_cut_off_is_replaced_and_used_again_when_it_is_back(lab
     until(lambda: plan.steps(zombie) > late, "it trains what others have trained")
     if how == "until it gives up":
         until(lambda: lab.workers["w2"].said.count("no scheduler at") > given_up, "it looks for its scheduler")
+        assert "()" not in lab.workers["w2"].said  # it says why
     lab["w2"].heal()
     until(lambda: len(plan.processes("w2")) == 2, "its host trains again")
     plan.release("w1", "w3")
@@ -146,10 +148,23 @@ def test_a_driver_that_is_cut_off_is_taken_over_from_and_joins_again(lab: Lab, p
     until(lambda: plan.holding(*WORKERS), "the other is in its second rung")
     taken = [chain for chain in plan.facts("ChainStarted") if chain["driver"] != driver]
     assert all(any(overlap(chain, other) for other in taken) for chain in lost)
-    if how == "from the store":
-        lab["store"].heed(lab["desk"])
-    else:
-        lab["desk"].heal()
+    lab["store" if how == "from the store" else "desk"].heal()
     until(lambda: len(plan.joined("desk")) == 2, "it joins again")
     plan.release(*WORKERS)
     plan.check()
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_when_the_host_of_its_driver_and_its_scheduler_is_back(lab: Lab, plan: Plan) -> None:
+    plan.hold(3, *WORKERS)
+    plan.drive("head", seed=7)
+    until(lambda: plan.holding(*WORKERS), "every host trains")
+    removed = lab.dask.said.count("Remove worker addr")
+    lab["head"].cut()
+    until(lambda: lab.dask.said.count("Remove worker addr") == removed + len(WORKERS), "all workers are given up")
+    lab["head"].heal()
+    # They end in the midst of a step that does not.
+    until(lambda: all(len(plan.held(host)) == 2 for host in WORKERS), "others train instead")
+    plan.release(*WORKERS)
+    plan.check()
+    assert len(plan.joined("head")) == 1
