@@ -219,7 +219,8 @@ def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     refused = isinstance(error, ssl.SSLError)
-    return f"TLS fails, and the scheduler's log says why: {error}" if refused else str(error)
+    # A TimeoutError has no text.
+    return f"TLS fails, and the scheduler's log says why: {error}" if refused else str(error) or "no answer"
 
 
 def _listed(words: str | list[str]) -> list[str]:

@@ -176,8 +176,8 @@ def optimize(
                 break
             except LeaseLost:
                 logger.warning(
-                    "This process stood still for so long that others took its part over. It joins them again and goes "
-                    "on where the search is now."
+                    "This process stood still, or was cut off from the store, for so long that others took its part "
+                    "over. It joins them again and goes on where the search is now."
                 )
                 workers = driver.abandon()
             except KeyboardInterrupt:

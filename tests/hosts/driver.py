@@ -1,0 +1,137 @@
+"""A search in a process of its own on some host: ``python -m tests.hosts.driver SCHEDULER STORE FOLDER NAME SEED``.
+
+Writes what became of its trials to ``NAME.txt`` in the folder, which all hosts share.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import optuna
+from distributed import Client
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
+from hpstage.executor import Executor
+from hpstage.schedule import Scalar
+from hpstage.store import Journal, MemoryJournal
+from tests.dask.studies import Trials, trials
+from tests.toys import Tape
+
+RUNG, STEPS = 8, 32
+TRIALS = 12
+INTERVAL = 4  # states are kept at least as often
+
+Space = Callable[[optuna.Trial], dict[str, object]]
+
+
+class Watched(Tape):
+    """A Tape that writes a line for each step it has trained into a file per host and process, and that can be held.
+
+    A host whose file ``hold-HOST`` holds a number trains no step from that number on, until the file is gone or holds
+    a greater one.
+    """
+
+    def __init__(self, folder: Path | None = None, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.folder = None if folder is None else str(folder)
+        self.seconds = seconds
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        if self.folder is not None:
+            name = f"{socket.gethostname()}-{os.getpid()}"
+            held = Path(self.folder) / f"held-{name}-{step}"
+            while _must_wait(Path(self.folder) / f"hold-{socket.gethostname()}", step):
+                held.touch()
+                time.sleep(0.01)
+            held.unlink(missing_ok=True)
+            time.sleep(self.seconds)  # stands for work
+        super().train(step, hp)
+        if self.folder is not None:
+            with open(Path(self.folder) / f"steps-{name}", "a") as steps:
+                steps.write(f"{self.digest[:16]}\n")
+
+
+def _must_wait(file: Path, step: int) -> bool:
+    try:
+        return step >= int(file.read_text())
+    except FileNotFoundError:
+        return False
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    values = {
+        0: trial.suggest_int("first", 1, 3),
+        5: trial.suggest_int("mid", 1, 3),
+        12: trial.suggest_int("late", 1, 3),
+    }
+    return {"a": s.piecewise(values), "b": s.linear(1.0, total_iters=trial.suggest_int("iters", 3, 4))}
+
+
+def gated(file: Path) -> Space:
+    """The space, of which no trial but the first is made while there is the file."""
+
+    def suggest(trial: optuna.Trial) -> dict[str, object]:
+        while trial.number > 0 and file.exists():
+            file.with_name(f"{file.name}-reached").touch()
+            time.sleep(0.01)
+        return space(trial)
+
+    return suggest
+
+
+def search(
+    trainable: Watched,
+    executor: Executor | Client,
+    store: Journal | str,
+    checkpoints: Path | None,
+    space: Space = space,
+    *,
+    name: str,
+    seed: int,
+) -> hpstage.Result:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        study_name=name, direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
+    )
+    return hpstage.optimize(
+        study,
+        trainable,
+        space,
+        metric="score",
+        steps=STEPS,
+        n_trials=TRIALS,
+        algorithm=SuccessiveHalving(min_steps=RUNG, reduction_factor=2),
+        executor=executor,
+        store=store,
+        checkpoints=checkpoints,
+        checkpoint_every=INTERVAL,
+    )
+
+
+def undisturbed(seed: int) -> Trials:
+    """The study in one process that nothing happens to."""
+    found = search(Watched(), hpstage.InlineExecutor(), MemoryJournal(), None, name="alone", seed=seed)
+    return trials(found.study)
+
+
+def main() -> None:
+    scheduler, store, path, name, seed = sys.argv[1:]
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    folder = Path(path)
+    with Client(scheduler, set_as_default=False) as client:
+        gate = gated(folder / f"gate-{name}")
+        result = search(Watched(folder, 0.005), client, store, folder / "checkpoints", gate, name=name, seed=int(seed))
+    result.plan.validate()
+    (folder / f"{name}.txt").write_text(repr(trials(result.study)))
+
+
+if __name__ == "__main__":
+    main()
