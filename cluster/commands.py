@@ -20,8 +20,8 @@ PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 _PORT = 8786
 _PAGE = "hpstage.cluster.dashboard"
-# Reasons why there is no scheduler that are told: one that hangs gives another one now and then.
 _REASONS = 3
+"""Reasons why there is no scheduler that are told: on a busy host a look may end without an answer first."""
 _LOOK = 1.0
 """Seconds between two looks for a scheduler."""
 _TRYING = 3.0

@@ -143,8 +143,8 @@ def test_a_scheduler_is_found_by_its_file(start: Start, port: int, tmp_path: Pat
 
 def test_a_worker_that_still_looks_for_its_scheduler_is_stopped(start: Start, port: int) -> None:
     command = start("worker", "--nworkers", "1", DASK_SCHEDULER_ADDRESS=f"tcp://127.0.0.1:{port}")
-    command.says(f"no scheduler at tcp://127.0.0.1:{port} (")
-    assert "Connection refused); looking for it" in command.said
+    command.says("Connection refused); looking for it")
+    assert f"no scheduler at tcp://127.0.0.1:{port} (" in command.said
     assert command.stop() == 0
 
 
