@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from hpstage.processes import is_alive
 from tests.faults.site import ROOT, members
 
 _SUBNET = IPv4Network("10.213.8.0/24")
@@ -118,6 +121,7 @@ class Network:
         for program in ("ip", "unshare", "hostname"):
             if shutil.which(program) is None:
                 raise NoNetwork(f"there is no program {program}")
+        _sweep()
         try:
             self._make()
         except BaseException:
@@ -153,5 +157,15 @@ class Network:
             _ip("netns", "delete", self._made.pop())
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def _sweep() -> None:
+    """Take away what runs that were killed have left, their processes included."""
+    for name in re.findall(r"^hpstage-\d+-\w+", _ip("netns", "list"), re.MULTILINE):
+        if not is_alive(int(name.split("-")[1])):
+            for pid in _ip("netns", "pids", name).split():
+                with suppress(ProcessLookupError):  # its parent is killed already, and took it along
+                    os.kill(int(pid), signal.SIGKILL)
+            _ip("netns", "delete", name)
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
