@@ -19,7 +19,7 @@ from hpstage.cluster import DaskExecutor
 from hpstage.cluster.admission import environment_of, refusal
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
-from hpstage.events import ChainEnded, WorkerJoined, WorkerLeft
+from hpstage.events import BoundaryReached, ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.executor import Environment
 from tests.dask.processes import Processes
 from tests.dask.toys import Counter, chain, ended, outcome, until, wait_for, workers
@@ -58,6 +58,21 @@ class Deadly(Counter):
 
 def test_trying_out_does_not_wait_for_a_worker_that_died_of_it(open_executor: Open) -> None:
     assert open_executor(Deadly()).try_out({"x": 1.0}) is None
+
+
+def test_trying_out_does_not_wait_for_a_worker_on_which_another_search_trains(
+    open_executor: Open, tmp_path: Path
+) -> None:
+    other = open_executor(Counter(tmp_path / "gate", held=1))
+    for worker in workers(other, 2):
+        other.start(worker, chain(worker, 5, 1))
+    until(other, lambda seen: sum(isinstance(report, BoundaryReached) for report in seen) == 2)
+    executor = open_executor()
+    assert executor.try_out({"x": 1.0}) is None
+    (tmp_path / "gate").touch()
+    until(other, lambda seen: sum(isinstance(report, ChainEnded) for report in seen) == 2)
+    metrics = executor.try_out({"x": 1.0})
+    assert metrics is not None and metrics["total"] == 0.0
 
 
 def test_a_worker_that_comes_later_joins_and_one_that_is_retired_leaves(
