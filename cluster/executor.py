@@ -45,6 +45,8 @@ _STARTING = 60.0
 """Seconds that a cluster which has no worker yet is given."""
 _SETUPS = 5
 """How often workers are set up, if one is lost while it is."""
+_TURN = 5.0
+"""Seconds for which trying out waits for its turn on a worker that others may use."""
 _LOOK = 0.5
 """Seconds between two looks at the connection while nothing is heard, and between two attempts at another."""
 _ATTEMPTS = (2.0, 10.0)
@@ -101,6 +103,7 @@ class DaskExecutor(Executor):
         self._closed = threading.Event()
         self._courier: Courier | None = None
         self._inbox = Inbox()
+        self._trying = threading.Event()
         self._checkpoints = b""
         self._started = 0
         self._futures: dict[ChainId, Future] = {}
@@ -192,15 +195,19 @@ class DaskExecutor(Executor):
         if not self._inbox.workers:
             return None
         worker = self._inbox.workers[0]
+        self._trying.clear()
         future = self._submit(
             worker, self._new_key(), side.try_out, self._run, encode(dict(initial)), self._checkpoints
         )
         # Not result(timeout=...): each time-out leaves a future behind whose error Dask's loop complains of.
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
-        # The task of a worker that left would wait for another at its address.
+        # The task of a worker that left would wait for another at its address; and one that has not begun, for another
+        # search's chain, which may take hours.
+        limit = time.monotonic() + _TURN
         while not done.wait(_LOOK) and worker in self._inbox.workers and self._connected:
-            pass
+            if not self._trying.is_set() and time.monotonic() > limit:
+                break
         metrics: dict[str, float] | None = future.result() if done.is_set() else None
         future.release()
         return metrics
@@ -335,7 +342,9 @@ class DaskExecutor(Executor):
     # --- on Dask's threads --------------------------------------------------------------------------------
 
     def _on_feed(self, message: dict[str, Any]) -> None:
-        if "ready" in message:
+        if "trying" in message:
+            self._trying.set()
+        elif "ready" in message:
             self._on_ready(decode_description(message["ready"]))
         else:
             self._inbox.hear(ChainId(message["chain"]), message["sequence"], [message["report"]])

@@ -36,8 +36,6 @@ from hpstage.trainable import Trainable, as_trainable
 
 # The default generators of random numbers belong to the process: two runs on one worker train by turns.
 _turn = threading.Lock()
-# Seconds for which trying out waits for its turn.
-_TURN = 5.0
 _sites: dict[str, Site] = {}
 
 
@@ -123,12 +121,9 @@ class Site:
             self.description = replace(self.description, problem=problem)
 
     def try_out(self, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:
-        if not _turn.acquire(timeout=_TURN):
-            return None  # another search trains here, for hours perhaps; this one may begin all the same
-        try:
+        self._worker.log_event(self._name, {"trying": True})
+        with _turn:
             return self._runner_for(checkpoints).try_out(decode_values(initial))
-        finally:
-            _turn.release()
 
     def train(self, key: str, encoded: bytes, checkpoints: bytes) -> list[bytes]:
         chain = decode_chain(encoded)

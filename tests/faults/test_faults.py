@@ -126,6 +126,7 @@ def test_redis_killed_and_started_again_on_its_file_is_waited_for(site: Site) ->
     trial.check()
 
 
+@pytest.mark.slow
 def test_redis_paused_is_waited_for(site: Site) -> None:
     trial = Trial(site).start()
     until_training(site, 40)
@@ -156,6 +157,7 @@ def test_checkpoints_truncated_flipped_and_deleted_cost_their_training_and_nothi
     assert sum(again.values()) - len(again) <= at_risk
 
 
+@pytest.mark.slow
 def test_a_frozen_driver_is_taken_over_by_another_and_can_commit_nothing_when_it_thaws(site: Site) -> None:
     frozen = Trial(site, "full").start()
     other = Trial(site, "halving", round=frozen.task.round).start()
@@ -223,6 +225,7 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(site: Site, shift: flo
     site.restart_worker(0)
 
 
+@pytest.mark.slow
 def test_a_stage_that_kills_its_worker_each_time_fails_and_only_trials_below_it_with_it(site: Site) -> None:
     started, failed = site.started.total(), counted(site, "StageFailed")
     trial = Trial(site, trials=6, poison=(0, 1)).start()
