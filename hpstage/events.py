@@ -387,7 +387,8 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True):
     after it was proposed (or, with ``number`` None, before the first).
 
     ``fork``: an algorithm made it out of another. ``extends``: it takes the place of a trial that was finished before
-    it was carried on."""
+    it was carried on. ``params`` are the study's, for those who read the plan without it: what is no JSON scalar is
+    written as Python writes it."""
 
     study: str
     number: int | None
@@ -395,6 +396,7 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True):
     sampler: dict[str, RandomState]
     fork: ForkedFrom | None = None
     extends: TrialId | None = None
+    params: dict[str, None | bool | int | float | str] = {}
 
 
 class TrialEnded(msgspec.Struct, frozen=True, tag=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -230,7 +231,9 @@ class Roster(Trials):
         id = TrialId(f"{self._started.study}/{frozen.number}")
         planned = self._driver.plan.trials[trial.id]
         state = self._sampler.take()
-        proposed = TrialProposed(self._started.study, frozen.number, id, state, trial.fork, extends=trial.id)
+        proposed = TrialProposed(
+            self._started.study, frozen.number, id, state, trial.fork, extends=trial.id, params=_written(frozen.params)
+        )
         self._plan(TrialAdded(id, dict(planned.schedules), planned.steps), [proposed])
         trial.id, trial.number, trial.storage_id, trial.state = id, frozen.number, frozen._trial_id, frozen.state
         self.by_id[id] = trial
@@ -245,7 +248,9 @@ class Roster(Trials):
     def _add(self, trial: Trial, schedules: dict[str, Schedule] | None, fork: ForkedFrom | None) -> SessionTrial:
         """Write a trial into the plan. ``schedules``: None for one that cannot be trained."""
         id = TrialId(f"{self._started.study}/{trial.number}")
-        proposed = TrialProposed(self._started.study, trial.number, id, self._sampler.take(), fork)
+        proposed = TrialProposed(
+            self._started.study, trial.number, id, self._sampler.take(), fork, params=_written(trial.params)
+        )
         if schedules is None:
             self._driver.remember([proposed])
         else:
@@ -281,6 +286,22 @@ class Roster(Trials):
         if trial.finished:
             return trial.state == TrialState.PRUNED
         return self._ledger.should_prune(trial.storage_id)
+
+
+def _written(params: Mapping[str, Any]) -> dict[str, None | bool | int | float | str]:
+    """An Optuna trial's parameters as JSON scalars; of others (infinities, other choices) what Python writes."""
+    written: dict[str, None | bool | int | float | str] = {}
+    for name, value in params.items():
+        match value:
+            case None | bool() | str():
+                written[name] = value
+            case int() if -(2**63) <= value < 2**63:
+                written[name] = int(value)
+            case float() if isfinite(value):
+                written[name] = float(value)  # NumPy's are floats, too
+            case _:
+                written[name] = repr(value)
+    return written
 
 
 def name_in(plan: SearchPlan, ledger: Ledger) -> str:

@@ -98,6 +98,17 @@ class Charge(msgspec.Struct, frozen=True):
         )
 
 
+class Waste(msgspec.Struct, frozen=True):
+    """What a worker threw away, and the trial that paid for it."""
+
+    fact: ChainLost
+    trial: TrialId
+
+    @property
+    def seconds(self) -> float:
+        return rounded(self.fact.seconds)
+
+
 class Account:
     """The fold of a journal for those who look on. ``apply`` takes facts in the order of the journal."""
 
@@ -105,6 +116,7 @@ class Account:
         self.plan = plan
         self.used: dict[TrialId, float] = {}  # seconds of workers that each trial paid
         self.charges: list[Charge] = []
+        self.wastes: list[Waste] = []
         self.chains: list[ChainRecord] = []
         self.proposed: dict[TrialId, TrialProposed] = {}
         self.lost: dict[StateRef, StateLost] = {}  # the latest of each state
@@ -191,8 +203,10 @@ class Account:
 
         Of several drivers' (workers of two clusters may have one name) it is the one that was started last.
         """
-        seconds = rounded(fact.seconds)
-        self._pay(self._payer(fact.node, fact.step + 1), seconds)
+        waste = Waste(fact, self._payer(fact.node, fact.step + 1))
+        self.wastes.append(waste)
+        seconds = waste.seconds
+        self._pay(waste.trial, seconds)
         latest = list(self._latest.get(fact.worker, {}).values())
         if latest:
             record = max(latest, key=lambda record: (record.ended is None or record.ended == fact.at, record.began))
