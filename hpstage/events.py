@@ -396,7 +396,7 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True):
     sampler: dict[str, RandomState]
     fork: ForkedFrom | None = None
     extends: TrialId | None = None
-    params: dict[str, None | bool | int | float | str] = {}
+    params: dict[str, bool | int | float | str | None] = {}
 
 
 class TrialEnded(msgspec.Struct, frozen=True, tag=True):

@@ -288,9 +288,9 @@ class Roster(Trials):
         return self._ledger.should_prune(trial.storage_id)
 
 
-def _written(params: Mapping[str, Any]) -> dict[str, None | bool | int | float | str]:
+def _written(params: Mapping[str, Any]) -> dict[str, bool | int | float | str | None]:
     """An Optuna trial's parameters as JSON scalars; of others (infinities, other choices) what Python writes."""
-    written: dict[str, None | bool | int | float | str] = {}
+    written: dict[str, bool | int | float | str | None] = {}
     for name, value in params.items():
         match value:
             case None | bool() | str():
