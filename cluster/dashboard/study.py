@@ -6,26 +6,17 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hpstage.events import NodeId, SearchStarted, TrialId
-from hpstage.nodes import Node, PlannedTrial
+from hpstage.nodes import PlannedTrial
 from hpstage.plan import SearchPlan
+from hpstage.report.lanes import Lane, extend
 
 _RESULTS = 3000
 """Results drawn as dots: the latest."""
 _HISTORY = 800
 """Points of a curve over time; beyond, every second one goes."""
-
-
-@dataclass(slots=True)
-class Lane:
-    """A node as far as the study's trials go along it, ``trials`` of them."""
-
-    node: Node
-    reach: int
-    trials: int = 0
-    children: list[Lane] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -114,15 +105,7 @@ class StudyView:
         if step <= before:
             return
         self.steps_asked += step - before
-        for node, start, stop in trial.legs(step):
-            lane = self.lanes.get(node.id)
-            if lane is None:
-                lane = self.lanes[node.id] = Lane(node, start)
-                if node.parent is not None:
-                    self.lanes[node.parent.id].children.append(lane)
-            self.steps_unique += max(0, stop - lane.reach)
-            lane.reach = max(lane.reach, stop)
-            lane.trials += start >= before
+        self.steps_unique += extend(self.lanes, trial, before, step)
 
     def tell(
         self,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from hpstage.cluster.dashboard.board import PlanView
-from hpstage.cluster.dashboard.study import Lane, StudyView
+from hpstage.cluster.dashboard.study import StudyView
 from hpstage.events import NodeId
 from hpstage.nodes import Node
+from hpstage.report.lanes import Lane
+from hpstage.report.lanes import rows as lay_out
 
 MOST_LANES = 1200
 """Lanes drawn: more than a screen has rows for."""
@@ -46,7 +48,7 @@ def draw(view: PlanView, study: StudyView, most: int = MOST_LANES) -> Tree:
     """The study's tree; of one that is too large, the lanes that most trials go along, and those that run."""
     running = _running(view)
     lanes = _chosen(study, running, most)
-    rows = _rows(lanes)
+    rows = lay_out(lanes)
     pieces: list[Piece] = []
     failed: set[NodeId] = set()  # nodes that training cannot reach
     for lane in lanes:
@@ -109,25 +111,6 @@ def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[Lane
                 kept[node.id] = study.lanes[node.id]
         lanes = kept.values()
     return sorted(lanes, key=lambda lane: lane.node.id)
-
-
-def _rows(lanes: list[Lane]) -> Mapping[NodeId, int]:
-    """A row for each lane. Below a lane come its children, the latest to part first, so that no connector crosses a
-    line; one that goes on where its parent's lane ends takes over its row. The same as in the report's picture."""
-    shown = {lane.node.id for lane in lanes}
-    rows: dict[NodeId, int] = {}
-    waiting = sorted((lane for lane in lanes if lane.node.parent is None), key=lambda lane: -lane.node.id)
-    row, last = -1, None
-    while waiting:
-        lane = waiting.pop()
-        node = lane.node
-        if last is None or node.parent is not last.node or node.start != last.reach:
-            row += 1
-        rows[node.id] = row
-        children = [child for child in lane.children if child.node.id in shown]
-        waiting += sorted(children, key=lambda child: (child.node.start, -child.trials, -child.node.id))
-        last = lane
-    return rows
 
 
 def _values(node: Node) -> str:

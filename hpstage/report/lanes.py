@@ -1,0 +1,103 @@
+"""The stage tree on rows: its lanes, and where each lies. Pure.
+
+The one lay-out of the report's pictures and of the page on Dask's dashboard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hpstage.events import NodeId, TrialId
+from hpstage.nodes import Node, PlannedTrial
+
+
+@dataclass(slots=True)
+class Lane:
+    """A node as far as some trials go along it, ``trials`` of them."""
+
+    node: Node
+    reach: int
+    trials: int = 0
+    children: list[Lane] = field(default_factory=list)
+
+
+def extend(lanes: dict[NodeId, Lane], trial: PlannedTrial, before: int, step: int) -> int:
+    """Let a trial that went to step ``before`` go on to ``step``. O(its segments).
+
+    Lanes come into ``lanes`` parents before children. Returns how many steps no trial of these lanes had gone before.
+    """
+    fresh = 0
+    for node, start, stop in trial.legs(step):
+        lane = lanes.get(node.id)
+        if lane is None:
+            lane = lanes[node.id] = Lane(node, start)
+            if node.parent is not None:
+                lanes[node.parent.id].children.append(lane)
+        if stop > lane.reach:
+            fresh += stop - lane.reach
+            lane.reach = stop
+        lane.trials += start >= before
+    return fresh
+
+
+def lanes_of(trials: Mapping[TrialId, PlannedTrial]) -> dict[NodeId, Lane]:
+    """The lanes of the trials' tree, as far as they were asked for, parents before children."""
+    lanes: dict[NodeId, Lane] = {}
+    for trial in trials.values():
+        extend(lanes, trial, 0, trial.asked)
+    return lanes
+
+
+def rows(lanes: Collection[Lane]) -> dict[NodeId, int]:
+    """A row for each lane; with a lane, its parent's is among them. From the top row to the lowest.
+
+    Below a lane come its children, the latest to part first, so that no connector crosses a line; one that goes on
+    where its parent's lane ends takes over its row.
+    """
+    shown = {lane.node.id for lane in lanes}
+    found: dict[NodeId, int] = {}
+    waiting = sorted((lane for lane in lanes if lane.node.parent is None), key=lambda lane: -lane.node.id)
+    row, last = -1, None
+    while waiting:
+        lane = waiting.pop()
+        node = lane.node
+        if last is None or node.parent is not last.node or node.start != last.reach:
+            row += 1
+        found[node.id] = row
+        children = [child for child in lane.children if child.node.id in shown]
+        waiting += sorted(children, key=lambda child: (child.node.start, -child.trials, -child.node.id))
+        last = lane
+    return found
+
+
+def foremost(
+    lanes: Mapping[NodeId, Lane], most: int, merit: Callable[[Lane], float], *, always: Iterable[NodeId] = ()
+) -> list[Lane]:
+    """As many lanes as ``most`` rows hold: those that most trials go along, among equals the best.
+
+    Args:
+        lanes: parents before children.
+        most: rows.
+        merit: the greater the better; none of a lane's children has more than the lane itself.
+        always: these are among them in any case, and so are those above them.
+    """
+    # Parents have as many trials and as much merit as their children, and the smaller id: so they come before them.
+    ranked = sorted(lanes.values(), key=lambda lane: (-lane.trials, -merit(lane), lane.node.id))
+    first = dict.fromkeys(node.id for id in always if id in lanes for node in lanes[id].node.ancestry())
+    chosen: dict[NodeId, Lane] = {}
+    taken: set[NodeId] = set()  # lanes whose row a child goes on with
+    used = 0
+    for lane in [*(lanes[id] for id in first), *ranked]:
+        node = lane.node
+        if node.id in chosen:
+            continue
+        parent = node.parent
+        goes_on = parent is not None and parent.id not in taken and node.start == lanes[parent.id].reach
+        if used + (not goes_on) > most and node.id not in first:
+            break
+        used += not goes_on
+        if goes_on and parent is not None:
+            taken.add(parent.id)
+        chosen[node.id] = lane
+    return sorted(chosen.values(), key=lambda lane: lane.node.id)
