@@ -1,19 +1,20 @@
 """preflight: what a search would train, take and keep, before anything is trained.
 
 The search is rehearsed: the study, the algorithm, the driver and the scheduler are the real ones, on workers of a
-virtual clock. What is not real are metrics. A search whose decisions hang on them (an algorithm that stops early, a
-sampler that learns) is rehearsed several times, each with other values, and its figures are ranges.
+virtual clock. What is not real are metrics, but for those that a plan has measured before. A search whose decisions
+hang on them (an algorithm that stops early, a sampler that learns) is rehearsed several times, each with other values,
+and its figures are ranges.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import optuna
 
@@ -21,7 +22,7 @@ from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining
 from hpstage.costs import Costs, StepSeconds
 from hpstage.errors import UsageError
-from hpstage.events import StateKey, StateReached
+from hpstage.events import StateReached
 from hpstage.front_door import _BLIND, optimize
 from hpstage.kept_states import kept_states
 from hpstage.optuna.ledger import samplers
@@ -30,6 +31,7 @@ from hpstage.result import Result
 from hpstage.schedule import Scalar
 from hpstage.simulate import SimulatedExecutor
 from hpstage.space import Space, describe
+from hpstage.stand_in_metrics import Precedent, StandIn
 from hpstage.store import MemoryJournal
 
 # Samplers that stop when they have proposed everything.
@@ -75,6 +77,10 @@ class Preflight:
     """Nothing hangs on metrics: every figure that is counted in steps is the search's own."""
     rehearsals: int
     """How many sets of random metrics the ranges are over."""
+    measured: Spread
+    """Evaluations whose metrics were measured before, on another plan."""
+    drawn: Spread
+    """Those whose metrics were drawn at random."""
     timed: bool
     trials: Spread
     steps_asked: Spread
@@ -141,12 +147,19 @@ class Preflight:
         return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells]
 
     def _notes(self) -> Iterator[str]:
-        if self.exact:
+        if not self.exact and not self.drawn.high:
+            yield (
+                f"{self.algorithm} with {self.sampler} decides by metrics, all of which were measured before: steps "
+                f"and merge rate are those that the search would have, from the beginning."
+            )
+        elif self.exact:
             yield "Nothing hangs on metrics: steps and merge rate are those that the search will have."
         else:
+            known = f" but for {self.measured.text(_count)} of them" if self.measured.high else ""
             yield (
-                f"{self.algorithm} with {self.sampler} decides by metrics, which are not known yet: median (least to "
-                f"most) of {self.rehearsals} rehearsals with random ones. Real ones agree more from step to step."
+                f"{self.algorithm} with {self.sampler} decides by metrics, which are not known yet{known}: median "
+                f"(least to most) of {self.rehearsals} rehearsals with random ones. Real ones agree more from step to "
+                f"step."
             )
         if not self.timed:
             yield "Times are in steps: seconds per step were not given."
@@ -168,6 +181,7 @@ def preflight(
     checkpoint_bytes: int = 0,
     checkpoint_every: int | None = None,
     rehearsals: int = 9,
+    precedent: Precedent | None = None,
 ) -> Preflight:
     """Say what a search would train and take; nothing is trained.
 
@@ -181,6 +195,8 @@ def preflight(
         evaluate_seconds, load_seconds, save_seconds: cost of each such act.
         checkpoint_bytes: what each checkpoint takes.
         rehearsals: sets of random metrics, if something hangs on metrics.
+        precedent: a plan that was trained before; what it has measured is not random. What it has trained counts as
+            untrained all the same: the figures are those of a search from the beginning.
 
     Raises:
         UsageError: bad input, named.
@@ -202,11 +218,16 @@ def preflight(
         if n_trials is None and not isinstance(chain[-1], _ENDING):
             raise UsageError(f"{type(own).__name__} has no end of its own; give n_trials")
         exact = isinstance(algorithm, FullTraining) and len(chain) == 1 and isinstance(own, _BLIND)
+        direction: Literal["maximize", "minimize"] = (
+            "maximize" if precedent is not None and precedent.maximize else "minimize"
+        )
         seeds = range(1 if exact else rehearsals)
         runs: list[list[_Run]] = []
         for count in workers:
             runs.append([])
             for values in seeds:
+                journal = MemoryJournal()
+                stand_in = StandIn(values, journal, precedent)
                 executor = SimulatedExecutor(
                     count,
                     step_seconds=costs.step_seconds,
@@ -214,10 +235,10 @@ def preflight(
                     load_seconds=costs.load_seconds,
                     save_seconds=costs.save_seconds,
                     state_bytes=costs.checkpoint_bytes,
-                    measure=_random_metrics(values),
+                    measure=stand_in,
                 )
                 result = optimize(
-                    optuna.create_study(study_name="preflight", sampler=copy.deepcopy(own)),
+                    optuna.create_study(study_name="preflight", sampler=copy.deepcopy(own), direction=direction),
                     _Untrained(),
                     space,
                     metric="value",
@@ -225,17 +246,21 @@ def preflight(
                     n_trials=n_trials,
                     algorithm=algorithm,
                     executor=executor,
-                    store=MemoryJournal(),
+                    store=journal,
                     checkpoint_every=checkpoint_every,
                 )
-                runs[-1].append(_Run(result, count, executor.clock()))
+                runs[-1].append(_Run(result, count, executor.clock(), stand_in))
+                if not stand_in.drawn:
+                    break  # the others would be the same
     every = [run for group in runs for run in group]
     saved = [run.result.savings for run in every]
     return Preflight(
         algorithm=repr(algorithm),
         sampler=" over ".join(type(one).__name__ for one in chain),
         exact=exact,
-        rehearsals=len(seeds),
+        rehearsals=max(map(len, runs)),
+        measured=_spread(run.metrics.measured for run in every),
+        drawn=_spread(run.metrics.drawn for run in every),
         timed=step_seconds is not None,
         trials=_spread(one.trials for one in saved),
         steps_asked=_spread(one.steps_asked for one in saved),
@@ -264,6 +289,7 @@ class _Run:
     result: Result
     workers: int
     makespan: float
+    metrics: StandIn
 
     @property
     def lower_bound(self) -> float:
@@ -289,16 +315,6 @@ def _fleet(runs: Sequence[_Run]) -> Fleet:
 def _spread(values: Iterable[float]) -> Spread:
     found = list(values)
     return Spread(statistics.median(found), min(found), max(found))
-
-
-def _random_metrics(seed: int) -> Callable[[StateKey, int], dict[str, float]]:
-    """Metrics that are the same for the same state, and else independent: uniform in [0, 1)."""
-
-    def measure(key: StateKey, step: int) -> dict[str, float]:
-        digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=7).digest()
-        return {"value": int.from_bytes(digest) / 256**7}
-
-    return measure
 
 
 def most_needed(result: Result) -> int:

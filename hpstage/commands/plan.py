@@ -18,6 +18,7 @@ from hpstage.errors import UsageError
 if TYPE_CHECKING:
     from hpstage.algorithm import Algorithm
     from hpstage.costs import Costs
+    from hpstage.stand_in_metrics import Precedent
 
 
 def plan(
@@ -40,6 +41,10 @@ def plan(
         str | None, typer.Option(help="A plan that was trained before, to take all these from: a folder or a URL.")
     ] = None,
     checkpoints: Annotated[str | None, typer.Option(help="Of --store, if not in its folder.")] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="By which the algorithm decides, of --store.  [default: that of its latest search]"),
+    ] = None,
     trainable: Annotated[
         str | None, typer.Option(help="What to take them from by a few steps in this process: MODULE:NAME.")
     ] = None,
@@ -51,7 +56,9 @@ def plan(
     Trials, steps with and without sharing, GPU-hours, the makespan on so many GPUs, checkpoints. Nothing is trained,
     but a few steps with --trainable.
 
-    Given figures go before those of --store or --trainable. The module that holds the space is imported; of the
+    Given figures go before those of --store or --trainable. Metrics that were measured on --store are taken from there,
+    and are random else: so on the store of a search, the plan of another algorithm is what that would have taken. The
+    module that holds the space is imported; of the
     algorithm, plain values are read and nothing is run.
     """
     from hpstage.eviction import budget_bytes
@@ -67,9 +74,12 @@ def plan(
         raise UsageError(f"{space} is a {type(function).__name__}; name a function of an optuna.Trial")
     own = named_sampler(sampler, function, steps, seed)
     known: Costs | None = None
+    precedent: Precedent | None = None
     if store is not None:
-        known = _of_store(store, checkpoints)
-    elif trainable is not None:
+        known, precedent = _of_store(store, checkpoints, metric)
+    elif metric is not None:
+        raise UsageError("--metric names one that was measured on a --store; give that, too")
+    if trainable is not None:
         from hpstage.costs import measured
 
         subject = named(trainable, "the trainable")
@@ -90,6 +100,7 @@ def plan(
         checkpoint_bytes=_first(size, known and known.checkpoint_bytes, 0),
         checkpoint_every=checkpoint_every,
         rehearsals=rehearsals,
+        precedent=precedent,
     )
     typer.echo(str(found))
     if json_file is not None:
@@ -189,10 +200,22 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise UsageError(f"--gpus {text!r}: give numbers of workers, such as 1,2,4,8") from None
 
 
-def _of_store(store: str, checkpoints: str | None) -> Costs:
+def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[Costs, Precedent | None]:
+    """Costs, and what was measured of the metric; by default that of the latest search."""
     from hpstage.costs import costs_of_plan
     from hpstage.locations import open_existing
+    from hpstage.stand_in_metrics import Precedent
 
     with ExitStack() as closing:
         trained, _ = open_existing(store, checkpoints, closing=closing, sweep=False)
-        return costs_of_plan(trained)
+        searches = [record.started for record in trained.searches.values()]
+        latest = max(searches, key=lambda started: started.at, default=None)
+        name = metric if metric is not None else latest.metric[0] if latest is not None else None
+        told = [
+            direction
+            for started in searches
+            for other, direction in zip(started.metric, started.directions, strict=False)
+            if other == name
+        ]
+        precedent = None if name is None else Precedent(trained, name, maximize=told[-1:] == ["maximize"])
+        return costs_of_plan(trained), precedent
