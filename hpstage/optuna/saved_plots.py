@@ -1,0 +1,117 @@
+"""hpstage's pictures in optuna-dashboard: plots that are saved with the study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hpstage.errors import UsageError
+from hpstage.report.book import Book, open_book
+from hpstage.report.lanes import Lane, foremost, lanes_of, rows
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from hpstage.result import Result
+
+STAGE_TREE = "hpstage-stage-tree"
+"""Names the plot among those of the study; saving it again replaces it."""
+
+# A storage holds a plot in pieces of 2 kB: this many lanes take some 400 kB.
+_MOST = 1500
+_ROW = 14  # pixels
+
+
+def save_stage_tree(result: Result) -> None:
+    """Save the stage tree with the study of a search; optuna-dashboard shows it on the study's page.
+
+    It may be called again, after a further search: the plot is replaced. Needs optuna-dashboard and plotly
+    (``pip install "hpstage[optuna-dashboard]"``).
+
+    Raises:
+        UsageError: they are not installed.
+    """
+    try:
+        import plotly  # noqa: F401  only whether it is there
+        from optuna_dashboard import save_plotly_graph_object
+    except ImportError as error:
+        raise UsageError(
+            f'{error.name} is not installed: pip install "hpstage[optuna-dashboard]", and save the plot again'
+        ) from None
+    book = open_book(result.source, result.search or result.study.study_name)
+    save_plotly_graph_object(result.study, stage_tree(book), graph_object_id=STAGE_TREE)
+
+
+def stage_tree(book: Book) -> go.Figure:
+    """The stage tree as a plotly figure: each lane a line, dots where the metric was measured, coloured by it.
+
+    Of a tree of more lanes than are drawn, those that most trials go along.
+    """
+    import plotly.graph_objects as go
+
+    found = lanes_of(book.trials)
+    lanes = foremost(found, _MOST, lambda lane: 0.0)
+    place = rows(lanes)
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for lane in lanes:
+        row, parent = place[lane.node.id], lane.node.parent
+        if parent is not None:
+            x += [lane.node.start, lane.node.start]
+            y += [place[parent.id], row]
+        else:
+            x.append(lane.node.start)
+            y.append(row)
+        x += [lane.reach, None]
+        y += [row, None]
+    dots = [dot for lane in lanes for dot in _measured(lane, book.metric, place[lane.node.id])]
+    hidden = len(found) - len(lanes)
+    title = f"Stage tree: {len(book.trials):,} trials in {len(found):,} nodes"
+    figure = go.Figure(
+        [
+            go.Scatter(x=x, y=y, mode="lines", line={"color": "#888888", "width": 1.5}, hoverinfo="skip"),
+            go.Scatter(
+                x=[step for step, _, _, _ in dots],
+                y=[row for _, row, _, _ in dots],
+                mode="markers",
+                marker={
+                    "size": 7,
+                    "color": [value for _, _, value, _ in dots],
+                    "colorscale": "Viridis",
+                    "reversescale": book.maximize,  # as in the report: dark is good
+                    "colorbar": {"title": {"text": _plain(book.metric or "")}},
+                },
+                text=[text for _, _, _, text in dots],
+                hovertemplate="%{text}<extra></extra>",
+            ),
+        ]
+    )
+    figure.update_layout(
+        title={"text": title + (f" ({hidden:,} with the fewest trials are left out)" if hidden else "")},
+        xaxis={"title": {"text": "step"}},
+        yaxis={"visible": False, "autorange": "reversed"},
+        showlegend=False,
+        height=max(360, 120 + _ROW * (1 + max(place.values(), default=0))),
+        plot_bgcolor="white",
+    )
+    return figure
+
+
+def _measured(lane: Lane, metric: str | None, row: int) -> Iterator[tuple[int, int, float, str]]:
+    """``(step, row, value, what is said of it)`` where a number was measured on the lane."""
+    for step, state in sorted(lane.node.states.items()):
+        value = math.nan if state.metrics is None or metric is None else state.metrics.get(metric, math.nan)
+        if math.isfinite(value) and step <= lane.reach:
+            values = lane.node.hyperparameters(max(lane.node.start, step - 1))
+            told = "<br>".join(f"{_plain(name)} {_plain(_short(value))}" for name, value in sorted(values.items()))
+            yield step, row, value, f"step {step:,}: {_plain(metric or '')} {value:.6g}<br>{told}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
+
+
+def _plain(text: str) -> str:
+    """Text that plotly does not take for its markup, nor (``$``) for LaTeX."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
