@@ -45,8 +45,8 @@ def books(journal: MemoryJournal) -> tuple[Book, list[Book]]:
 
 
 def shared_steps(journal: MemoryJournal) -> dict[TrialId, list[int]]:
-    """By brute force: of the steps asked of each trial, how many a trial of the same study had asked for before, and how
-    many one of another study. A step is known by all values up to it."""
+    """By brute force: of the steps asked of each trial, how many a trial of the same study had asked for before, and
+    how many one of another study. A step is known by all values up to it."""
     added: dict[TrialId, TrialAdded] = {}
     first: dict[tuple[object, ...], TrialId] = {}
     shared: dict[TrialId, list[int]] = {}
