@@ -110,8 +110,8 @@ class Waste(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """``trial`` was asked for ``step``, farther than ever before. ``at``: the latest time that the journal told before;
-    ``None``: it had told none."""
+    """``trial`` was asked for ``step``, farther than ever before. ``at``: the latest time on the workers' clock that
+    was told of before; ``None``: there was none."""
 
     trial: TrialId
     step: int
@@ -146,7 +146,6 @@ class Account:
             self.plan.apply(fact)
         else:
             handle(self, fact)
-        self._now = getattr(fact, "at", self._now)
 
     def _add(self, fact: TrialAdded) -> None:
         self.plan.apply(fact)
@@ -159,6 +158,7 @@ class Account:
 
     def _start(self, fact: ChainStarted) -> None:
         self.plan.apply(fact)
+        self._now = fact.at
         record = ChainRecord(fact.chain, fact.worker, fact.driver, fact.at)
         self._by_id[fact.chain] = record
         self._latest.setdefault(fact.worker, {})[fact.driver] = record
@@ -166,6 +166,7 @@ class Account:
 
     def _close(self, fact: ChainClosed) -> None:
         self.plan.apply(fact)
+        self._now = fact.at
         if fact.chain in self._by_id:
             self._by_id[fact.chain].ended = fact.at
 
@@ -218,6 +219,7 @@ class Account:
             state = self.plan.nodes[fact.node].states.get(fact.step)
             payer = next(iter(state.waiting), None) if state is not None else None
         self.plan.apply(fact)
+        self._now = fact.at
         charge = Charge(fact, self._payer(fact.node, fact.step) if payer is None else payer)
         self.charges.append(charge)
         self._pay(charge.trial, charge.seconds)
@@ -231,6 +233,7 @@ class Account:
 
         Of several drivers' (workers of two clusters may have one name) it is the one that was started last.
         """
+        self._now = fact.at
         waste = Waste(fact, self._payer(fact.node, fact.step + 1))
         self.wastes.append(waste)
         seconds = waste.seconds

@@ -105,7 +105,7 @@ def draw_stage_tree(book: Book) -> Figure:
         points = [point for id, start, stop in way for point in ((start, rows[id]), (stop, rows[id]))]
         width = max(widths.values()) + 2.0
         axes.add_collection(LineCollection([points], colors=style.VERMILION, linewidths=width, zorder=1))
-        name = _number(book, book.best) if book.best is not None else ""
+        name = trial_name(book, book.best) if book.best is not None else ""
         legend.append(Line2D([], [], color=style.VERMILION, linewidth=2.5, label=f"best: trial {name}"))
     _connect(axes, shown, rows, tints, {id: merit(at.value, maximize=maximize) for id, at in found.items()}, thin)
     lines: list[Segment] = [((lane.node.start, rows[lane.node.id]), (lane.reach, rows[lane.node.id])) for lane in shown]
@@ -187,7 +187,7 @@ def _name_ends(axes: Axes, book: Book, shown: Sequence[Lane], rows: Mapping[Node
     ends: dict[NodeId, list[str]] = {}
     for id, trial in book.trials.items():
         if trial.asked:
-            ends.setdefault(trial.node_at(trial.asked).id, []).append(_number(book, id))
+            ends.setdefault(trial.node_at(trial.asked).id, []).append(trial_name(book, id))
     goes_on = {(rows[lane.node.id], lane.node.start) for lane in shown}
     for lane in shown:
         names = ends.get(lane.node.id)
@@ -207,7 +207,7 @@ def _name_ends(axes: Axes, book: Book, shown: Sequence[Lane], rows: Mapping[Node
             )
 
 
-def _number(book: Book, trial: TrialId) -> str:
+def trial_name(book: Book, trial: TrialId) -> str:
     number = book.number(trial)
     return style.plain(trial.rpartition("/")[2], 12) if number is None else str(number)
 
