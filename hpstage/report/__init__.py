@@ -25,6 +25,9 @@ def write_report(folder: str | PathLike[str], result: Result) -> Path:
     stage that this search trained). Files of an earlier report are replaced, the page last.
     """
     # Loaded here: they bring matplotlib, which those who read a store have no use for.
+    from hpstage.plan import SearchPlan
+    from hpstage.report.account import Account
+    from hpstage.report.book import Book
     from hpstage.report.page import page
     from hpstage.report.rows import search_of, stage_rows, trial_rows
     from hpstage.report.stage_tree import draw_stage_tree
@@ -34,9 +37,13 @@ def write_report(folder: str | PathLike[str], result: Result) -> Path:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     search = search_of(result)
+    account = Account(SearchPlan(result.plan.workload, sharing=result.plan.sharing))
+    for fact in result.journal:
+        account.apply(fact)
+    book = Book(account, (result.search or result.study.study_name) if search.started is not None else None)
     pictures = {
-        "timeline.png": png(draw_timeline(search.facts)),
-        "stage_tree.png": png(draw_stage_tree(result, search)),
+        "timeline.png": png(draw_timeline(book)),
+        "stage_tree.png": png(draw_stage_tree(book)),
     }
     for name, picture in pictures.items():
         (place / name).write_bytes(picture)

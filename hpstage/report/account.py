@@ -7,8 +7,8 @@ Seconds are rounded (:func:`rounded`), so that they add up exactly however they 
 from __future__ import annotations
 
 import gc
-from bisect import bisect_left
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -109,6 +109,15 @@ class Waste(msgspec.Struct, frozen=True):
         return rounded(self.fact.seconds)
 
 
+class Ask(msgspec.Struct, frozen=True):
+    """``trial`` was asked for ``step``, farther than ever before. ``at``: the latest time on the workers' clock that
+    was told of before; ``None``: there was none."""
+
+    trial: TrialId
+    step: int
+    at: float | None
+
+
 class Account:
     """The fold of a journal for those who look on. ``apply`` takes facts in the order of the journal."""
 
@@ -117,12 +126,15 @@ class Account:
         self.used: dict[TrialId, float] = {}  # seconds of workers that each trial paid
         self.charges: list[Charge] = []
         self.wastes: list[Waste] = []
+        self.asks: list[Ask] = []
+        self.targeted: dict[tuple[NodeId, int], TrialId] = {}  # who asked first for a node's state at a step
         self.chains: list[ChainRecord] = []
         self.proposed: dict[TrialId, TrialProposed] = {}
         self.lost: dict[StateRef, StateLost] = {}  # the latest of each state
         self.trained: dict[NodeId, int] = {}  # up to which step each node ever was
         self._by_id: dict[ChainId, ChainRecord] = {}
         self._latest: dict[WorkerId, dict[DriverId, ChainRecord]] = {}
+        self._now: float | None = None
         self._makers: list[TrialId] = []  # of each node, the trial that made it
         self._asked: dict[
             NodeId, tuple[list[int], list[TrialId]]
@@ -146,6 +158,7 @@ class Account:
 
     def _start(self, fact: ChainStarted) -> None:
         self.plan.apply(fact)
+        self._now = fact.at
         record = ChainRecord(fact.chain, fact.worker, fact.driver, fact.at)
         self._by_id[fact.chain] = record
         self._latest.setdefault(fact.worker, {})[fact.driver] = record
@@ -153,6 +166,7 @@ class Account:
 
     def _close(self, fact: ChainClosed) -> None:
         self.plan.apply(fact)
+        self._now = fact.at
         if fact.chain in self._by_id:
             self._by_id[fact.chain].ended = fact.at
 
@@ -169,9 +183,13 @@ class Account:
     def _ask(self, fact: TargetAsked) -> None:
         planned = self.plan.trials.get(fact.trial)
         gains: list[tuple[NodeId, int]] = []
-        if planned is not None and fact.step > planned.asked:
+        farther = planned is not None and fact.step > planned.asked
+        if planned is not None and farther:
             gains = [(node.id, stop) for node, _, stop in planned.legs(fact.step) if stop > node.reach]
         self.plan.apply(fact)
+        if farther:
+            self.asks.append(Ask(fact.trial, fact.step, self._now))
+        self.targeted.setdefault((self.plan.trials[fact.trial].node_at(fact.step).id, fact.step), fact.trial)
         for node, stop in gains:
             stops, trials = self._asked.setdefault(node, ([], []))
             stops.append(stop)
@@ -183,6 +201,17 @@ class Account:
         at = bisect_left(stops, step)
         return trials[at] if at < len(stops) else self._makers[node]
 
+    def askers(self, node: Node, start: int, stop: int) -> Iterator[tuple[int, int, TrialId]]:
+        """Who asked first for which of the steps ``[start, stop)`` of a node; those that nobody asked for are left out.
+        In the order of the steps."""
+        stops, trials = self._asked.get(node.id, ([], []))
+        for index in range(bisect_right(stops, start), len(stops)):
+            if start >= stop:
+                return
+            end = min(stop, stops[index])
+            yield start, end, trials[index]
+            start = end
+
     def _reached(self, fact: StateReached) -> None:
         payer: TrialId | None = None
         if fact.start == fact.step and 0 <= fact.node < len(self.plan.nodes):
@@ -190,6 +219,7 @@ class Account:
             state = self.plan.nodes[fact.node].states.get(fact.step)
             payer = next(iter(state.waiting), None) if state is not None else None
         self.plan.apply(fact)
+        self._now = fact.at
         charge = Charge(fact, self._payer(fact.node, fact.step) if payer is None else payer)
         self.charges.append(charge)
         self._pay(charge.trial, charge.seconds)
@@ -203,6 +233,7 @@ class Account:
 
         Of several drivers' (workers of two clusters may have one name) it is the one that was started last.
         """
+        self._now = fact.at
         waste = Waste(fact, self._payer(fact.node, fact.step + 1))
         self.wastes.append(waste)
         seconds = waste.seconds

@@ -3,183 +3,136 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from hpstage.events import NodeId
-from hpstage.nodes import Node, PlannedTrial
+from hpstage.events import NodeId, TrialId
+from hpstage.report import lanes as lay_out
 from hpstage.report import style
-from hpstage.report.rows import SearchFacts, best_of, planned
+from hpstage.report.book import Book
+from hpstage.report.lanes import Lane
 
-if TYPE_CHECKING:
-    from hpstage.result import Result
-
-_ROW = 0.17  # inches per row, as long as there is room
-_TALLEST = 15.0  # inches; beyond, rows move together
-_LABELLED = 7.0  # points from row to row; with less, the numbers of trials are left out
-_BAR = 4.0  # inches, the scale of colours at its longest
+MOST_ROWS = 140
+"""Rows drawn: more than that cannot be told apart on a page."""
+_ROW = 0.15  # inches per row, as long as there is room
+_AROUND = 0.9  # inches above and below the rows
+_LABELLED = 6.5  # points from row to row; with less, the numbers of trials are left out
+_LOWEST = 2.0  # inches: the names of the scale and its ticks have room
+_FEWEST = 4  # rows that are taken to be there, so that few do not drift apart
+_BAR = 2.6  # inches, the scale of colours at its longest
 _NAMED = 4  # trials named at the end of a row
 
 Segment = tuple[tuple[float, float], tuple[float, float]]
 
 
 @dataclass(slots=True)
-class Lane:
-    """A node as far as the study's trials go along it. ``value`` is the best that was measured on it or below it."""
+class Measured:
+    """What was measured on a lane, by step; ``value`` is the best of it and of what lies below."""
 
-    node: Node
-    reach: int
-    row: int = 0
-    trials: int = 0
-    ends: list[int] = field(default_factory=list)  # numbers of the trials that end on it, anywhere
-    children: list[Lane] = field(default_factory=list)
-    measured: list[tuple[int, float]] = field(default_factory=list)  # (step, value)
+    points: list[tuple[int, float]] = field(default_factory=list)
     value: float | None = None
 
 
-def lay_out(trials: dict[int, PlannedTrial], metric: str | None, *, maximize: bool) -> list[Lane]:
-    """The lanes of the trials' tree, parents first, each on its row.
-
-    Below a lane come its children, the latest to part first; so no connector crosses a line. A child that goes on
-    where its parent's lane ends takes over its row.
-    """
-    lanes: dict[NodeId, Lane] = {}
-    for number, trial in trials.items():
-        lane: Lane | None = None
-        for node, _, stop in trial.legs(trial.asked):
-            lane = lanes.setdefault(node.id, Lane(node, stop))
-            lane.reach = max(lane.reach, stop)
-            lane.trials += 1
-        if lane is not None:
-            lane.ends.append(number)
-    roots = []
-    for lane in lanes.values():
-        if lane.node.parent is None:
-            roots.append(lane)
-        else:
-            lanes[lane.node.parent.id].children.append(lane)
-    ordered: list[Lane] = []
-    waiting = sorted(roots, key=lambda lane: -lane.node.id)
-    row = -1
-    while waiting:
-        lane = waiting.pop()
-        parent = ordered[-1] if ordered else None
-        if parent is not None and lane.node.parent is parent.node and lane.node.start == parent.reach:
-            lane.row = parent.row
-        else:
-            row += 1
-            lane.row = row
-        ordered.append(lane)
-        lane.children.sort(key=lambda child: (child.node.start, -child.trials, -child.node.id))
-        waiting += lane.children
-    for lane in reversed(ordered):
-        lane.measured = _measured(lane, metric)
-        values = [value for _, value in lane.measured] + [c.value for c in lane.children if c.value is not None]
-        lane.value = (max if maximize else min)(values) if values else None
-    return ordered
-
-
-def _measured(lane: Lane, metric: str | None) -> list[tuple[int, float]]:
-    found = []
-    for step, state in sorted(lane.node.states.items()):
-        value = None if state.metrics is None or metric is None else state.metrics.get(metric)
-        if value is not None and step <= lane.reach and math.isfinite(value):
-            found.append((step, value))
+def measured(lanes: Mapping[NodeId, Lane], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
+    """The metric on each lane, as far as it is finite. ``lanes``: parents before children."""
+    better = max if maximize else min
+    found: dict[NodeId, Measured] = {}
+    for id, lane in reversed(list(lanes.items())):
+        mine = Measured()
+        for step, state in sorted(lane.node.states.items()):
+            value = None if state.metrics is None or metric is None else state.metrics.get(metric)
+            if value is not None and step <= lane.reach and math.isfinite(value):
+                mine.points.append((step, value))
+        values = [value for _, value in mine.points]
+        values += [value for child in lane.children if (value := found[child.node.id].value) is not None]
+        mine.value = better(values) if values else None
+        found[id] = mine
     return found
 
 
-def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
-    """Each node a line from the step where it begins to where the study's trials leave it; the best trial's way marked.
+def merit(value: float | None, *, maximize: bool) -> float:
+    """The greater the better."""
+    return -math.inf if value is None else value if maximize else -value
+
+
+def draw_stage_tree(book: Book) -> Figure:
+    """Each node a line from the step where it begins to where the book's trials leave it; the best trial's way marked.
 
     Colour is the best value of the metric found on a line or below it, and, for dots, the value measured there; width
-    is the number of trials that train as one.
+    is the number of trials that train as one. Of a tree with more than 140 rows, those lines are drawn that most trials
+    go along, among equals the best; a tick shows where others part, and the title tells how many.
     """
-    maximize = result.study.directions[0].name == "MAXIMIZE"
-    metric = None if search.started is None else search.started.metric[0]
-    trials = planned(result)
-    lanes = lay_out(trials, metric, maximize=maximize)
+    lanes = lay_out.lanes_of(book.trials)
     if not lanes:
         return style.nothing("No trial was asked for: there is no stage tree.")
-    rows = 1 + max(lane.row for lane in lanes)
-    height = min(_TALLEST, 1.4 + _ROW * max(4, rows))
-    figure, axes = style.figure(height)
-    pitch = 72 * (height - 1.4) / max(4, rows)  # points from row to row
-    thin = min(1.3, max(0.5, 0.3 * pitch))
-    most = max(lane.trials for lane in lanes)
-    widths = [thin * (1 + 1.6 * math.log(lane.trials) / math.log(max(2, most))) for lane in lanes]
-
-    values = [lane.value for lane in lanes if lane.value is not None]
-    scale, shades = _scale(values, maximize), style.shades(maximize)
-    tints: list[style.Colour] = [
-        style.FAINT if lane.value is None else shades(float(scale(lane.value))) for lane in lanes
-    ]
-
-    best = best_of(result)
-    way = trials.get(best.number) if best is not None else None
-    if way is not None and way.asked:  # the best may stem from an earlier call, of which this one knows no way
-        by_node = {lane.node.id: lane for lane in lanes}
-        marked = _way([(by_node[node.id], start, stop) for node, start, stop in way.legs(way.asked)])
-        axes.add_collection(
-            LineCollection(marked, colors=style.VERMILION, linewidths=max(widths) + 2.5, capstyle="round", zorder=1)
-        )
-    rows_of = {lane.node.id: lane.row for lane in lanes}
-    connectors: list[tuple[float, Segment, style.Colour]] = []
-    for lane, tint in zip(lanes, tints, strict=True):
-        if lane.node.parent is not None:
-            merit = -math.inf if lane.value is None else lane.value if maximize else -lane.value
-            at = lane.node.start
-            connectors.append((merit, ((at, rows_of[lane.node.parent.id]), (at, lane.row)), tint))
-    connectors.sort(key=lambda connector: connector[0])  # the best on top, where several lie on each other
-    axes.add_collection(
-        LineCollection(
-            [segment for _, segment, _ in connectors],
-            colors=[tint for _, _, tint in connectors],
-            linewidths=0.6 * thin,
-            zorder=2,
-        )
+    maximize = book.maximize
+    found = measured(lanes, book.metric, maximize=maximize)
+    best = book.trials[book.best] if book.best is not None else None
+    way = [] if best is None else [(node.id, start, stop) for node, start, stop in best.legs(best.asked)]
+    shown = lay_out.foremost(
+        lanes,
+        MOST_ROWS,
+        lambda lane: merit(found[lane.node.id].value, maximize=maximize),
+        always=[id for id, _, _ in way],
     )
-    lines: list[Segment] = [((lane.node.start, lane.row), (lane.reach, lane.row)) for lane in lanes]
-    axes.add_collection(LineCollection(lines, colors=tints, linewidths=widths, zorder=3))
-    dots = [(step, lane.row, value) for lane in lanes for step, value in lane.measured]
-    if dots:
-        x, y, found = zip(*dots, strict=True)
-        size = min(16.0, max(2.0, (0.75 * pitch) ** 2))
-        axes.scatter(x, y, s=size, c=found, norm=scale, cmap=shades, edgecolors="white", linewidths=0.3, zorder=4)
+    rows = lay_out.rows(shown)
+    count = 1 + max(rows.values())
+    height = min(style.TALLEST, max(_LOWEST, _AROUND + _ROW * count))
+    pitch = 72 * (height - _AROUND) / max(_FEWEST, count)  # points from row to row
+    figure, axes = style.figure(height)
 
-    end = max(lane.reach for lane in lanes)
-    axes.set_xlim(-0.005 * end, 1.02 * end)
-    axes.set_ylim(rows - 0.2, -0.8)
+    values = [value for lane in shown if (value := found[lane.node.id].value) is not None]
+    if len(set(values)) == 1:
+        values = [value for lane in shown for _, value in found[lane.node.id].points]
+    scale, shades = _scale(values, maximize), style.shades(maximize)
+    tints: dict[NodeId, style.Colour] = {}
+    for lane in shown:
+        value = found[lane.node.id].value
+        tints[lane.node.id] = style.FAINT if value is None else shades(float(scale(value)))
+    thin = min(1.2, max(0.5, 0.25 * pitch))
+    most = math.log(max(2, *(lane.trials for lane in shown)))
+    widths = {lane.node.id: thin * (1 + 1.4 * math.log(lane.trials) / most) for lane in shown}
+
+    legend = []
+    if way:
+        points = [point for id, start, stop in way for point in ((start, rows[id]), (stop, rows[id]))]
+        width = max(widths.values()) + 2.0
+        axes.add_collection(LineCollection([points], colors=style.VERMILION, linewidths=width, zorder=1))
+        name = trial_name(book, book.best) if book.best is not None else ""
+        legend.append(Line2D([], [], color=style.VERMILION, linewidth=2.5, label=f"best: trial {name}"))
+    _connect(axes, shown, rows, tints, {id: merit(at.value, maximize=maximize) for id, at in found.items()}, thin)
+    lines: list[Segment] = [((lane.node.start, rows[lane.node.id]), (lane.reach, rows[lane.node.id])) for lane in shown]
+    axes.add_collection(
+        LineCollection(lines, colors=list(tints.values()), linewidths=list(widths.values()), zorder=3, capstyle="butt")
+    )
+    dots = [(step, rows[lane.node.id], value) for lane in shown for step, value in found[lane.node.id].points]
+    if dots:
+        x, y, colours = zip(*dots, strict=True)
+        size = min(11.0, max(1.5, (0.6 * pitch) ** 2))
+        axes.scatter(x, y, s=size, c=colours, norm=scale, cmap=shades, edgecolors="white", linewidths=0.25, zorder=4)
+    hidden = len(lanes) - len(shown)
+    if hidden:
+        legend.append(_tick_off(axes, shown, rows, hidden))
+
+    end = max(lane.reach for lane in shown)
+    axes.set_xlim(-0.005 * end, 1.01 * end)
+    middle, half = (count - 1) / 2, max(_FEWEST, count) / 2
+    axes.set_ylim(middle + half + 0.2, middle - half - 0.2)
     axes.set_yticks([])
-    axes.grid(axis="x", color=style.TRACK, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.set_xlabel("step", fontsize=style.SMALL, color=style.INK)
-    title = f"{len(trials):,} trials in {len(lanes):,} nodes"
-    if best is not None and way is not None:
-        title += f"; marked: the best, trial {best.number}"
-    axes.set_title(title, loc="left", fontsize=10, color=style.INK)
+    axes.grid(axis="x", color=style.TRACK, linewidth=0.5)
+    style.label(axes, x="training step")
+    trials, nodes = style.counted(len(book.trials), "trial"), style.counted(len(lanes), "node")
+    style.title(axes, f"{trials} in {nodes}" + (" (the wider, the more trials)" if len(book.trials) > 1 else ""))
+    style.legend(axes, legend)
     if pitch >= _LABELLED:
-        goes_on = {(lane.row, lane.node.start) for lane in lanes}
-        for lane in lanes:
-            # Beside the line's end; above it where another line goes on from there.
-            above = (lane.row, lane.reach) in goes_on
-            if lane.ends:
-                axes.annotate(
-                    _names(lane.ends),
-                    (lane.reach, lane.row),
-                    xytext=(-2, 2) if above else (4, 0),
-                    textcoords="offset points",
-                    ha="right" if above else "left",
-                    va="bottom" if above else "center",
-                    fontsize=6,
-                    color=style.INK,
-                    zorder=5,
-                )
+        _name_ends(axes, book, shown, rows)
     if values:
         bar = figure.colorbar(
             ScalarMappable(scale, shades),
@@ -188,29 +141,88 @@ def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
             anchor=(0.0, 1.0),
             aspect=25,
             pad=0.01,
-            extend="min" if maximize else "max",  # nothing is better than the best
+            extend=_extend(values, scale, maximize),
         )
-        bar.set_label(
-            f"{metric} (best on the line or below it)", fontsize=style.SMALL, color=style.INK, parse_math=False
-        )
-        bar.ax.tick_params(labelsize=style.SMALL, labelcolor=style.INK)
+        metric = style.plain(book.metric, 24)
+        bar.set_label(f"{metric}\nbest from here on", fontsize=style.LABEL, color=style.INK, parse_math=False)
+        bar.ax.tick_params(labelsize=style.SMALL, labelcolor=style.INK, width=0.6, length=3)
         bar.outline.set_visible(False)
     return figure
 
 
-def _way(legs: Sequence[tuple[Lane, int, int]]) -> list[list[tuple[float, float]]]:
-    """A trial's way as one line: along each lane, and over to the next."""
-    points: list[tuple[float, float]] = []
-    for lane, start, stop in legs:
-        points += [(start, lane.row), (stop, lane.row)]
-    return [points]
+def _connect(
+    axes: Axes,
+    shown: Sequence[Lane],
+    rows: Mapping[NodeId, int],
+    tints: Mapping[NodeId, style.Colour],
+    merits: Mapping[NodeId, float],
+    width: float,
+) -> None:
+    """From each lane up to its parent's; the best on top, where several lie on each other."""
+    below = sorted((lane.node for lane in shown if lane.node.parent is not None), key=lambda node: merits[node.id])
+    segments: list[Segment] = [
+        ((node.start, rows[node.parent.id]), (node.start, rows[node.id])) for node in below if node.parent is not None
+    ]
+    colours = [tints[node.id] for node in below]
+    axes.add_collection(LineCollection(segments, colors=colours, linewidths=0.6 * width, zorder=2))
 
 
-def _scale(values: Sequence[float], maximize: bool) -> Normalize:
+def _tick_off(axes: Axes, shown: Sequence[Lane], rows: Mapping[NodeId, int], hidden: int) -> Line2D:
+    """A tick where lanes part that are not drawn. Returns what the legend says of them."""
+    places = {
+        (child.node.start, rows[lane.node.id]) for lane in shown for child in lane.children if child.node.id not in rows
+    }
+    ticks: list[Segment] = [((step, row), (step, row + 0.42)) for step, row in sorted(places)]
+    axes.add_collection(LineCollection(ticks, colors=style.GREY, linewidths=0.5, zorder=2))
+    roots = "" if places else ", from the first step on"
+    return Line2D(
+        [], [], color=style.GREY, linestyle="", marker="|", label=f"{style.counted(hidden, 'node')} left out{roots}"
+    )
+
+
+def _name_ends(axes: Axes, book: Book, shown: Sequence[Lane], rows: Mapping[NodeId, int]) -> None:
+    """The numbers of the trials that end on a line, beside its end; above it where another line goes on from there."""
+    if book.study is None and len({book.account.study_of(id) for id in book.trials}) > 1:
+        return  # numbers would not tell whose
+    ends: dict[NodeId, list[str]] = {}
+    for id, trial in book.trials.items():
+        if trial.asked:
+            ends.setdefault(trial.node_at(trial.asked).id, []).append(trial_name(book, id))
+    goes_on = {(rows[lane.node.id], lane.node.start) for lane in shown}
+    for lane in shown:
+        names = ends.get(lane.node.id)
+        if names:
+            above = (rows[lane.node.id], lane.reach) in goes_on
+            axes.annotate(
+                _listed(names),
+                (lane.reach, rows[lane.node.id]),
+                xytext=(-2, 1.5) if above else (3, 0),
+                textcoords="offset points",
+                ha="right" if above else "left",
+                va="bottom" if above else "center_baseline",
+                fontsize=style.TINY,
+                color=style.INK,
+                parse_math=False,
+                zorder=5,
+            )
+
+
+def trial_name(book: Book, trial: TrialId) -> str:
+    number = book.number(trial)
+    return style.plain(trial.rpartition("/")[2], 12) if number is None else str(number)
+
+
+def _listed(names: Sequence[str]) -> str:
+    ordered = sorted(names, key=lambda name: (len(name), name))
+    shown = ", ".join(ordered[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} + {len(names) - _NAMED}"
+
+
+def _scale(values: Iterable[float], maximize: bool) -> Normalize:
     """From the value that one line in ten does worse than, to the best: a few that diverged do not flatten the rest."""
-    if not values:
-        return Normalize(0.0, 1.0)
     ranked = sorted(values, reverse=not maximize)
+    if not ranked:
+        return Normalize(0.0, 1.0)
     worst, best = ranked[len(ranked) // 10], ranked[-1]
     low, high = min(worst, best), max(worst, best)
     if low == high:
@@ -218,6 +230,9 @@ def _scale(values: Sequence[float], maximize: bool) -> Normalize:
     return Normalize(low, high, clip=True)
 
 
-def _names(numbers: Sequence[int]) -> str:
-    shown = ", ".join(str(number) for number in sorted(numbers)[:_NAMED])
-    return shown if len(numbers) <= _NAMED else f"{shown} + {len(numbers) - _NAMED}"
+def _extend(values: Sequence[float], scale: Normalize, maximize: bool) -> str:
+    """Nothing is better than the best; worse than the scale's other end is one line in ten, if any."""
+    low, high = float(scale.vmin or 0.0), float(scale.vmax or 0.0)
+    if maximize:
+        return "min" if min(values) < low else "neither"
+    return "max" if max(values) > high else "neither"

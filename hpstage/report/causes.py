@@ -1,0 +1,252 @@
+"""What made a search cheaper than training every trial alone, and what sharing cost: seconds, cause by cause. Pure.
+
+All seconds are those of workers, rounded to 2**-20 s (:func:`hpstage.report.account.rounded`): sums are exact.
+
+How it is counted, and what is assumed:
+
+- A step takes the mean measured time of its node, an evaluation the mean of the plan, as in
+  :func:`hpstage.result.seconds_alone`. Trained alone, a trial neither loads nor saves: that leaves savings on the
+  careful side.
+- A trial counts up to its last result. One that is over and has not failed would have been trained on to its end if
+  nobody had stopped it; evaluations on the way there are left out. One that has failed, or is not over, would have come
+  no further alone. A fork of population based training counts as a trial of its own, its donor's steps included.
+- Of two trials that want the same step, the one that was asked for it later shares it; so for evaluations of a state.
+  Between studies the same rule holds: what a study asked first it pays, even if the other would have needed it sooner.
+- A chain that went on from a live state would have loaded from disk, in the mean time of the loads from disk that were
+  measured; if there were none, that is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpstage.events import NodeId, TrialId
+from hpstage.nodes import PlannedTrial
+from hpstage.report.account import Account, began, rounded
+from hpstage.report.book import Book
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """Seconds of workers, by cause, of a book's trials. To the last bit::
+
+    full - early_stopping == alone
+    alone - shared_prefix - other_study + from_disk - live + save + wasted + again + unanswered + estimates == used
+    train + evaluate + load + save + wasted == used
+    from_disk - live == load
+    """
+
+    full: float
+    """Every trial alone, to its end."""
+    early_stopping: float
+    """Steps after the last result of trials that are over."""
+    alone: float
+    """Every trial alone, as far as it was asked for and answered."""
+    shared_prefix: float
+    """Steps and evaluations that another trial of the same study had asked for before."""
+    other_study: float
+    """Those that a trial of another study had asked for before."""
+    from_disk: float
+    """Loading, if every chain that went on from a state had loaded it from disk."""
+    live: float
+    """What it took less because states were live."""
+    save: float
+    wasted: float
+    """Training that was thrown away."""
+    again: float
+    """Training of steps that had been trained before: their states were lost, or not worth keeping."""
+    unanswered: float
+    """Training for trials that have no result there: they failed, are under way, or were given up."""
+    estimates: float
+    """The rest: means instead of measured times; stages that a trial of another study paid, though some of their steps
+    had been asked for here, or the other way round; failed evaluations."""
+    used: float
+    """What workers spent, and these trials paid."""
+    train: float
+    evaluate: float
+    load: float
+    idle: float
+    """Seconds between a worker's first and last work for these trials in which it reported none. Waiting before and
+    after is not known to the journal. It is no trial's, and not part of ``used``."""
+
+    early_steps: int
+    prefix_steps: int
+    other_steps: int
+    again_steps: int
+
+
+@dataclass(slots=True)
+class _Shared:
+    seconds: float = 0.0
+    steps: int = 0
+
+
+def causes(book: Book) -> Causes:
+    """The causes of a book's savings. O(segments of its trials + stages)."""
+    account = book.account
+    plan = account.plan
+    totals = plan.totals
+    per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
+    answered = {id: answered_steps(trial) for id, trial in plan.trials.items()}
+    studies = {id: account.study_of(id) for id in plan.trials}
+
+    alone = early = prefix = other = 0.0
+    early_steps = prefix_steps = other_steps = 0
+    for id, trial in book.trials.items():
+        alone += account.alone(id)
+        targets = answered[id]
+        last = max(targets, default=0)
+        ended = plan.ended.get(id)
+        if ended is not None and ended.state != "FAIL":
+            early += rounded(
+                sum(
+                    (stop - max(start, last)) * plan.step_seconds(node)
+                    for node, start, stop in trial.legs(trial.steps)
+                    if stop > last
+                )
+            )
+            early_steps += trial.steps - last
+        same, others = _Shared(), _Shared()
+        for node, start, stop in trial.legs(last):
+            for begin, end, asker in account.askers(node, start, stop):
+                if asker != id:
+                    found = same if studies[asker] == studies[id] else others
+                    found.steps += end - begin
+                    found.seconds += (end - begin) * plan.step_seconds(node)
+        for step in targets:
+            asker = account.targeted[trial.node_at(step).id, step]
+            if asker != id:
+                (same if studies[asker] == studies[id] else others).seconds += per_evaluation
+        prefix += rounded(same.seconds)
+        other += rounded(others.seconds)
+        prefix_steps += same.steps
+        other_steps += others.steps
+
+    train = evaluate = load = save = 0.0
+    for charge in book.charges:
+        fact = charge.fact
+        train += rounded(fact.train_seconds)
+        evaluate += rounded(fact.evaluate_seconds)
+        load += rounded(fact.load_seconds)
+        save += rounded(fact.save_seconds)
+    wasted = sum((waste.seconds for waste in book.wastes), 0.0)
+    used = sum((account.used.get(id, 0.0) for id in book.trials), 0.0)
+    live = _live(book)
+    again, again_steps, unanswered = _beyond(book, {id: max(targets, default=0) for id, targets in answered.items()})
+    known = alone - prefix - other + load + save + wasted + again + unanswered
+    return Causes(
+        full=alone + early,
+        early_stopping=early,
+        alone=alone,
+        shared_prefix=prefix,
+        other_study=other,
+        from_disk=load + live,
+        live=live,
+        save=save,
+        wasted=wasted,
+        again=again,
+        unanswered=unanswered,
+        estimates=used - known,
+        used=used,
+        train=train,
+        evaluate=evaluate,
+        load=load,
+        idle=idle_seconds(book),
+        early_steps=early_steps,
+        prefix_steps=prefix_steps,
+        other_steps=other_steps,
+        again_steps=again_steps,
+    )
+
+
+def answered_steps(trial: PlannedTrial) -> list[int]:
+    """The trial's targets that have a result, in order."""
+    found = []
+    for step in sorted(trial.targets):
+        state = trial.node_at(step).states.get(step)
+        if state is not None and state.metrics is not None:
+            found.append(step)
+    return found
+
+
+def _live(book: Book) -> float:
+    """What forks from live states took less than the mean load from disk, on the whole plan."""
+    loads = [charge.fact.load_seconds for charge in book.account.charges if charge.fact.source == "disk"]
+    if not loads:
+        return 0.0
+    mean = sum(loads) / len(loads)
+    facts = (charge.fact for charge in book.charges)
+    return sum((rounded(mean - fact.load_seconds) for fact in facts if fact.source in ("live", "continued")), 0.0)
+
+
+def _beyond(book: Book, answered: dict[TrialId, int]) -> tuple[float, int, float]:
+    """Of the training that the book's trials paid: seconds and steps of what was trained again; seconds of what was
+    trained for the first time, for a trial that has no result there."""
+    again = unanswered = 0.0
+    again_steps = 0
+    account = book.account
+    for index, fresh in enumerate(_fresh(account)):
+        charge = account.charges[index]
+        fact = charge.fact
+        steps = fact.step - fact.start
+        if not steps or not book.is_mine(charge.trial):
+            continue
+        node = account.plan.nodes[fact.node]
+        repeated = steps - sum(stop - start for start, stop in fresh)
+        vain = sum(
+            end - max(begin, min(end, answered[asker]))
+            for start, stop in fresh
+            for begin, end, asker in account.askers(node, start, stop)
+        )
+        again_steps += repeated
+        again += rounded(fact.train_seconds * repeated / steps)
+        unanswered += rounded(fact.train_seconds * vain / steps)
+    return again, again_steps, unanswered
+
+
+def _fresh(account: Account) -> Iterator[list[tuple[int, int]]]:
+    """For each stage, the parts of ``[start, step)`` that no stage before it in the journal had trained."""
+    trained: dict[NodeId, list[tuple[int, int]]] = {}  # disjoint, in order
+    for charge in account.charges:
+        fact = charge.fact
+        pieces: list[tuple[int, int]] = []
+        if fact.step > fact.start:
+            known = trained.setdefault(fact.node, [])
+            at = fact.start
+            for start, stop in known:
+                if start >= fact.step:
+                    break
+                if stop > at:
+                    if start > at:
+                        pieces.append((at, start))
+                    at = stop
+            if at < fact.step:
+                pieces.append((at, fact.step))
+            trained[fact.node] = _union([*known, *pieces])
+        yield pieces
+
+
+def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(pieces):
+        if merged and merged[-1][1] == start:
+            merged[-1] = merged[-1][0], stop
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def idle_seconds(book: Book) -> float:
+    """See :attr:`Causes.idle`."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    busy: dict[str, float] = {}
+    works = [(c.fact.worker, began(c.fact), c.fact.at, c.seconds) for c in book.charges]
+    works += [(w.fact.worker, w.fact.at - w.fact.seconds, w.fact.at, w.seconds) for w in book.wastes]
+    for worker, start, stop, seconds in works:
+        first[worker] = min(start, first.get(worker, start))
+        last[worker] = max(stop, last.get(worker, stop))
+        busy[worker] = busy.get(worker, 0.0) + seconds
+    # Never below 0: workers of two clusters may have one name.
+    return sum((rounded(max(0.0, last[w] - first[w] - busy[w])) for w in busy), 0.0)

@@ -1,0 +1,162 @@
+"""The picture of the metric: curves that are one as long as trials train as one, and part where they do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatterSciNotation, ScalarFormatter
+
+from hpstage.events import NodeId
+from hpstage.report import lanes as lay_out
+from hpstage.report import style
+from hpstage.report.book import Book
+from hpstage.report.lanes import Lane
+from hpstage.report.stage_tree import Measured, measured, merit, trial_name
+
+MOST_LANES = 3000
+"""Nodes drawn: more than that are a blot."""
+_HEIGHT = 3.6
+_DECADES = 1e3  # between the largest of the common values and the smallest; beyond, the axis is logarithmic
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What was measured on a node, led by the last that was measured before it on its line, if anything was."""
+
+    node: NodeId
+    points: list[Point]
+    trials: int
+
+
+def curves(shown: Sequence[Lane], found: dict[NodeId, Measured]) -> list[Curve]:
+    """A curve for each lane on which something was measured. ``shown``: parents before children, with all parents."""
+    tails: dict[NodeId, list[Point]] = {}  # of each node, all that was measured on its line where its children look
+    drawn = []
+    for lane in shown:
+        node = lane.node
+        own: list[Point] = [(float(step), value) for step, value in found[node.id].points]
+        inherited = [] if node.parent is None else tails[node.parent.id]
+        before = [point for point in inherited if point[0] <= node.start][-1:]
+        # A child may part before the first measurement on its parent: then it goes on from the grandparent's.
+        tails[node.id] = [*before, *own]
+        if own:
+            drawn.append(Curve(node.id, [*before, *own], lane.trials))
+    return drawn
+
+
+def draw_metrics(book: Book) -> Figure:
+    """The first objective against the training step; each node is drawn once, and the best trial's way on top."""
+    metric = book.metric
+    lanes = lay_out.lanes_of(book.trials)
+    if metric is None or not lanes:
+        return style.nothing("No trial was asked for: there are no curves.")
+    maximize = book.maximize
+    found = measured(lanes, metric, maximize=maximize)
+    best = book.trials[book.best] if book.best is not None else None
+    way = {} if best is None else {node.id: stop for node, _, stop in best.legs(best.asked)}
+    shown = lay_out.foremost(
+        lanes, MOST_LANES, lambda lane: merit(found[lane.node.id].value, maximize=maximize), always=way
+    )
+    drawn = curves(shown, found)
+    if not drawn:
+        return style.nothing(f"There is no finite value of {style.plain(metric)}.")
+    figure, axes = style.figure(_HEIGHT)
+    count = len(drawn)
+    width, alpha = (0.9, 0.8) if count <= 60 else (0.6, 0.55) if count <= 300 else (0.4, 0.35)
+    most = math.log(max(2, *(curve.trials for curve in drawn)))
+    axes.add_collection(
+        LineCollection(
+            [curve.points for curve in drawn],
+            colors=style.BLUE,
+            alpha=alpha,
+            linewidths=[width * (1 + 1.2 * math.log(curve.trials) / most) for curve in drawn],
+            capstyle="round",
+            zorder=2,
+        )
+    )
+    points = [point for lane in shown for point in found[lane.node.id].points]
+    x, y = zip(*points, strict=True)
+    size = 9.0 if count <= 60 else 4.0 if count <= 300 else 1.5
+    axes.scatter(x, y, s=size, color=style.BLUE, alpha=alpha, linewidths=0, zorder=3)
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=style.BLUE,
+            marker="o",
+            markersize=2.5,
+            linewidth=0.9,
+            label="node (the wider, the more trials)",
+        )
+    ]
+    if best is not None and book.best is not None:
+        mine = [
+            (step, value)
+            for lane in shown
+            if lane.node.id in way
+            for step, value in found[lane.node.id].points
+            if step <= way[lane.node.id]
+        ]
+        xs, ys = zip(*mine, strict=True) if mine else ((), ())
+        name = f"best: trial {trial_name(book, book.best)}"
+        [line] = axes.plot(xs, ys, color=style.VERMILION, linewidth=1.8, marker="o", markersize=3, label=name, zorder=4)
+        handles.append(line)
+    outside = _limit(axes, [value for _, value in points], maximize)
+    end = max(step for step, _ in points)
+    axes.set_xlim(0.0, 1.015 * end)
+    axes.grid(color=style.TRACK, linewidth=0.5)
+    axes.tick_params(axis="y", length=0)
+    style.label(axes, x="training step", y=style.plain(metric, 40))
+    notes = [style.counted(len(book.trials), "trial")]
+    if len(shown) < len(lanes):
+        notes.append(f"{style.counted(len(lanes) - len(shown), 'node')} left out")
+    if outside:
+        notes.append(f"{style.counted(outside, 'value')} beyond the axis")
+    missing = _not_finite(shown, metric)
+    if missing:
+        notes.append(f"{missing:,} not finite")
+    style.title(axes, ", ".join(notes))
+    style.legend(axes, handles)
+    return figure
+
+
+def _limit(axes: Axes, values: list[float], maximize: bool) -> int:
+    """Scale the y axis to what is common. Returns how many values lie outside: a few that are far worse than the rest.
+
+    The best is always inside. Where the common values go over more than three decades, the axis is logarithmic.
+    """
+    ranked = sorted(values)
+    # Far from the middle: beyond what the inner nine tenths span, once again.
+    low, high = ranked[len(ranked) // 20], ranked[-1 - len(ranked) // 20]
+    if low > 0 and high / low > _DECADES:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatterSciNotation())
+        ratio = high / low
+        bottom, top = max(ranked[0], low / ratio), min(ranked[-1], high * ratio)
+        bottom, top = (bottom, max(top, ranked[-1])) if maximize else (min(bottom, ranked[0]), top)
+        axes.set_ylim(bottom / 1.3, top * 1.3)
+    else:
+        margin = high - low
+        bottom, top = max(ranked[0], low - margin), min(ranked[-1], high + margin)
+        bottom, top = (bottom, max(top, ranked[-1])) if maximize else (min(bottom, ranked[0]), top)
+        room = 0.04 * (top - bottom) or 0.05 * abs(top) or 0.5
+        axes.set_ylim(bottom - room, top + room)
+        axes.yaxis.set_major_formatter(ScalarFormatter(useMathText=True))
+    return sum(not bottom <= value <= top for value in values)
+
+
+def _not_finite(shown: Sequence[Lane], metric: str) -> int:
+    return sum(
+        state.metrics is not None and metric in state.metrics and not math.isfinite(state.metrics[metric])
+        for lane in shown
+        for step, state in lane.node.states.items()
+        if step <= lane.reach
+    )

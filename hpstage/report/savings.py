@@ -1,0 +1,151 @@
+"""The picture of what was saved: from every trial alone to what was used, cause by cause; and what workers did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from hpstage.report import style
+from hpstage.report.book import Book
+from hpstage.report.causes import Causes, causes
+from hpstage.report.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
+
+_ROW = 0.21  # inches per cause
+_BELOW = 0.95  # inches of the lower panel
+_AROUND = 0.75  # inches above and below the causes
+
+# None of them stands for an activity in the panel below.
+_SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A bar of the waterfall: a sum (``total``), or what is added to it. Seconds."""
+
+    label: str
+    seconds: float
+    total: bool = False
+
+
+def steps(found: Causes) -> Iterator[Step]:
+    """The waterfall. What is added leads from each total to the next, exactly; causes of no seconds are left out."""
+    if found.early_stopping:
+        yield Step("every trial alone, to its end", found.full, total=True)
+        yield Step("stopped early", -found.early_stopping)
+    yield Step("every trial alone, as asked", found.alone, total=True)
+    changes = [
+        Step("prefix shared with a trial of the study", -found.shared_prefix),
+        Step("shared with another study", -found.other_study),
+        Step("loading, were it all from disk", found.from_disk),
+        Step("live states instead of disk", -found.live),
+        Step("saving", found.save),
+        Step("thrown away", found.wasted),
+        Step("trained again", found.again),
+        Step("trained without a result", found.unanswered),
+        Step("measured, not mean times", found.estimates),
+    ]
+    yield from (change for change in changes if change.seconds)
+    yield Step("used", found.used, total=True)
+
+
+def draw_savings(book: Book) -> Figure:
+    """Above, worker time by cause (:mod:`hpstage.report.causes` tells what is assumed); below, what workers did."""
+    found = causes(book)
+    if not found.full and not found.used:
+        return style.nothing("No trial has a result: there is nothing to compare.")
+    falls = list(steps(found))
+    figure = style.blank(_AROUND + _ROW * len(falls) + _BELOW)
+    above, below = figure.subplots(2, 1, height_ratios=[_AROUND + _ROW * len(falls), _BELOW])
+    style.tidy(above)
+    style.tidy(below)
+    most = max(found.full, found.used)
+    _waterfall(above, falls, most)
+    unit, name = style.time_unit(most)
+    used, alone = (f"{seconds / unit:,.{_decimals(most / unit)}f}" for seconds in (found.used, found.alone))
+    ratio = f" ({found.alone / found.used:.2f} times as much)" if found.used and found.alone > found.used else ""
+    style.title(above, f"{used} worker-{name} used; alone {alone}{ratio}")
+    _split(below, found)
+    return figure
+
+
+def _waterfall(axes: Axes, falls: list[Step], most: float) -> None:
+    unit, name = style.time_unit(most)
+    decimals = _decimals(most / unit)
+    level = 0.0
+    reference = falls[0].seconds or most
+    for row, fall in enumerate(falls):
+        before = 0.0 if fall.total else level
+        level = fall.seconds if fall.total else level + fall.seconds
+        left, right = sorted((before, level))
+        colour = _SUM if fall.total else _SAVED if fall.seconds < 0 else _SPENT
+        axes.barh(row, (right - left) / unit, left=left / unit, height=0.68, color=colour, linewidth=0)
+        sign = "" if fall.total else "\N{MINUS SIGN}" if fall.seconds < 0 else "+"
+        text = f"{sign}{_amount(abs(fall.seconds) / unit, decimals)}  {_percent(abs(fall.seconds) / reference)}"
+        axes.annotate(
+            text,
+            (right / unit, row),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=style.SMALL,
+            color=style.INK,
+        )
+        if row + 1 < len(falls):
+            axes.plot([level / unit] * 2, [row, row + 1], color=style.FAINT, linewidth=0.6, zorder=0.5)
+    axes.set_yticks(range(len(falls)), labels=[fall.label for fall in falls])
+    for tick, fall in zip(axes.get_yticklabels(), falls, strict=True):
+        tick.set_fontweight("bold" if fall.total else "normal")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(falls) - 0.5, -0.6)
+    axes.set_xlim(0.0, 1.17 * most / unit)  # room for the figures beside the longest bar
+    axes.grid(axis="x", color=style.TRACK, linewidth=0.5)
+    style.label(axes, x=f"worker-{name}")
+    handles = [Patch(color=_SUM, label="sum")]
+    handles += [Patch(color=_SAVED, label="saved")] if any(fall.seconds < 0 for fall in falls) else []
+    handles += [Patch(color=_SPENT, label="spent")] if any(f.seconds > 0 and not f.total for f in falls) else []
+    style.legend(axes, handles)
+
+
+def _split(axes: Axes, found: Causes) -> None:
+    """What workers did, as shares; waiting between stages beside it."""
+    parts = [
+        (TRAIN, found.train),
+        (EVALUATE, found.evaluate),
+        (LOAD, found.load),
+        (SAVE, found.save),
+        (WASTED, found.wasted),
+        ("idle between stages", found.idle),
+    ]
+    whole = found.used + found.idle
+    at, handles = 0.0, []
+    for activity, seconds in parts:
+        share = 100 * seconds / whole if whole else 0.0
+        if not share:
+            continue
+        colour = COLOURS.get(activity, style.TRACK)
+        axes.barh(0, share, left=at, height=0.7, color=colour, linewidth=0)
+        handles.append(Patch(color=colour, label=f"{activity} {_percent(share / 100)}"))
+        at += share
+    axes.set_xlim(0.0, 100.0)
+    axes.set_ylim(0.5, -0.4)
+    axes.set_yticks([])
+    axes.xaxis.set_major_formatter("{x:.0f}%")
+    style.label(axes, x="share of the workers' time")
+    style.legend(axes, handles)
+
+
+def _decimals(most: float) -> int:
+    return 2 if most < 100 else 1 if most < 1000 else 0
+
+
+def _amount(value: float, decimals: int) -> str:
+    least = 10.0**-decimals
+    return f"<{least:.{decimals}f}" if 0 < value < 0.5 * least else f"{value:,.{decimals}f}"
+
+
+def _percent(share: float) -> str:
+    return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
