@@ -35,10 +35,8 @@ from hpstage.events import (
     TrialProposed,
     WorkerId,
 )
-from hpstage.nodes import Node
 from hpstage.plan import SearchPlan
 from hpstage.result import seconds_alone
-from hpstage.schedule import Scalar
 from hpstage.store import Journal
 
 # 2**-20 s is about a microsecond.
@@ -58,16 +56,10 @@ def began(fact: StateReached) -> float:
     return fact.at - fact.save_seconds - fact.evaluate_seconds - fact.train_seconds - fact.load_seconds
 
 
-def values_of(node: Node, fact: StateReached) -> dict[str, Scalar]:
-    """The hyper-parameters with which the stage that ``fact`` reports began."""
-    # A stage without steps may stand at the end of a schedule, where there are no more values.
-    return node.hyperparameters(min(fact.start, fact.step - 1))
-
-
 class ChainRecord(msgspec.Struct):
     """A chain on its worker. ``ended``: when it was closed, or its driver was struck off; ``None``: it is running.
 
-    ``wasted_seconds`` were spent after its last boundary and thrown away; ``steps`` were trained and reported.
+    ``outcome``: why what it trained after its last boundary was thrown away; ``None``: nothing was.
     """
 
     id: ChainId | None
@@ -75,9 +67,6 @@ class ChainRecord(msgspec.Struct):
     driver: DriverId | None
     began: float
     ended: float | None = None
-    steps: int = 0
-    wasted_seconds: float = 0.0
-    wasted_steps: int = 0
     outcome: str | None = None
 
 
@@ -99,10 +88,11 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 class Waste(msgspec.Struct, frozen=True):
-    """What a worker threw away, and the trial that paid for it."""
+    """What a worker threw away of which chain, and the trial that paid for it."""
 
     fact: ChainLost
     trial: TrialId
+    chain: ChainRecord
 
     @property
     def seconds(self) -> float:
@@ -194,28 +184,22 @@ class Account:
         self.charges.append(charge)
         self._pay(charge.trial, charge.seconds)
         self.trained[fact.node] = max(self.trained.get(fact.node, 0), fact.step)
-        record = None if fact.chain is None else self._by_id.get(fact.chain)
-        if record is not None:
-            record.steps += fact.step - fact.start
 
     def _waste(self, fact: ChainLost) -> None:
         """The fact names no chain: it is the last that a driver started on the worker, and runs or was closed just now.
 
         Of several drivers' (workers of two clusters may have one name) it is the one that was started last.
         """
-        waste = Waste(fact, self._payer(fact.node, fact.step + 1))
-        self.wastes.append(waste)
-        seconds = waste.seconds
-        self._pay(waste.trial, seconds)
         latest = list(self._latest.get(fact.worker, {}).values())
         if latest:
             record = max(latest, key=lambda record: (record.ended is None or record.ended == fact.at, record.began))
         else:
             record = ChainRecord(None, fact.worker, None, fact.at - fact.seconds, ended=fact.at)
             self.chains.append(record)
-        record.wasted_seconds += seconds
-        record.wasted_steps += fact.steps
         record.outcome = fact.outcome
+        waste = Waste(fact, self._payer(fact.node, fact.step + 1), record)
+        self.wastes.append(waste)
+        self._pay(waste.trial, waste.seconds)
 
     def _pay(self, trial: TrialId, seconds: float) -> None:
         self.used[trial] = self.used.get(trial, 0.0) + seconds

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
 from hpstage.errors import UsageError
-from hpstage.events import SearchStarted, TrialId
+from hpstage.events import Fact, NodeId, SearchStarted, TrialId
 from hpstage.locations import open_journal
 from hpstage.nodes import PlannedTrial
 from hpstage.report.account import Account, Charge, Waste, new_account
@@ -43,6 +44,21 @@ class Book:
     @cached_property
     def wastes(self) -> list[Waste]:
         return [waste for waste in self.account.wastes if self.is_mine(waste.trial)]
+
+    @cached_property
+    def alone(self) -> dict[TrialId, float]:
+        """Seconds of a worker that each trial would have taken alone (:meth:`Account.alone`)."""
+        return {id: self.account.alone(id) for id in self.trials}
+
+    @cached_property
+    def reach(self) -> dict[NodeId, int]:
+        """The nodes that the trials pass, and the farthest step that they ask for on each."""
+        found: dict[NodeId, int] = {}
+        for trial in self.trials.values():
+            for node, _, stop in trial.legs(trial.asked):
+                if stop > found.get(node.id, 0):
+                    found[node.id] = stop
+        return found
 
     @property
     def started(self) -> SearchStarted | None:
@@ -85,13 +101,16 @@ class Book:
         return None if proposed is None else proposed.number
 
 
-def open_book(source: Journal | str | os.PathLike[str], study: str | None = None) -> Book:
+def open_book(
+    source: Journal | str | os.PathLike[str], study: str | None = None, *, seen: Callable[[Fact], object] | None = None
+) -> Book:
     """The book of a plan as its journal tells it now.
 
     Args:
         source: an open journal, or a store as for ``optimize(store=...)``, which is opened, read, closed, and not
             changed.
         study: one of the plan's; all, if it is not given.
+        seen: called with each fact of the journal, in order.
 
     Raises:
         UsageError: the plan has no such study, or the URL names no plan.
@@ -100,7 +119,7 @@ def open_book(source: Journal | str | os.PathLike[str], study: str | None = None
     with ExitStack() as closing:
         journal = source if isinstance(source, Journal) else open_journal(source, closing=closing, read_only=True)
         account = new_account(journal)
-        account.catch_up(journal)
+        account.catch_up(journal, seen)
     if study is not None and study not in account.plan.searches:
         studies = dict.fromkeys([*account.plan.searches, *map(account.study_of, account.plan.trials)])
         if study not in studies:
