@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -238,14 +239,8 @@ class Account:
         Raises:
             StoreError: at a record that is no fact, or contradicts those before it.
         """
-        # Nothing of what is folded is garbage, and looking for some takes as long as all the rest.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with uncollected():
             self._catch_up(journal, seen)
-        finally:
-            if collecting:
-                gc.enable()
 
     def _catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None) -> None:
         plan = self.plan
@@ -275,6 +270,18 @@ _HANDLERS: dict[type, Callable[[Account, Any], None]] = {
     DriverLeft: Account._leave,
     StateLost: Account._lose,
 }
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within it Python looks for no garbage. Nothing of an account is, and looking takes as long as all the rest."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def new_account(journal: Journal) -> Account:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
@@ -15,10 +14,7 @@ from matplotlib.figure import Figure
 from hpstage.events import NodeId
 from hpstage.nodes import Node, PlannedTrial
 from hpstage.report import style
-from hpstage.report.rows import SearchFacts, best_of, planned
-
-if TYPE_CHECKING:
-    from hpstage.result import Result
+from hpstage.report.book import Book
 
 _ROW = 0.17  # inches per row, as long as there is room
 _TALLEST = 15.0  # inches; beyond, rows move together
@@ -94,15 +90,15 @@ def _measured(lane: Lane, metric: str | None) -> list[tuple[int, float]]:
     return found
 
 
-def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
+def draw_stage_tree(book: Book) -> Figure:
     """Each node a line from the step where it begins to where the study's trials leave it; the best trial's way marked.
 
     Colour is the best value of the metric found on a line or below it, and, for dots, the value measured there; width
     is the number of trials that train as one.
     """
-    maximize = result.study.directions[0].name == "MAXIMIZE"
-    metric = None if search.started is None else search.started.metric[0]
-    trials = planned(result)
+    maximize, metric = book.maximize, book.metric
+    numbers = {id: book.number(id) or index for index, id in enumerate(book.trials)}
+    trials = {numbers[id]: trial for id, trial in book.trials.items()}
     lanes = lay_out(trials, metric, maximize=maximize)
     if not lanes:
         return style.nothing("No trial was asked for: there is no stage tree.")
@@ -120,8 +116,8 @@ def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
         style.FAINT if lane.value is None else shades(float(scale(lane.value))) for lane in lanes
     ]
 
-    best = best_of(result)
-    way = trials.get(best.number) if best is not None else None
+    best = book.best
+    way = book.trials[best] if best is not None else None
     if way is not None and way.asked:  # the best may stem from an earlier call, of which this one knows no way
         by_node = {lane.node.id: lane for lane in lanes}
         marked = _way([(by_node[node.id], start, stop) for node, start, stop in way.legs(way.asked)])
@@ -160,8 +156,8 @@ def draw_stage_tree(result: Result, search: SearchFacts) -> Figure:
     axes.set_axisbelow(True)
     axes.set_xlabel("step", fontsize=style.SMALL, color=style.INK)
     title = f"{len(trials):,} trials in {len(lanes):,} nodes"
-    if best is not None and way is not None:
-        title += f"; marked: the best, trial {best.number}"
+    if best is not None:
+        title += f"; marked: the best, trial {numbers[best]}"
     axes.set_title(title, loc="left", fontsize=10, color=style.INK)
     if pitch >= _LABELLED:
         goes_on = {(lane.row, lane.node.start) for lane in lanes}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -308,10 +308,10 @@ class _Sparse:
 def _alike(values: list[Value]) -> list[Value]:
     """Values of one type, so that every file format takes the column; else their JSON."""
     kinds: set[type] = {*map(type, values)} - {type(None)}
-    if len(kinds) <= 1 or kinds == {int, float}:
-        # pandas has a type for integers past 64 bits, but not together with negative or missing ones.
-        if int not in kinds or all(type(value) is not int or value < 2**63 for value in values):
-            return values
+    # pandas has a type for integers past 64 bits, but not together with negative or missing ones.
+    wide = int in kinds and any(type(value) is int and value >= 2**63 for value in values)
+    if not wide and (len(kinds) <= 1 or kinds == {int, float}):
+        return values
     return [None if value is None else json.dumps(value) for value in values]
 
 

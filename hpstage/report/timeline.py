@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from matplotlib.collections import PolyCollection
@@ -11,6 +11,7 @@ from matplotlib.patches import Patch
 
 from hpstage.events import ChainLost, Fact, StateReached, WorkerId
 from hpstage.report import style
+from hpstage.report.book import Book
 
 TRAIN, EVALUATE, LOAD, SAVE, WASTED = "train", "evaluate", "load", "save", "thrown away"
 
@@ -66,8 +67,11 @@ def bars(facts: Iterable[Fact]) -> Iterator[Bar]:
             at += seconds
 
 
-def draw_timeline(facts: Sequence[Fact]) -> Figure:
+def draw_timeline(book: Book) -> Figure:
     """One row per worker, in the order in which they began; x in seconds since the first began."""
+    facts: list[StateReached | ChainLost] = [charge.fact for charge in book.charges]
+    facts += [waste.fact for waste in book.wastes]
+    facts.sort(key=lambda fact: fact.at)
     drawn = list(bars(facts))
     if not drawn:
         return style.nothing("Nothing was trained: there is no timeline.")
