@@ -6,6 +6,8 @@ import io
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 from matplotlib.figure import Figure
 
@@ -25,11 +27,16 @@ class Picture:
 
     def png(self, book: Book) -> bytes:
         buffer = io.BytesIO()
-        with warnings.catch_warnings():
-            # A name in a script that matplotlib's fonts lack is drawn as boxes, which says enough.
-            warnings.filterwarnings("ignore", r"Glyph .* missing from")
-            self.draw(book).savefig(buffer, format="png")
+        save(self.draw, book, buffer, "png")
         return buffer.getvalue()
+
+
+def save(draw: Callable[[Book], Figure], book: Book, file: BinaryIO | Path, format: str) -> None:
+    """Draw a picture of a book into a file. ``format``: png, svg, pdf, ..."""
+    with warnings.catch_warnings():
+        # A name in a script that matplotlib's fonts lack is drawn as boxes, which says enough.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from")
+        draw(book).savefig(file, format=format)
 
 
 PICTURES = (

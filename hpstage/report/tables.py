@@ -184,7 +184,7 @@ def states(book: Book) -> Table:
                 (
                     node.id,
                     step,
-                    account.plan.key(node, step),
+                    account.plan.key(node, step) if state.kept is None else state.kept.key,
                     len(state.waiting),
                     None if state.kept is None else state.kept.bytes,
                     None if lost is None else lost.reason,
