@@ -96,7 +96,7 @@ def _heading(book: Book, saved: Savings, rows: list[StudyRow]) -> Iterable[str]:
 
 
 def _studies(rows: list[StudyRow]) -> Iterable[str]:
-    head = ("Study", "", "Trials", "Best", "Steps asked", "Distinct", "Merge rate", "Used", "Alone", "Saved")
+    head = ("Study", "State", "Trials", "Best", "Steps asked", "Distinct", "Merge rate", "Used", "Alone", "Saved")
     yield "<h2>Studies</h2>"
     yield '<div class="wide"><table><thead><tr>'
     yield "".join(f'<th scope="col"{_FIGURE if i > 3 else ""}>{name}</th>' for i, name in enumerate(head))
@@ -145,7 +145,7 @@ def _savings(saved: Savings) -> Iterable[str]:
         ("saving checkpoints", saved.save_seconds),
         (f"thrown away ({_count(saved.steps_wasted, 'step')})", saved.wasted_seconds),
     ]
-    yield "<table><tbody>"
+    yield '<div class="wide"><table><tbody>'
     yield _row("Trials", f"{saved.trials:,}", f"{saved.failed:,} failed" if saved.failed else "")
     yield _row("Steps asked for", f"{saved.steps_asked:,}")
     yield _row("Distinct steps among them", f"{saved.steps_unique:,}")
@@ -159,12 +159,12 @@ def _savings(saved: Savings) -> Iterable[str]:
     yield _row("Saved", _duration(saved.saved_seconds), f"{saved.gpu_hours_saved:.4g} worker-hours")
     yield _row("Makespan", _duration(saved.makespan), f"on {_count(saved.workers, 'worker')}{over}")
     yield _row("Checkpoints of the plan", f"{saved.kept:,}", f"{saved.kept_bytes:,} bytes")
-    yield "</tbody></table>"
+    yield "</tbody></table></div>"
     yield (
         '<p class="note">Alone is an estimate from the same run: every trial&rsquo;s own steps at the mean measured '
         "seconds per step of the nodes that it passes, and one mean evaluation for each of its results. It leaves out "
-        "loading and saving. A trial that failed, or is not over, counts up to its last result. Used and saved are "
-        "alone, exactly. The makespan is from the first stage&rsquo;s beginning to the last report, on the "
+        "loading and saving. A trial that failed, or is not over, counts up to its last result. Used and saved add "
+        "up to it exactly. The makespan is from the first stage&rsquo;s beginning to the last report, on the "
         "workers&rsquo; clock.</p>"
     )
 
@@ -209,7 +209,8 @@ def _winner(book: Book) -> Iterable[str]:
         yield from _front(book)
     else:
         best = book.best
-        yield f'<p class="lead">Trial {_number(book, best)}: {_short(book.values[best][0])}</p>'
+        value = f"{escape(book.metric or '')} {_short(book.values[best][0])}"
+        yield f'<p class="lead">Trial {_number(book, best)}: {value}</p>'
         yield from _values(book, best)
 
 
