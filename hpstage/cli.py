@@ -10,6 +10,7 @@ from hpstage.cluster import commands as cluster
 from hpstage.commands.export import export
 from hpstage.commands.gc import gc
 from hpstage.commands.plan import plan
+from hpstage.commands.report import report
 from hpstage.commands.status import status
 from hpstage.commands.tree import tree
 from hpstage.errors import HpstageError
@@ -28,6 +29,7 @@ app.command()(gc)
 app.command()(plan)
 app.command()(status)
 app.command()(tree)
+app.command()(report)
 app.command()(export)
 
 

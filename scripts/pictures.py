@@ -100,9 +100,7 @@ def dashboard() -> None:
         searching.join()
 
 
-MADE: dict[str, Callable[[], None]] = {
-    one.__name__: one for one in (stage_tree, savings, metrics, timeline, dashboard)
-}
+MADE: dict[str, Callable[[], None]] = {one.__name__: one for one in (stage_tree, savings, metrics, timeline, dashboard)}
 
 
 def main() -> None:

@@ -1,17 +1,24 @@
-"""``hpstage export``: the data frames of a plan as files."""
+"""``hpstage export``: the tables of a plan as files."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpstage.commands.terminal import clean, count_of, echo
 from hpstage.errors import UsageError
+from hpstage.events import Fact
+from hpstage.report.account import uncollected
+from hpstage.report.book import open_book
+from hpstage.report.files import replacing
+from hpstage.report.tables import Table, events, stages, states, trials, workers
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Format(StrEnum):
@@ -27,7 +34,7 @@ def export(
     """Write a plan as tables: trials, stages, states, workers and events.
 
     Files of an earlier export are replaced. The plan is not changed. hpstage.report.frames gives the same tables to a
-    notebook, and says what their columns mean.
+    notebook; hpstage.report.tables says what their columns mean.
 
     Examples:
 
@@ -35,27 +42,35 @@ def export(
     hpstage export .hpstage/Digits-1f2e3d4c5b6a tables
     hpstage export "redis://head:6379?prefix=NAME" tables --format csv
     """
-    from hpstage.report.frames import frames
-
-    if format == Format.PARQUET:
-        _check_pyarrow()
-    found = frames(store)
+    tables = _frames(store) if format == Format.PARQUET else _tables(store)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (field.name for field in fields(found)):
-            frame, path = getattr(found, name), folder / f"{name}.{format.value}"
-            aside = path.with_name(f".{path.name}-{os.getpid()}")
-            try:
-                if format == Format.PARQUET:
-                    frame.to_parquet(aside, index=False)
+        for name, table in tables.items():
+            path = folder / f"{name}.{format.value}"
+            with replacing(path) as aside:
+                if isinstance(table, Table):
+                    table.write_csv(aside)
                 else:
-                    frame.to_csv(aside, index=False)
-                aside.replace(path)
-            finally:
-                aside.unlink(missing_ok=True)
-            echo(f"{clean(path)}  {count_of(len(frame), 'row')}")
+                    table.to_parquet(aside, index=False)
+            echo(f"{clean(path)}  {count_of(len(table), 'row')}")
     except OSError as error:
         raise UsageError(f"cannot write to {clean(folder)}: {error.strerror or error}; give another folder") from error
+
+
+def _tables(store: str) -> dict[str, Table]:
+    facts: list[Fact] = []
+    book = open_book(store, seen=facts.append)
+    with uncollected():
+        found = {table.__name__: table(book) for table in (trials, stages, states, workers)}
+        return {**found, "events": events(facts)}
+
+
+def _frames(store: str) -> dict[str, pd.DataFrame]:
+    from hpstage.report.frames import frames
+
+    _check_pyarrow()
+    found = frames(store)
+    return {field.name: getattr(found, field.name) for field in fields(found)}
 
 
 def _check_pyarrow() -> None:

@@ -6,57 +6,26 @@ import gc
 import math
 import os
 import time
-from collections import Counter
-from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
 
 from hpstage.commands.terminal import clean, count_of, echo, hours, table
 from hpstage.errors import UsageError
-from hpstage.events import DriverId, TrialId, to_metric
+from hpstage.events import DriverId
 from hpstage.locations import open_journal
-from hpstage.nodes import PlannedTrial
-from hpstage.plan import SearchRecord
 from hpstage.presence import Presence
 from hpstage.report.account import Account, new_account
+from hpstage.report.book import Book
+from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
 
 # Lines of running chains, studies and drivers on a terminal; --json has all.
 _LINES = 40
 _CLEAR = "\x1b[H\x1b[2J"
-
-
-class Best(msgspec.Struct, frozen=True):
-    """Of the values that the study was told, the best; of a search that does not tell what is better, both ends."""
-
-    metric: str
-    value: float | str
-    trial: TrialId
-    goal: Literal["maximize", "minimize", "lowest", "highest"]
-
-
-class StudyStatus(msgspec.Struct, frozen=True):
-    """``state``: ``running``: a driver holds the study; ``interrupted``: none does, though its search is not over.
-
-    Of a trial that other studies share, the steps are this study's own; seconds as in :mod:`hpstage.report.frames`.
-    """
-
-    study: str
-    state: Literal["running", "interrupted", "ended"]
-    algorithm: str
-    n_trials: int | None
-    trials: dict[str, int]
-    best: list[Best]
-    steps_asked: int
-    steps_unique: int
-    merge_rate: float
-    seconds_alone: float
-    seconds_used: float
-    seconds_saved: float
 
 
 class DriverStatus(msgspec.Struct, frozen=True):
@@ -103,7 +72,7 @@ class PlanStatus(msgspec.Struct, frozen=True):
 
 class Status(msgspec.Struct, frozen=True):
     plan: PlanStatus
-    studies: list[StudyStatus]
+    studies: list[StudyRow]
     drivers: list[DriverStatus]
     chains: list[ChainStatus]
 
@@ -160,16 +129,8 @@ def status_of(account: Account, journal: Journal) -> Status:
         for id, other in plan.drivers.items()
     ]
     alive = {driver.driver for driver in drivers if driver.alive}
-    by_study: dict[str, list[TrialId]] = {}
-    for trial in plan.trials:
-        by_study.setdefault(account.study_of(trial), []).append(trial)
-    for study in plan.searches:
-        by_study.setdefault(study, [])
-    alone = {trial: account.alone(trial) for trial in plan.trials}
-    studies = [
-        _study(account, study, trials, alone, held=looks.holder(account, study) in alive)
-        for study, trials in by_study.items()
-    ]
+    book = Book(account)
+    studies = study_rows(book, lambda study: looks.holder(account, study) in alive)
     chains = []
     for record in account.chains:
         chain = None if record.id is None else plan.chains.get(record.id)
@@ -181,7 +142,7 @@ def status_of(account: Account, journal: Journal) -> Status:
             chains.append(
                 ChainStatus(record.id, chain.worker, chain.driver, record.began, node, step, last.node, last.stop)
             )
-    used, total = math.fsum(account.used.values()), math.fsum(alone.values())
+    used, total = math.fsum(account.used.values()), math.fsum(book.alone.values())
     return Status(
         plan=PlanStatus(
             workload=plan.workload,
@@ -222,65 +183,6 @@ class _Looks:
             return None
         held = self._leases.holder(f"study/{record.started.identity}")
         return None if held is None else held.owner
-
-
-def _study(account: Account, study: str, ids: list[TrialId], alone: dict[TrialId, float], *, held: bool) -> StudyStatus:
-    plan = account.plan
-    record = plan.searches.get(study)
-    states: Counter[str] = Counter()
-    for id in ids:
-        ended = plan.ended.get(id)
-        states[ended.state if ended is not None else "RUNNING" if account.is_open(id) else "OPEN"] += 1
-    trials = [plan.trials[id] for id in ids]
-    asked, unique = sum(trial.asked for trial in trials), _unique(trials)
-    seconds = math.fsum(alone[id] for id in ids)
-    used = math.fsum(account.used.get(id, 0.0) for id in ids)
-    over = record is None or record.ended
-    return StudyStatus(
-        study=study,
-        state="ended" if over else "running" if held else "interrupted",
-        algorithm="" if record is None else record.started.algorithm,
-        n_trials=None if record is None else record.started.n_trials,
-        trials=dict(sorted(states.items())),
-        best=[] if record is None else _best(account, record, ids),
-        steps_asked=asked,
-        steps_unique=unique,
-        merge_rate=asked / unique if unique else 1.0,
-        seconds_alone=seconds,
-        seconds_used=used,
-        seconds_saved=seconds - used,
-    )
-
-
-def _unique(trials: Iterable[PlannedTrial]) -> int:
-    """Distinct steps that these trials ask for."""
-    reach: dict[int, tuple[int, int]] = {}
-    for trial in trials:
-        for node, start, stop in trial.legs(trial.asked):
-            reach[node.id] = start, max(stop, reach.get(node.id, (start, stop))[1])
-    return sum(stop - start for start, stop in reach.values())
-
-
-def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Best]:
-    """The best of the completed trials, by each metric of the study's last search."""
-    told = [
-        (tuple(map(float, ended.values)), id)
-        for id in ids
-        if (ended := account.plan.ended.get(id)) is not None and ended.state == "COMPLETE" and ended.values is not None
-    ]
-    found: list[Best] = []
-    for i, metric in enumerate(record.started.metric):
-        values = [(own[i], id) for own, id in told if i < len(own) and not math.isnan(own[i])]
-        if not values:
-            continue
-        lowest, highest = min(values, key=lambda pair: pair[0]), max(values, key=lambda pair: pair[0])
-        goals: list[tuple[Literal["maximize", "minimize", "lowest", "highest"], tuple[float, TrialId]]]
-        if i >= len(record.started.directions):
-            goals = [("lowest", lowest), ("highest", highest)]
-        else:
-            goals = [("maximize", highest)] if record.started.directions[i] == "maximize" else [("minimize", lowest)]
-        found += [Best(metric, to_metric(value), id, goal) for goal, (value, id) in goals]
-    return found
 
 
 def as_text(found: Status) -> str:
@@ -345,7 +247,7 @@ def _cut(lines: list[str], all: int) -> list[str]:
     return [*lines, f"... and {left_out:,} earlier (--json has all)"] if left_out else lines
 
 
-def _trials(study: StudyStatus) -> str:
+def _trials(study: StudyRow) -> str:
     told = ", ".join(f"{number:,} {state.lower()}" for state, number in study.trials.items()) or "none"
     return told if study.n_trials is None else f"{told} (of {study.n_trials:,})"
 

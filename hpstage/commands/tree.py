@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -18,11 +19,14 @@ from hpstage.forms import Constant, Form
 from hpstage.locations import open_journal
 from hpstage.nodes import Node
 from hpstage.report.account import Account, new_account
+from hpstage.report.book import open_book
+from hpstage.report.files import replacing
 
 _LINES = 200
 _VALUE = 40  # characters of a value
 _NAMES = 6  # hyper-parameters of a line
 _KEPT = 4  # kept steps of a line
+_KINDS = ("png", "svg", "pdf")
 _INDENT = 40  # columns; what is deeper is not moved further
 
 Progress = Literal["failed", "running", "waiting", "done", "dropped"]
@@ -47,19 +51,27 @@ def tree(
     lines: Annotated[int, typer.Option(min=1, help="Nodes that are shown at most, those nearest the root first.")] = (
         _LINES
     ),
+    picture: Annotated[Path | None, typer.Option(help="Draw the tree into this file (.png, .svg or .pdf) instead.")] = (
+        None
+    ),
 ) -> None:
     """Show the tree of a plan: where trials train as one, where they part, and how far each line is.
 
     A line is a node: its steps, what changes with respect to the line above, its state (waiting, running, done,
     failed; dropped: nobody waits for the rest of it any more), where checkpoints are kept, and the trials through it.
-    The plan is not changed.
+    The plan is not changed. A picture shows all of the tree, as the one of hpstage report does: --depth and --lines
+    are for the text.
 
     Examples:
 
     \b
     hpstage tree .hpstage/Digits-1f2e3d4c5b6a
     hpstage tree STORE --study digits --depth 3
+    hpstage tree STORE --picture tree.svg
     """
+    if picture is not None:
+        _draw(store, study, picture)
+        return
     with ExitStack() as closing:
         journal = open_journal(store, closing=closing, read_only=True)
         account = new_account(journal)
@@ -68,6 +80,24 @@ def tree(
     roots = branches(account, study)
     for line in draw(account, roots, depth=depth, lines=lines):
         echo(line)
+
+
+def _draw(store: str, study: str | None, path: Path) -> None:
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in _KINDS:
+        raise UsageError(
+            f"--picture {clean(path)}: give a name that ends in {', '.join(f'.{kind}' for kind in _KINDS)}"
+        )
+    from hpstage.report import draw_stage_tree, save
+
+    book = open_book(store, study)
+    gc.freeze()
+    try:
+        with replacing(path) as aside:
+            save(draw_stage_tree(book), aside, format=kind)
+    except OSError as error:
+        raise UsageError(f"cannot write {clean(path)}: {error.strerror or error}; give another file") from error
+    echo(clean(path))
 
 
 def branches(account: Account, study: str | None) -> list[Branch]:

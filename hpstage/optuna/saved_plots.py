@@ -39,7 +39,7 @@ def save_stage_tree(result: Result) -> None:
         raise UsageError(
             f'{error.name} is not installed: pip install "hpstage[optuna-dashboard]", and save the plot again'
         ) from None
-    book = open_book(result.source, result.search or result.study.study_name)
+    book = open_book(result)
     save_plotly_graph_object(result.study, stage_tree(book), graph_object_id=STAGE_TREE)
 
 

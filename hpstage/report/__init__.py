@@ -1,68 +1,118 @@
-"""What was searched: data frames of a plan, and the report of a search (a page, its pictures, the rows behind)."""
+"""What was searched: tables and data frames of a plan, and its report (a page, its pictures). From the journal alone.
+
+Modules that need matplotlib are loaded when a report is written: who only reads a store has no use for it.
+"""
 
 from __future__ import annotations
 
-import csv
+import importlib
 import json
-from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hpstage.errors import UsageError
+from hpstage.report.account import uncollected
+from hpstage.report.book import Book, open_book
+from hpstage.report.files import replacing
 from hpstage.report.frames import Frames, frames
+from hpstage.store import Journal
 
 if TYPE_CHECKING:
+    from hpstage.report.causes import Causes, causes_of
+    from hpstage.report.merge_rate import draw_merge_rate
+    from hpstage.report.metric_curves import draw_metrics
+    from hpstage.report.savings import draw_savings
+    from hpstage.report.stage_tree import draw_stage_tree
+    from hpstage.report.style import save
+    from hpstage.report.timeline import draw_timeline
     from hpstage.result import Result
 
-__all__ = ["Frames", "frames", "write_report"]
+__all__ = [
+    "Book",
+    "Causes",
+    "Frames",
+    "causes_of",
+    "draw_merge_rate",
+    "draw_metrics",
+    "draw_savings",
+    "draw_stage_tree",
+    "draw_timeline",
+    "frames",
+    "open_book",
+    "save",
+    "write_report",
+]
+
+# Where those are that are loaded when they are first used.
+_HOMES = {
+    "Causes": "causes",
+    "causes_of": "causes",
+    "draw_merge_rate": "merge_rate",
+    "draw_metrics": "metric_curves",
+    "draw_savings": "savings",
+    "draw_stage_tree": "stage_tree",
+    "draw_timeline": "timeline",
+    "save": "style",
+}
 
 
-def write_report(folder: str | PathLike[str], result: Result) -> Path:
-    """Write the report of a search into ``folder`` (made if needed) and return its first page.
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"hpstage.report.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'hpstage.report' has no attribute {name!r}")
 
-    ``index.html`` holds everything that is to be read, pictures included. Beside it lie ``timeline.png``,
-    ``stage_tree.png``, ``savings.json``, ``trials.csv`` (a row per trial of the study) and ``stages.csv`` (a row per
-    stage that this search trained). Files of an earlier report are replaced, the page last.
+
+def write_report(
+    folder: str | PathLike[str], source: Journal | str | PathLike[str] | Result, *, study: str | None = None
+) -> Path:
+    """Write the report of a plan, or of one of its studies, into ``folder`` (made if needed) and return its first page.
+
+    ``index.html`` holds everything that is to be read, pictures included. Beside it lie the pictures (``*.png``), the
+    figures (``savings.json``) and the tables of :mod:`hpstage.report.tables` (``trials.csv``, ``stages.csv``,
+    ``states.csv``, ``workers.csv``). Files of an earlier report are replaced, the page last.
+
+    Args:
+        source: an open journal; a store as for ``optimize(store=...)``, which is read and not changed, also while
+            searches run; or the result of a search.
+        study: the one that is reported. If it is not given: all of the plan; of a result its own.
+
+    Raises:
+        UsageError: the plan has no such study, or nothing can be written in the folder.
+        StoreError: there is no plan, or it cannot be read.
     """
-    # Loaded here: they bring matplotlib, which those who read a store have no use for.
-    from hpstage.plan import SearchPlan
-    from hpstage.report.account import Account
-    from hpstage.report.book import Book
-    from hpstage.report.page import page
-    from hpstage.report.rows import search_of, stage_rows, trial_rows
-    from hpstage.report.stage_tree import draw_stage_tree
-    from hpstage.report.style import png
-    from hpstage.report.timeline import draw_timeline
+    return write_book(folder, open_book(source, study))
 
+
+def write_book(folder: str | PathLike[str], book: Book) -> Path:
+    """The same of a book that is open."""
     place = Path(folder)
+    try:
+        with uncollected():
+            return _write(place, book)
+    except OSError as error:
+        raise UsageError(f"cannot write to {str(place)!r}: {error.strerror or error}; give another folder") from error
+
+
+def _write(place: Path, book: Book) -> Path:
+    from hpstage.report import tables
+    from hpstage.report.gallery import PICTURES
+    from hpstage.report.page import page
+    from hpstage.report.style import png
+    from hpstage.report.sums import savings_of
+
     place.mkdir(parents=True, exist_ok=True)
-    search = search_of(result)
-    account = Account(SearchPlan(result.plan.workload, sharing=result.plan.sharing))
-    for fact in result.journal:
-        account.apply(fact)
-    book = Book(account, (result.search or result.study.study_name) if search.started is not None else None)
-    pictures = {
-        "timeline.png": png(draw_timeline(book)),
-        "stage_tree.png": png(draw_stage_tree(book)),
-    }
-    for name, picture in pictures.items():
-        (place / name).write_bytes(picture)
-    (place / "savings.json").write_text(json.dumps(result.savings.as_dict(), indent=2) + "\n", encoding="utf-8")
-    _write_csv(place / "trials.csv", [row.as_dict() for row in trial_rows(result)])
-    _write_csv(place / "stages.csv", [row.as_dict() for row in stage_rows(result, search)])
+    for table in (tables.trials, tables.stages, tables.states, tables.workers):
+        with replacing(place / f"{table.__name__}.csv") as path:
+            table(book).write_csv(path)
+    pictures = {picture: png(picture.draw(book)) for picture in PICTURES}
+    for picture, drawn in pictures.items():
+        with replacing(place / f"{picture.name}.png") as path:
+            path.write_bytes(drawn)
+    saved = savings_of(book)
+    with replacing(place / "savings.json") as path:
+        path.write_text(json.dumps(saved.as_dict(), indent=2) + "\n", encoding="utf-8")
     first = place / "index.html"
-    first.write_text(page(result, search, pictures), encoding="utf-8")
+    with replacing(first) as path:
+        path.write_text(page(book, saved, pictures), encoding="utf-8")
     return first
-
-
-def _write_csv(path: Path, rows: Iterable[dict[str, object]]) -> None:
-    """One column per name that any row has, in order of appearance; ``None`` and missing values are left empty.
-
-    Numbers are written so that reading them gives them back exactly.
-    """
-    rows = list(rows)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

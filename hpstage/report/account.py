@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -38,7 +39,6 @@ from hpstage.events import (
 from hpstage.nodes import Node
 from hpstage.plan import SearchPlan
 from hpstage.result import seconds_alone
-from hpstage.schedule import Scalar
 from hpstage.store import Journal
 
 # 2**-20 s is about a microsecond.
@@ -58,16 +58,10 @@ def began(fact: StateReached) -> float:
     return fact.at - fact.save_seconds - fact.evaluate_seconds - fact.train_seconds - fact.load_seconds
 
 
-def values_of(node: Node, fact: StateReached) -> dict[str, Scalar]:
-    """The hyper-parameters with which the stage that ``fact`` reports began."""
-    # A stage without steps may stand at the end of a schedule, where there are no more values.
-    return node.hyperparameters(min(fact.start, fact.step - 1))
-
-
 class ChainRecord(msgspec.Struct):
     """A chain on its worker. ``ended``: when it was closed, or its driver was struck off; ``None``: it is running.
 
-    ``wasted_seconds`` were spent after its last boundary and thrown away; ``steps`` were trained and reported.
+    ``outcome``: why what it trained after its last boundary was thrown away; ``None``: nothing was.
     """
 
     id: ChainId | None
@@ -75,9 +69,6 @@ class ChainRecord(msgspec.Struct):
     driver: DriverId | None
     began: float
     ended: float | None = None
-    steps: int = 0
-    wasted_seconds: float = 0.0
-    wasted_steps: int = 0
     outcome: str | None = None
 
 
@@ -99,10 +90,11 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 class Waste(msgspec.Struct, frozen=True):
-    """What a worker threw away, and the trial that paid for it."""
+    """What a worker threw away of which chain, and the trial that paid for it."""
 
     fact: ChainLost
     trial: TrialId
+    chain: ChainRecord
 
     @property
     def seconds(self) -> float:
@@ -224,9 +216,6 @@ class Account:
         self.charges.append(charge)
         self._pay(charge.trial, charge.seconds)
         self.trained[fact.node] = max(self.trained.get(fact.node, 0), fact.step)
-        record = None if fact.chain is None else self._by_id.get(fact.chain)
-        if record is not None:
-            record.steps += fact.step - fact.start
 
     def _waste(self, fact: ChainLost) -> None:
         """The fact names no chain: it is the last that a driver started on the worker, and runs or was closed just now.
@@ -234,19 +223,16 @@ class Account:
         Of several drivers' (workers of two clusters may have one name) it is the one that was started last.
         """
         self._now = fact.at
-        waste = Waste(fact, self._payer(fact.node, fact.step + 1))
-        self.wastes.append(waste)
-        seconds = waste.seconds
-        self._pay(waste.trial, seconds)
         latest = list(self._latest.get(fact.worker, {}).values())
         if latest:
             record = max(latest, key=lambda record: (record.ended is None or record.ended == fact.at, record.began))
         else:
             record = ChainRecord(None, fact.worker, None, fact.at - fact.seconds, ended=fact.at)
             self.chains.append(record)
-        record.wasted_seconds += seconds
-        record.wasted_steps += fact.steps
         record.outcome = fact.outcome
+        waste = Waste(fact, self._payer(fact.node, fact.step + 1), record)
+        self.wastes.append(waste)
+        self._pay(waste.trial, waste.seconds)
 
     def _pay(self, trial: TrialId, seconds: float) -> None:
         self.used[trial] = self.used.get(trial, 0.0) + seconds
@@ -285,14 +271,8 @@ class Account:
         Raises:
             StoreError: at a record that is no fact, or contradicts those before it.
         """
-        # Nothing of what is folded is garbage, and looking for some takes as long as all the rest.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with uncollected():
             self._catch_up(journal, seen)
-        finally:
-            if collecting:
-                gc.enable()
 
     def _catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None) -> None:
         plan = self.plan
@@ -322,6 +302,18 @@ _HANDLERS: dict[type, Callable[[Account, Any], None]] = {
     DriverLeft: Account._leave,
     StateLost: Account._lose,
 }
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within it Python looks for no garbage. Nothing of an account is, and looking takes as long as all the rest."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def new_account(journal: Journal) -> Account:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from operator import le
 
+from hpstage.driver import shares
 from hpstage.errors import UsageError
-from hpstage.events import SearchStarted, TrialId
+from hpstage.events import Fact, NodeId, PlanCreated, SearchStarted, TrialId
 from hpstage.locations import open_journal
 from hpstage.nodes import PlannedTrial
-from hpstage.report.account import Account, Charge, Waste, new_account
+from hpstage.plan import SearchPlan
+from hpstage.report.account import Account, Charge, Waste, new_account, uncollected
+from hpstage.result import Result
 from hpstage.store import Journal
+
+# Studies that a message lists.
+_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,21 @@ class Book:
     def wastes(self) -> list[Waste]:
         return [waste for waste in self.account.wastes if self.is_mine(waste.trial)]
 
+    @cached_property
+    def alone(self) -> dict[TrialId, float]:
+        """Seconds of a worker that each trial would have taken alone (:meth:`Account.alone`)."""
+        return {id: self.account.alone(id) for id in self.trials}
+
+    @cached_property
+    def reach(self) -> dict[NodeId, int]:
+        """The nodes that the trials pass, and the farthest step that they ask for on each."""
+        found: dict[NodeId, int] = {}
+        for trial in self.trials.values():
+            for node, _, stop in trial.legs(trial.asked):
+                if stop > found.get(node.id, 0):
+                    found[node.id] = stop
+        return found
+
     @property
     def started(self) -> SearchStarted | None:
         """The study's last search; of all studies the latest. ``None``: the plan was driven without a study."""
@@ -62,22 +85,50 @@ class Book:
         return self.started is not None and self.started.directions[:1] == ("maximize",)
 
     @cached_property
-    def best(self) -> TrialId | None:
-        """The completed trial with the best value of the first objective, the earliest of equals; ``None`` where there
-        is none, or where several studies (or several objectives) would have to be compared."""
-        started = self.started
-        if started is None or len(started.metric) != 1:
-            return None
-        if self.study is None and len(self.account.plan.searches) > 1:
-            return None
-        found: list[tuple[float, TrialId]] = []
+    def studies(self) -> list[str]:
+        """The studies that the book tells of, in the order in which they came to the plan."""
+        if self.study is not None:
+            return [self.study]
+        account = self.account
+        return list(dict.fromkeys([*map(account.study_of, account.plan.trials), *account.plan.searches]))
+
+    @cached_property
+    def values(self) -> dict[TrialId, tuple[float, ...]]:
+        """What the completed trials came to, by the objectives; without those that told a NaN."""
+        found: dict[TrialId, tuple[float, ...]] = {}
         for id in self.trials:
             ended = self.account.plan.ended.get(id)
             if ended is not None and ended.state == "COMPLETE" and ended.values:
-                value = float(ended.values[0])
-                if not math.isnan(value):
-                    found.append((-value if self.maximize else value, id))
-        return min(found, key=lambda pair: pair[0])[1] if found else None
+                values = tuple(map(float, ended.values))
+                if not any(map(math.isnan, values)):
+                    found[id] = values
+        return found
+
+    @cached_property
+    def best(self) -> TrialId | None:
+        """The completed trial with the best value, the earliest of equals; ``None`` where there is none, where several
+        studies or several objectives would have to be compared, or where the journal does not tell what is better."""
+        started = self.started
+        if started is None or len(started.metric) != 1 or len(started.directions) != 1 or len(self.studies) != 1:
+            return None
+        sign = -1.0 if self.maximize else 1.0
+        return min(self.values, key=lambda id: sign * self.values[id][0], default=None)
+
+    @cached_property
+    def front(self) -> list[TrialId]:
+        """The completed trials that no other is better than in one objective and as good as in all; empty where
+        :attr:`best` would not know what is better."""
+        started = self.started
+        if started is None or len(started.directions) != len(started.metric) or len(self.studies) != 1:
+            return []
+        signs = [-1.0 if direction == "maximize" else 1.0 for direction in started.directions]
+        losses = {
+            id: tuple(sign * value for sign, value in zip(signs, values, strict=True))
+            for id, values in self.values.items()
+            if len(values) == len(signs)
+        }
+        kept = set(undominated(losses.values()))
+        return [id for id, loss in losses.items() if loss in kept]
 
     def number(self, trial: TrialId) -> int | None:
         """The trial's number in its study."""
@@ -85,24 +136,67 @@ class Book:
         return None if proposed is None else proposed.number
 
 
-def open_book(source: Journal | str | os.PathLike[str], study: str | None = None) -> Book:
+def undominated(points: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """The distinct points that no other is below in one coordinate and nowhere above, in ascending order.
+
+    O(n log n) in two dimensions, else O(n) times what is found.
+    """
+    found: list[tuple[float, ...]] = []
+    for point in sorted(set(points)):  # what dominates a point comes before it
+        if len(point) == 2:
+            dominated = bool(found) and found[-1][1] <= point[1]
+        else:
+            dominated = any(all(map(le, other, point)) for other in found)
+        if not dominated:
+            found.append(point)
+    return found
+
+
+def open_book(
+    source: Journal | str | os.PathLike[str] | Result,
+    study: str | None = None,
+    *,
+    seen: Callable[[Fact], object] | None = None,
+) -> Book:
     """The book of a plan as its journal tells it now.
 
     Args:
-        source: an open journal, or a store as for ``optimize(store=...)``, which is opened, read, closed, and not
-            changed.
-        study: one of the plan's; all, if it is not given.
+        source: an open journal; a store as for ``optimize(store=...)``, which is read and not changed, also while
+            searches run; or the result of a search.
+        study: one of the plan's. If it is not given: all; of a result its own.
+        seen: called with each fact of the journal, in order.
 
     Raises:
         UsageError: the plan has no such study, or the URL names no plan.
         StoreError: there is no plan, or it cannot be read.
     """
+    if isinstance(source, Result):
+        return _book_of(source.journal, study or source.search or source.study.study_name, seen)
     with ExitStack() as closing:
         journal = source if isinstance(source, Journal) else open_journal(source, closing=closing, read_only=True)
         account = new_account(journal)
-        account.catch_up(journal)
-    if study is not None and study not in account.plan.searches:
-        studies = dict.fromkeys([*account.plan.searches, *map(account.study_of, account.plan.trials)])
-        if study not in studies:
-            raise UsageError(f"the plan has no study {study!r}; there are: {', '.join(map(repr, studies)) or 'none'}")
-    return Book(account, study)
+        account.catch_up(journal, seen)
+    return _checked(Book(account, study))
+
+
+def _book_of(facts: Sequence[Fact], study: str, seen: Callable[[Fact], object] | None) -> Book:
+    """The book of a whole journal that is in memory."""
+    header = facts[0]
+    assert isinstance(header, PlanCreated)
+    account = Account(SearchPlan(header.workload, sharing=shares(header)))
+    with uncollected():
+        for fact in facts:
+            account.apply(fact)
+            account.plan.position += 1
+            if seen is not None:
+                seen(fact)
+    return _checked(Book(account, study))
+
+
+def _checked(book: Book) -> Book:
+    there = Book(book.account).studies
+    if book.study is not None and book.study not in there:
+        named = ", ".join(map(repr, there[:_NAMED])) or "none"
+        more = f" and {len(there) - _NAMED:,} more" if len(there) > _NAMED else ""
+        raise UsageError(f"the plan has no study {book.study!r}; there are: {named}{more}")
+    return book

@@ -82,7 +82,7 @@ class _Shared:
     steps: int = 0
 
 
-def causes(book: Book) -> Causes:
+def causes_of(book: Book) -> Causes:
     """The causes of a book's savings. O(segments of its trials + stages)."""
     account = book.account
     plan = account.plan

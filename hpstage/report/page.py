@@ -6,194 +6,339 @@ import base64
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from itertools import islice
 
-from optuna.trial import FrozenTrial
+from hpstage.events import StageFailed, TrialId
+from hpstage.report.book import Book
+from hpstage.report.gallery import Picture
+from hpstage.report.studies import Best, StudyRow, study_rows
+from hpstage.report.sums import failures_of
+from hpstage.result import Savings
+from hpstage.schedule import Constant, Schedule
 
-from hpstage.events import StageFailed
-from hpstage.report.rows import SearchFacts, best_of
-
-if TYPE_CHECKING:
-    from hpstage.result import Result, Savings
-
-_FAILURES = 20  # shown in full; a fault in the user's code often fails hundreds of trials alike
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --faint: #8882; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0.2rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-.lead { font-size: 1.1rem; }
-.note { opacity: 0.75; font-size: 0.9rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid var(--line); padding: 0.25rem 1.2rem 0.25rem 0; }
-th, td { text-align: left; vertical-align: top; }
-th { font-weight: 500; }
-td { overflow-wrap: anywhere; }
-table td.figure { text-align: right; white-space: nowrap; }
-tr.part th { padding-left: 1.2rem; font-weight: 400; }
-figure { margin: 1rem 0; }
-figure img { display: block; max-width: 100%; height: auto; margin: auto; background: #fff; border-radius: 6px; }
-figcaption { font-size: 0.9rem; opacity: 0.75; margin-top: 0.3rem; }
-pre { background: var(--faint); padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; }
-@media print {
-  body { max-width: none; margin: 0; font-size: 11pt; }
-  h2 { break-after: avoid; }
-  tr, figure { break-inside: avoid; }
-  figure img { max-height: 24cm; }
-}
-"""
-
-_CAPTIONS = {
-    "timeline.png": (
-        "Worker timeline",
-        "What each worker did, and its share of busy time. Successive stages of training alternate between two blues.",
-    ),
-    "stage_tree.png": (
-        "Stage tree",
-        "Each line is trained once, for all trials that run along it: the thicker, the more. Dots are evaluations. "
-        "Where there is room, the numbers at a line's end name the trials that end somewhere on it.",
-    ),
-}
+# A fault in the user's code often fails hundreds of trials alike.
+_FAILURES = 20
+_TRACEBACK = 20_000  # characters, the last ones
+_STUDIES = 200
+_BEST_OF = 20  # studies whose best trial is shown
+_FRONT = 100
+_TOP = 10
+_NAMES = 12  # trials that are named
+_PIECES = 12  # of a schedule
+_TEXT = 300  # characters of a value or a summary
 
 
-def page(result: Result, search: SearchFacts, pictures: Mapping[str, bytes]) -> str:
+def page(book: Book, saved: Savings, pictures: Mapping[Picture, bytes]) -> str:
     """The whole page. All text that comes from the user is escaped; nothing is loaded from elsewhere."""
-    name = escape(result.study.study_name)
+    rows = study_rows(book, lambda study: False)
+    name = escape(rows[0].study if len(rows) == 1 else f"{_count(len(rows), 'study', 'studies')} on one plan")
+    style = files("hpstage.report").joinpath("page.css").read_text(encoding="utf-8")
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en">',
             '<head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="generator" content="hpstage">',
             f"<title>{name} - hpstage</title>",
-            f"<style>{_STYLE}</style></head>",
+            f"<style>{style}</style></head>",
             "<body>",
             f"<h1>{name}</h1>",
-            *_heading(result, search),
+            *_heading(book, saved, rows),
+            *(_studies(rows) if len(rows) > 1 else ()),
             "<h2>Savings</h2>",
-            *_savings(result.savings),
-            "<h2>Best trial</h2>",
-            *(_best(best_of(result)) if len(result.study.directions) == 1 else _front(result)),
-            *_failures([fact for fact in search.facts if isinstance(fact, StageFailed)]),
-            *(line for file, picture in pictures.items() for line in _figure(file, picture)),
-            '<p class="note">The rows behind this page are in <code>trials.csv</code>, <code>stages.csv</code> and '
-            "<code>savings.json</code> beside it.</p>",
+            *_savings(saved),
+            *_winners(book),
+            *_failures(failures_of(book), book),
+            *(line for picture, png in pictures.items() for line in _figure(picture, png)),
+            '<p class="note">The rows behind this page lie beside it: <code>trials.csv</code>, '
+            "<code>stages.csv</code>, <code>states.csv</code>, <code>workers.csv</code> and "
+            "<code>savings.json</code>.</p>",
             "</body></html>",
             "",
         ]
     )
 
 
-def _heading(result: Result, search: SearchFacts) -> Iterable[str]:
-    started = search.started
-    if started is not None:
+# --- what was searched ------------------------------------------------------------------------------------
+
+
+def _heading(book: Book, saved: Savings, rows: list[StudyRow]) -> Iterable[str]:
+    started = book.started
+    if started is not None and len(rows) == 1:
         when = datetime.fromtimestamp(started.at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        directions = [f" ({direction})" for direction in started.directions] or [""] * len(started.metric)
         objectives = ", ".join(
-            f"{escape(metric)} ({direction.name.lower()})"
-            for metric, direction in zip(started.metric, result.study.directions, strict=True)
+            f"{escape(metric)}{direction}" for metric, direction in zip(started.metric, directions, strict=True)
         )
         yield (
             f'<p class="note">{escape(started.algorithm)}, {escape(started.sampler)}, metric {objectives}, '
             f"begun {when}</p>"
         )
-    saved = result.savings
     if saved.steps_trained:
         yield (
-            f'<p class="lead">{saved.trials:,} trials asked for {saved.steps_asked:,} steps; '
-            f"{saved.steps_trained:,} were trained.</p>"
+            f'<p class="lead">{_count(saved.trials, "trial")} asked for {_count(saved.steps_asked, "step")}; '
+            f"{saved.steps_trained:,} {'was' if saved.steps_trained == 1 else 'were'} trained.</p>"
         )
     elif saved.failed:
         yield f'<p class="lead">Nothing was trained: {_count(saved.failed, "trial")} failed.</p>'
+    elif not saved.trials:
+        yield '<p class="lead">No trial has been asked for.</p>'
     else:
-        yield '<p class="lead">Nothing had to be trained in this search.</p>'
+        yield '<p class="lead">Nothing had to be trained for these trials.</p>'
+    if any(row.state != "ended" for row in rows):
+        under_way = sum(row.trials.get("RUNNING", 0) for row in rows)
+        yield (
+            f'<p class="note">The search is not over: {_count(under_way, "trial")} of it '
+            f"{'is' if under_way == 1 else 'are'} open. These are the figures so far.</p>"
+        )
+
+
+def _studies(rows: list[StudyRow]) -> Iterable[str]:
+    head = ("Study", "State", "Trials", "Best", "Steps asked", "Distinct", "Merge rate", "Used", "Alone", "Saved")
+    yield "<h2>Studies</h2>"
+    yield '<div class="wide"><table><thead><tr>'
+    yield "".join(f'<th scope="col"{_FIGURE if i > 3 else ""}>{name}</th>' for i, name in enumerate(head))
+    yield "</tr></thead><tbody>"
+    for row in rows[:_STUDIES]:
+        told = ", ".join(f"{number:,} {state.lower()}" for state, number in row.trials.items()) or "none"
+        figures = (
+            f"{row.steps_asked:,}",
+            f"{row.steps_unique:,}",
+            f"{row.merge_rate:.2f}",
+            _duration(row.seconds_used),
+            _duration(row.seconds_alone),
+            _duration(row.seconds_saved),
+        )
+        yield (
+            f'<tr><th scope="row">{escape(row.study)}</th><td>{"ended" if row.state == "ended" else "open"}</td>'
+            f"<td>{told}</td><td>{', '.join(map(_told, row.best)) or '-'}</td>"
+            + "".join(f"<td{_FIGURE}>{figure}</td>" for figure in figures)
+            + "</tr>"
+        )
+    yield "</tbody></table></div>"
+    if len(rows) > _STUDIES:
+        yield f"<p>And {len(rows) - _STUDIES:,} more.</p>"
+    yield (
+        '<p class="note">The first trial to ask for a stage&rsquo;s last step pays for the stage: what another study '
+        "has trained before costs nothing.</p>"
+    )
+
+
+def _told(best: Best) -> str:
+    end = f"{best.goal} " if best.goal in ("lowest", "highest") else ""
+    number = best.trial.rpartition("/")[2]
+    return f"{end}{escape(best.metric)} {_short(best.value)} (trial {escape(number)})"
+
+
+# --- what it took -----------------------------------------------------------------------------------------
 
 
 def _savings(saved: Savings) -> Iterable[str]:
     bound = saved.lower_bound_seconds
-    over = f", {saved.makespan / bound:.2f} times the lower bound" if bound else ""
+    over = f", {saved.makespan / bound:.2f} times the lower bound ({_duration(bound)})" if bound else ""
     parts = [
         ("training", saved.train_seconds),
         ("evaluating", saved.evaluate_seconds),
         ("loading checkpoints", saved.load_seconds),
         ("saving checkpoints", saved.save_seconds),
-        (f"thrown away ({saved.steps_wasted:,} steps)", saved.wasted_seconds),
+        (f"thrown away ({_count(saved.steps_wasted, 'step')})", saved.wasted_seconds),
     ]
-    yield "<table><tbody>"
-    yield _row("Trials", f"{saved.trials:,}")
+    yield '<div class="wide"><table><tbody>'
+    yield _row("Trials", f"{saved.trials:,}", f"{saved.failed:,} failed" if saved.failed else "")
     yield _row("Steps asked for", f"{saved.steps_asked:,}")
     yield _row("Distinct steps among them", f"{saved.steps_unique:,}")
     yield _row("Steps trained", f"{saved.steps_trained:,}")
     yield _row("Merge rate", f"{saved.merge_rate:.2f}", f"by measured seconds {saved.cost_weighted_merge_rate:.2f}")
+    yield _row("Every trial alone", _duration(saved.worker_seconds_alone), f"{saved.gpu_hours_alone:.4g} worker-hours")
     yield _row("Worker time used", _duration(saved.worker_seconds), f"{saved.gpu_hours_used:.4g} worker-hours")
     for name, seconds in parts:
         share = f"{seconds / saved.worker_seconds:.1%}" if saved.worker_seconds else ""
         yield _row(name, _duration(seconds), share, part=True)
-    yield _row(
-        "Every trial alone",
-        _duration(saved.worker_seconds_alone),
-        f"{saved.gpu_hours_alone:.4g} worker-hours, estimated from the same run",
-    )
     yield _row("Saved", _duration(saved.saved_seconds), f"{saved.gpu_hours_saved:.4g} worker-hours")
     yield _row("Makespan", _duration(saved.makespan), f"on {_count(saved.workers, 'worker')}{over}")
-    yield "</tbody></table>"
+    yield _row("Checkpoints of the plan", f"{saved.kept:,}", f"{saved.kept_bytes:,} bytes")
+    yield "</tbody></table></div>"
+    yield (
+        '<p class="note">Alone is an estimate from the same run: every trial&rsquo;s own steps at the mean measured '
+        "seconds per step of the nodes that it passes, and one mean evaluation for each of its results. It leaves out "
+        "loading and saving. A trial that failed, or is not over, counts up to its last result. Used and saved add "
+        "up to it exactly. The makespan is from the first stage&rsquo;s beginning to the last report, on the "
+        "workers&rsquo; clock.</p>"
+    )
+
+
+_FIGURE = ' class="figure"'
 
 
 def _row(name: str, figure: str, note: str = "", *, part: bool = False) -> str:
     kind = ' class="part"' if part else ""
     return (
-        f'<tr{kind}><th scope="row">{escape(name)}</th><td class="figure">{escape(figure)}</td>'
-        f"<td>{escape(note)}</td></tr>"
+        f'<tr{kind}><th scope="row">{escape(name)}</th><td{_FIGURE}>{escape(figure)}</td><td>{escape(note)}</td></tr>'
     )
 
 
-def _best(best: FrozenTrial | None) -> Iterable[str]:
-    if best is None:
+# --- what came of it --------------------------------------------------------------------------------------
+
+
+def _winners(book: Book) -> Iterable[str]:
+    if len(book.studies) > 1:
+        yield "<h2>Best trials</h2>"
+        for study in book.studies[:_BEST_OF]:
+            yield f"<h3>{escape(study)}</h3>"
+            yield from _winner(Book(book.account, study))
+        if len(book.studies) > _BEST_OF:
+            yield f"<p>And {len(book.studies) - _BEST_OF:,} more studies: give one to see its own report.</p>"
+    elif book.started is not None and len(book.started.metric) > 1:
+        yield "<h2>Pareto front</h2>"
+        yield from _winner(book)
+    else:
+        yield "<h2>Best trial</h2>"
+        yield from _winner(book)
+        yield from _runners_up(book)
+
+
+def _winner(book: Book) -> Iterable[str]:
+    started = book.started
+    if not book.values:
         yield "<p>No trial has been completed.</p>"
+    elif started is None or len(started.directions) != len(started.metric):
+        yield "<p>The journal does not tell what is better: it is of an earlier build.</p>"
+    elif book.best is None:
+        yield from _front(book)
+    else:
+        best = book.best
+        value = f"{escape(book.metric or '')} {_short(book.values[best][0])}"
+        yield f'<p class="lead">Trial {_number(book, best)}: {value}</p>'
+        yield from _values(book, best)
+
+
+def _values(book: Book, id: TrialId) -> Iterable[str]:
+    """The parameters and the schedules of a trial."""
+    trial, proposed = book.trials[id], book.account.proposed.get(id)
+    yield '<div class="wide"><table><tbody>'
+    for name, value in {} if proposed is None else sorted(proposed.params.items()):
+        yield f'<tr><th scope="row">{escape(name)}</th><td>{_short(value)}</td></tr>'
+    yield "</tbody></table></div>"
+    yield f"<details><summary>Its schedules over {_count(trial.asked, 'step')}</summary>"
+    yield '<div class="wide"><table><tbody>'
+    for name, schedule in sorted(trial.schedules.items()):
+        yield f'<tr><th scope="row">{escape(name)}</th><td>{_schedule(schedule, trial.asked)}</td></tr>'
+    yield "</tbody></table></div></details>"
+
+
+def _schedule(schedule: Schedule, steps: int) -> str:
+    """What a schedule is over the first ``steps`` steps: its value, or how it goes from step to step."""
+    pieces = [(start, min(stop or steps, steps), form) for start, stop, form in schedule.pieces() if start < steps]
+    told = []
+    for start, stop, form in pieces[:_PIECES]:
+        if isinstance(form, Constant):
+            said = _short(form.scalar)
+        else:
+            said = f"{type(form).__name__.lower()}, {_short(form.value(start))} to {_short(form.value(stop - 1))}"
+        told.append(said if len(pieces) == 1 else f"steps {start:,} to {stop:,}: {said}")
+    if len(pieces) > _PIECES:
+        told.append(f"and {len(pieces) - _PIECES:,} more")
+    return "<br>".join(told)
+
+
+def _front(book: Book) -> Iterable[str]:
+    started = book.started
+    assert started is not None
+    yield f'<p class="lead">{_count(len(book.front), "trial")} that no other is better than in every objective</p>'
+    params = list(dict.fromkeys(name for id in book.front[:_FRONT] for name in _params(book, id)))
+    yield from _listing(book, book.front[:_FRONT], [*started.metric], params)
+    if len(book.front) > _FRONT:
+        yield f"<p>And {len(book.front) - _FRONT:,} more, in <code>trials.csv</code>.</p>"
+
+
+def _runners_up(book: Book) -> Iterable[str]:
+    """The best trials below each other."""
+    if book.best is None or len(book.values) < 2:
         return
-    yield f'<p class="lead">Trial {best.number}: {best.value:.6g}</p>'
-    yield "<table><tbody>"
-    for name, value in best.params.items():
-        yield f'<tr><th scope="row">{escape(name)}</th><td>{escape(str(value))}</td></tr>'
-    yield "</tbody></table>"
+    sign = -1.0 if book.maximize else 1.0
+    top = sorted(book.values, key=lambda id: sign * book.values[id][0])[:_TOP]
+    yield f"<details><summary>The best {len(top)} of {_count(len(book.values), 'completed trial')}</summary>"
+    params = list(dict.fromkeys(name for id in top for name in _params(book, id)))
+    yield from _listing(book, top, [book.metric or ""], params)
+    yield "</details>"
 
 
-def _front(result: Result) -> Iterable[str]:
-    trials = result.study.best_trials
-    yield f'<p class="lead">{_count(len(trials), "trial")} that no other is better than in every objective</p>'
-    yield "<table><tbody>"
-    for trial in trials:
-        values = ", ".join(f"{value:.6g}" for value in trial.values)
-        yield f'<tr><th scope="row">Trial {trial.number}</th><td>{escape(values)}</td></tr>'
-    yield "</tbody></table>"
+def _listing(book: Book, trials: list[TrialId], metrics: list[str], params: list[str]) -> Iterable[str]:
+    yield '<div class="wide"><table><thead><tr><th scope="col">Trial</th>'
+    yield "".join(f'<th scope="col"{_FIGURE}>{escape(metric)}</th>' for metric in metrics)
+    yield "".join(f'<th scope="col">{escape(name)}</th>' for name in params)
+    yield "</tr></thead><tbody>"
+    for id in trials:
+        own = _params(book, id)
+        yield (
+            f'<tr><th scope="row">{_number(book, id)}</th>'
+            + "".join(f"<td{_FIGURE}>{_short(value)}</td>" for value in book.values[id])
+            + "".join(f"<td>{_short(own[name]) if name in own else ''}</td>" for name in params)
+            + "</tr>"
+        )
+    yield "</tbody></table></div>"
 
 
-def _failures(failures: list[StageFailed]) -> Iterable[str]:
+def _params(book: Book, id: TrialId) -> Mapping[str, object]:
+    proposed = book.account.proposed.get(id)
+    return {} if proposed is None else proposed.params
+
+
+def _number(book: Book, id: TrialId) -> str:
+    number = book.number(id)
+    return escape(id) if number is None else str(number)
+
+
+# --- what went wrong --------------------------------------------------------------------------------------
+
+
+def _failures(failures: list[tuple[StageFailed, list[TrialId]]], book: Book) -> Iterable[str]:
     if not failures:
         return
     yield "<h2>Failures</h2>"
     yield f"<p>Your code raised {_count(len(failures), 'time')}; the trials that needed those states have failed.</p>"
-    for fact in failures[:_FAILURES]:
+    for fact, trials in failures[:_FAILURES]:
         doing = "evaluating" if fact.evaluating else "training"
-        yield f"<details><summary>{doing}, node {fact.node}, step {fact.step}: {escape(fact.failure.summary)}</summary>"
-        yield f"<pre>{escape(fact.failure.traceback)}</pre></details>"
+        named = ", ".join(_number(book, id) for id in islice(trials, _NAMES))
+        more = f" and {len(trials) - _NAMES:,} more" if len(trials) > _NAMES else ""
+        who = f" (trial{'' if len(trials) == 1 else 's'} {named}{more})" if trials else ""
+        yield (
+            f"<details><summary>{doing}, node {fact.node}, step {fact.step:,}{who}: {_short(fact.failure.summary)}"
+            f"</summary>"
+        )
+        trace = fact.failure.traceback
+        cut = f"... {len(trace) - _TRACEBACK:,} characters before\n" if len(trace) > _TRACEBACK else ""
+        yield f"<pre>{cut}{escape(trace[-_TRACEBACK:])}</pre></details>"
     if len(failures) > _FAILURES:
         yield f"<p>And {len(failures) - _FAILURES:,} more.</p>"
 
 
-def _figure(file: str, picture: bytes) -> Iterable[str]:
-    title, caption = _CAPTIONS[file]
-    data = base64.b64encode(picture).decode("ascii")
+# --- pictures and words -----------------------------------------------------------------------------------
+
+
+def _figure(picture: Picture, png: bytes) -> Iterable[str]:
+    data = base64.b64encode(png).decode("ascii")
+    title, caption = escape(picture.title), escape(picture.caption)
     yield f"<h2>{title}</h2>"
-    yield f'<figure><img alt="{title}. {caption}" src="data:image/png;base64,{data}">'
+    yield f'<figure><div class="wide"><img alt="{title}. {caption}" src="data:image/png;base64,{data}"></div>'
     yield f"<figcaption>{caption}</figcaption></figure>"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def _short(value: object) -> str:
+    """A value, escaped."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return escape(text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…")
+
+
+def _count(number: int, noun: str, nouns: str | None = None) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or f'{noun}s'}"
 
 
 def _duration(seconds: float) -> str:
+    if seconds == 0:
+        return "0 s"
     if abs(seconds) < 1:
         return f"{1000 * seconds:.0f} ms"
     if abs(seconds) < 60:

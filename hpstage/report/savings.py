@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from hpstage.report import style
 from hpstage.report.book import Book
-from hpstage.report.causes import Causes, causes
+from hpstage.report.causes import Causes, causes_of
 from hpstage.report.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
 
 _ROW = 0.21  # inches per cause
@@ -54,7 +54,7 @@ def steps(found: Causes) -> Iterator[Step]:
 
 def draw_savings(book: Book) -> Figure:
     """Above, worker time by cause (:mod:`hpstage.report.causes` tells what is assumed); below, what workers did."""
-    found = causes(book)
+    found = causes_of(book)
     if not found.full and not found.used:
         return style.nothing("No trial has a result: there is nothing to compare.")
     falls = list(steps(found))

@@ -138,10 +138,10 @@ def png(drawn: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def save(drawn: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a picture; its format is that of the path's suffix (``.png``, ``.svg``, ``.pdf``, ...)."""
+def save(drawn: Figure, path: str | os.PathLike[str], *, format: str | None = None) -> Path:
+    """Write a picture. ``format``: png, svg, pdf, ...; by default that of the path's suffix."""
     place = Path(path)
-    _save(drawn, place, place.suffix[1:].lower() or "png")
+    _save(drawn, place, format or place.suffix[1:].lower() or "png")
     return place
 
 

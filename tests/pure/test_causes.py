@@ -15,7 +15,7 @@ from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.driver import read_facts
 from hpstage.events import StateReached, TargetAsked, TrialAdded, TrialId
 from hpstage.report.book import Book, open_book
-from hpstage.report.causes import Causes, causes
+from hpstage.report.causes import Causes, causes_of
 from hpstage.simulate import SimulatedExecutor
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import Search, searches, trial
@@ -99,12 +99,12 @@ def test_causes_sum_to_what_was_used_and_count_the_steps_that_another_trial_aske
             executor.kept.clear()
     whole, parts = books(run.journal)
     expected = shared_steps(run.journal)
-    found = [causes(book) for book in parts]
-    for book, mine in zip([whole, *parts], [causes(whole), *found], strict=True):
+    found = [causes_of(book) for book in parts]
+    for book, mine in zip([whole, *parts], [causes_of(whole), *found], strict=True):
         check_identities(mine)
         assert mine.prefix_steps == sum(expected[id][0] for id in book.trials)
         assert mine.other_steps == sum(expected[id][1] for id in book.trials)
-    total = causes(whole)
+    total = causes_of(whole)
     assert total.again_steps == steps_again(run.journal)
     for name in Causes.__slots__:
         if name != "idle":  # a worker that one study left to another was not idle
@@ -120,7 +120,7 @@ def test_where_every_step_takes_as_long_and_nothing_is_lost_no_second_is_left_to
     for number, trials in enumerate(rounds):
         mine = [TrialAdded(TrialId(f"study {number}/{i}"), t.schedules, t.steps) for i, t in enumerate(trials)]
         run.run(mine, [data.draw(st.integers(1, added.steps)) for added in mine], validate=False)
-    found = causes(open_book(run.journal))
+    found = causes_of(open_book(run.journal))
     assert found.estimates == found.unanswered == found.wasted == 0.0
     assert found.again == 2.0 * found.again_steps
     assert found.early_stopping == 0.0  # no study says that a trial is over
@@ -133,10 +133,10 @@ def test_what_another_study_had_trained_is_told_apart_from_what_the_own_trials_s
     mine = [TrialAdded(TrialId(f"other/{i}"), {"a": s.piecewise({0: 1, 6: 3 + i, 7: 9})}, 8) for i in range(2)]
     run.run(mine, [6, 8])
     _, [one, two] = books(run.journal)
-    found = causes(one)
+    found = causes_of(one)
     assert (found.alone, found.shared_prefix, found.other_study) == (17.0, 0.0, 0.0)
     assert found.used == 17.0 + found.save + found.load + found.again
-    found = causes(two)
+    found = causes_of(two)
     # Five steps of each of the two were the first study's, and the sixth of the second trial the first trial's.
     assert (found.prefix_steps, found.other_steps) == (1, 10)
     assert (found.shared_prefix, found.other_study) == (2.0, 20.0)
@@ -147,7 +147,7 @@ def test_an_evaluation_that_another_trial_asked_for_before_is_shared() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=8.0))
     pair = [trial(i, {"a": s.constant(1)}, 4) for i in range(2)]
     run.run(pair, [4, 4])
-    found = causes(open_book(run.journal))
+    found = causes_of(open_book(run.journal))
     assert (found.alone, found.shared_prefix, found.used, found.estimates) == (32.0, 16.0, 16.0, 0.0)
 
 
@@ -167,7 +167,7 @@ def optimized(executor: object, trainable: object, **options: object) -> MemoryJ
 def test_early_stopping_is_the_steps_that_were_never_asked_of_trials_that_are_over() -> None:
     executor = SimulatedExecutor(2, step_seconds=0.5)
     book = open_book(optimized(executor, object(), metric="value"))
-    found = causes(book)
+    found = causes_of(book)
     check_identities(found)
     never = sum(16 - planned.asked for planned in book.trials.values())
     assert found.early_steps == never > 0
@@ -178,7 +178,7 @@ def test_early_stopping_is_the_steps_that_were_never_asked_of_trials_that_are_ov
 def test_a_trial_that_failed_is_not_counted_as_stopped_early() -> None:
     book = open_book(optimized(hpstage.InlineExecutor(), Failing(), metric="score", algorithm=FullTraining()))
     failed = [id for id, ended in book.account.plan.ended.items() if ended.state == "FAIL"]
-    found = causes(book)
+    found = causes_of(book)
     check_identities(found)
     assert 0 < len(failed) < 12
     assert found.early_stopping == found.early_steps == 0.0
@@ -191,7 +191,7 @@ def test_idle_is_what_lies_between_the_stages_of_a_worker() -> None:
     run.run([trial(0, {"a": s.constant(1)}, 4)], [4])
     executor._now += 10.0  # nobody asks for anything
     run.run([trial(1, {"a": s.constant(2)}, 4)], [4])
-    found = causes(open_book(run.journal))
+    found = causes_of(open_book(run.journal))
     assert found.idle == pytest.approx(10.0)
     assert found.used == 8.0
 
@@ -199,5 +199,5 @@ def test_idle_is_what_lies_between_the_stages_of_a_worker() -> None:
 def test_an_empty_plan_has_no_causes() -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.finish()
-    found = causes(open_book(run.journal))
+    found = causes_of(open_book(run.journal))
     assert {getattr(found, name) for name in Causes.__slots__} == {0}

@@ -79,7 +79,12 @@ def test_the_wheel_holds_every_source_file_once_under_one_package(wheel):
         if file.endswith(".py")
     }
     assert {name for name in packed if name.endswith(".py")} == expected
-    assert {"hpstage/py.typed", "hpstage/cluster/executor.py", "hpstage/algos/successive_halving.py"} <= packed
+    assert {
+        "hpstage/py.typed",
+        "hpstage/report/page.css",
+        "hpstage/cluster/executor.py",
+        "hpstage/algos/successive_halving.py",
+    } <= packed
     assert any(name.name == "LICENSE" for name in names)
 
 

@@ -1,0 +1,37 @@
+"""``hpstage report``: the report of a plan, from its store alone."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpstage.commands.terminal import clean, echo
+
+_FOLDER = Path("hpstage-report")
+
+
+def report(
+    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    folder: Annotated[Path, typer.Argument(help="Where the report goes; made if needed.")] = _FOLDER,
+    study: Annotated[str | None, typer.Option(help="Report this study only; else all of the plan.")] = None,
+) -> None:
+    """Write the report of a plan: a page with its pictures, and the tables behind them as CSV files.
+
+    It reads the store alone, from any host that reaches it, and changes nothing: searches may run meanwhile, and the
+    report is of what they have done so far. Files of an earlier report are replaced. It prints where the page is.
+
+    Examples:
+
+    \b
+    hpstage report .hpstage/Digits-1f2e3d4c5b6a
+    hpstage report STORE reports/digits --study digits
+    hpstage report "redis://head:6379?prefix=NAME"
+    """
+    from hpstage.report import open_book, write_book
+
+    book = open_book(store, study)
+    gc.freeze()  # the collector need not look at all of it again
+    echo(clean(write_book(folder, book)))

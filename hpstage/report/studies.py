@@ -1,0 +1,118 @@
+"""The studies of a plan side by side: how far each is, its best, and what it took."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
+
+from hpstage.events import TrialId, to_metric
+from hpstage.nodes import PlannedTrial
+from hpstage.plan import SearchRecord
+from hpstage.report.account import Account
+from hpstage.report.book import Book
+
+
+class Best(msgspec.Struct, frozen=True):
+    """Of the values that the study was told, the best; of a search that does not tell what is better, both ends."""
+
+    metric: str
+    value: float | str
+    trial: TrialId
+    goal: Literal["maximize", "minimize", "lowest", "highest"]
+
+
+class StudyRow(msgspec.Struct, frozen=True):
+    """A study among those of a plan.
+
+    ``state``: ``running``: a driver holds the study; ``interrupted``: none does, though its search is not over.
+    Of a trial that other studies share, the steps are this study's own; seconds as in :mod:`hpstage.report.tables`.
+    """
+
+    study: str
+    state: Literal["running", "interrupted", "ended"]
+    algorithm: str
+    n_trials: int | None
+    trials: dict[str, int]
+    best: list[Best]
+    steps_asked: int
+    steps_unique: int
+    merge_rate: float
+    seconds_alone: float
+    seconds_used: float
+    seconds_saved: float
+
+
+def study_rows(book: Book, is_held: Callable[[str], bool]) -> list[StudyRow]:
+    """A row per study, in the order in which they came to the plan.
+
+    Args:
+        is_held: does a driver that is alive work on the study of this name?
+    """
+    by_study: dict[str, list[TrialId]] = {study: [] for study in book.studies}
+    for trial in book.trials:
+        by_study[book.account.study_of(trial)].append(trial)
+    return [_study(book, study, trials, held=is_held(study)) for study, trials in by_study.items()]
+
+
+def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRow:
+    account = book.account
+    plan = account.plan
+    record = plan.searches.get(study)
+    states: Counter[str] = Counter()
+    for id in ids:
+        ended = plan.ended.get(id)
+        states[ended.state if ended is not None else "RUNNING" if account.is_open(id) else "OPEN"] += 1
+    trials = [plan.trials[id] for id in ids]
+    asked, unique = sum(trial.asked for trial in trials), _unique(trials)
+    seconds = math.fsum(book.alone[id] for id in ids)
+    used = math.fsum(account.used.get(id, 0.0) for id in ids)
+    over = record is None or record.ended
+    return StudyRow(
+        study=study,
+        state="ended" if over else "running" if held else "interrupted",
+        algorithm="" if record is None else record.started.algorithm,
+        n_trials=None if record is None else record.started.n_trials,
+        trials=dict(sorted(states.items())),
+        best=[] if record is None else _best(account, record, ids),
+        steps_asked=asked,
+        steps_unique=unique,
+        merge_rate=asked / unique if unique else 1.0,
+        seconds_alone=seconds,
+        seconds_used=used,
+        seconds_saved=seconds - used,
+    )
+
+
+def _unique(trials: Iterable[PlannedTrial]) -> int:
+    """Distinct steps that these trials ask for."""
+    reach: dict[int, tuple[int, int]] = {}
+    for trial in trials:
+        for node, start, stop in trial.legs(trial.asked):
+            reach[node.id] = start, max(stop, reach.get(node.id, (start, stop))[1])
+    return sum(stop - start for start, stop in reach.values())
+
+
+def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Best]:
+    """The best of the completed trials, by each metric of the study's last search."""
+    told = [
+        (tuple(map(float, ended.values)), id)
+        for id in ids
+        if (ended := account.plan.ended.get(id)) is not None and ended.state == "COMPLETE" and ended.values is not None
+    ]
+    found: list[Best] = []
+    for i, metric in enumerate(record.started.metric):
+        values = [(own[i], id) for own, id in told if i < len(own) and not math.isnan(own[i])]
+        if not values:
+            continue
+        lowest, highest = min(values, key=lambda pair: pair[0]), max(values, key=lambda pair: pair[0])
+        goals: list[tuple[Literal["maximize", "minimize", "lowest", "highest"], tuple[float, TrialId]]]
+        if i >= len(record.started.directions):
+            goals = [("lowest", lowest), ("highest", highest)]
+        else:
+            goals = [("maximize", highest)] if record.started.directions[i] == "maximize" else [("minimize", lowest)]
+        found += [Best(metric, to_metric(value), id, goal) for goal, (value, id) in goals]
+    return found

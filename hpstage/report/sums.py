@@ -1,0 +1,88 @@
+"""What the trials of a book took, and what they would have taken alone."""
+
+from __future__ import annotations
+
+import math
+
+from hpstage.events import NodeId, StageFailed, TrialId
+from hpstage.report.account import began, rounded
+from hpstage.report.book import Book
+from hpstage.result import Savings
+
+
+def savings_of(book: Book) -> Savings:
+    """The savings of a study, or of all studies of a plan, as its journal tells them; the work of earlier calls counts.
+
+    Seconds are rounded to 2**-20 s, and their sums are exact. What a study used is what its trials paid: where another
+    study has trained the same before, nothing. ``steps_trained`` are those that were paid for. ``workers`` are those
+    that did something for the book; ``makespan`` is from the first stage's beginning to the last report, on their
+    clock, pauses between calls included.
+    """
+    plan = book.account.plan
+    facts = [charge.fact for charge in book.charges]
+    wastes = [waste.fact for waste in book.wastes]
+    # Multiples of 2**-20: any order of summing gives the same.
+    train_seconds = math.fsum(rounded(fact.train_seconds) for fact in facts)
+    load_seconds = math.fsum(rounded(fact.load_seconds) for fact in facts)
+    evaluate_seconds = math.fsum(rounded(fact.evaluate_seconds) for fact in facts)
+    save_seconds = math.fsum(rounded(fact.save_seconds) for fact in facts)
+    wasted_seconds = math.fsum(waste.seconds for waste in book.wastes)
+    steps_trained = sum(fact.step - fact.start for fact in facts)
+    first = min([*map(began, facts), *(fact.at - fact.seconds for fact in wastes)], default=0.0)
+    last = max([*(fact.at for fact in facts), *(fact.at for fact in wastes)], default=0.0)
+    workers = len({*(fact.worker for fact in facts), *(fact.worker for fact in wastes)})
+    merged = plan.merged(book.trials.values())
+    longest = max(book.alone.values(), default=0.0)
+    bound = max(longest, (train_seconds + evaluate_seconds) / max(1, workers))
+    # What earlier searches or other studies have trained makes another task of it.
+    whole = steps_trained >= merged.steps_unique and len(book.studies) == 1
+    whole = whole and not any(
+        plan.searches[study].before.steps_trained for study in book.studies if study in plan.searches
+    )
+    return Savings(
+        trials=len(book.trials),
+        failed=sum(1 for id, ended in plan.ended.items() if ended.state == "FAIL" and book.is_mine(id)),
+        steps_asked=merged.steps_asked,
+        steps_unique=merged.steps_unique,
+        steps_trained=steps_trained,
+        steps_wasted=sum(fact.steps for fact in wastes),
+        merge_rate=merged.rate,
+        cost_weighted_merge_rate=merged.cost_weighted_rate,
+        worker_seconds=train_seconds + load_seconds + evaluate_seconds + save_seconds + wasted_seconds,
+        worker_seconds_alone=math.fsum(book.alone.values()),
+        train_seconds=train_seconds,
+        evaluate_seconds=evaluate_seconds,
+        load_seconds=load_seconds,
+        save_seconds=save_seconds,
+        wasted_seconds=wasted_seconds,
+        critical_path_seconds=longest,
+        lower_bound_seconds=bound if whole and bound else None,
+        kept=len(plan.kept),
+        kept_bytes=plan.kept_bytes,
+        makespan=last - first,
+        workers=workers,
+    )
+
+
+def failures_of(book: Book) -> list[tuple[StageFailed, list[TrialId]]]:
+    """What the user's code raised on the way of the book's trials, and which of them are failed by it."""
+    found: list[tuple[StageFailed, list[TrialId]]] = []
+    by_node: dict[NodeId, list[tuple[StageFailed, list[TrialId]]]] = {}
+    for fact in book.account.failures():
+        reach = book.reach.get(fact.node, 0)
+        if book.study is None or (fact.step <= reach if fact.evaluating else fact.step < reach):
+            found.append((fact, []))
+            by_node.setdefault(fact.node, []).append(found[-1])
+    for id, trial in book.trials.items():
+        ended = book.account.plan.ended.get(id)
+        if not by_node or (ended is not None and ended.state != "FAIL"):
+            continue
+        for node, start, stop in trial.legs(trial.asked):
+            for fact, trials in by_node.get(node.id, []):
+                if fact.evaluating:
+                    passes = start < fact.step <= stop and fact.step in trial.targets
+                else:
+                    passes = fact.step < stop
+                if passes:
+                    trials.append(id)
+    return found

@@ -1,0 +1,372 @@
+"""The tables of a plan as plain values, for CSV files and data frames alike. From the journal alone, without pandas.
+
+Seconds are those of workers, rounded to 2**-20 s, so that sums are exact: over a plan and over each of its studies,
+
+- ``trials.seconds_used + trials.seconds_saved == trials.seconds_alone``, row by row and summed;
+- ``trials.seconds_used`` sums to ``stages`` (train + load + evaluate + save) plus ``workers.wasted_seconds``.
+
+Times (``began``, ``ended``, ``at``) are seconds since the epoch on the workers' clock (of a simulation: virtual).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+
+import msgspec
+
+from hpstage.events import Fact, ForkedFrom, StateRef, UserFailure
+from hpstage.report.account import began, rounded
+from hpstage.report.book import Book
+from hpstage.schedule import Schedule
+
+Value = None | bool | int | float | str
+
+# Characters of an event's text.
+_TEXT = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of one length, in order. ``None`` is a missing value.
+
+    ``types`` are pandas' names for the types of those columns that every such table has. The others hold values of one
+    type each.
+    """
+
+    columns: Mapping[str, Sequence[Value]]
+    types: Mapping[str, str]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def write_csv(self, path: Path) -> None:
+        """What is missing is left empty; numbers are written so that reading them gives them back exactly."""
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(self.columns)
+            writer.writerows(zip(*self.columns.values(), strict=True))
+
+
+def trials(book: Book) -> Table:
+    """A row per trial, in the order in which they were added to the plan.
+
+    =================  ===================================================================================
+    ``study``          name of the study
+    ``number``         the trial's number in it
+    ``trial``          its id in the plan
+    ``state``          COMPLETE, PRUNED, FAIL; RUNNING: its search is not over; missing: its search ended without it
+    ``value``          the value that the study was told; of several objectives ``values_0``, ``values_1``, ...
+    ``steps``          where it would end
+    ``steps_asked``    steps that were asked of it
+    ``steps_shared``   of these, steps that another trial had asked for before
+    ``seconds_alone``  estimate of what it would have taken alone, up to the last target that was answered
+    ``seconds_used``   what workers spent for it, and for no trial that had asked before
+    ``seconds_saved``  ``seconds_alone - seconds_used``; negative where losses and loading outweigh sharing
+    ``donor``          the trial that it grew out of (population based training), from step ``forked_at`` on
+    ``extends``        the finished trial that it carries on
+    ``ended``          when the study finished it
+    ``params_NAME``    the study's parameter (where types differ, as JSON)
+    =================  ===================================================================================
+    """
+    account = book.account
+    plan = account.plan
+    rows: list[tuple[Value, ...]] = []
+    several = _Sparse()
+    params = _Sparse()
+    for row, (id, planned) in enumerate(book.trials.items()):
+        ended, proposed = plan.ended.get(id), account.proposed.get(id)
+        values = () if ended is None or ended.values is None else tuple(map(float, ended.values))
+        if len(values) > 1:
+            several.put(row, {f"values_{i}": value for i, value in enumerate(values)})
+        number = donor = forked_at = extends = None
+        if proposed is not None:
+            number, extends = proposed.number, proposed.extends
+            if proposed.fork is not None:
+                donor, forked_at = proposed.fork.donor, proposed.fork.step
+            params.put(row, proposed.params)
+        alone, used = book.alone[id], account.used.get(id, 0.0)
+        rows.append(
+            (
+                account.study_of(id),
+                number,
+                id,
+                ended.state if ended is not None else "RUNNING" if account.is_open(id) else None,
+                values[0] if len(values) == 1 else None,
+                planned.steps,
+                planned.asked,
+                planned.shared,
+                alone,
+                used,
+                alone - used,
+                donor,
+                forked_at,
+                extends,
+                None if ended is None else ended.at,
+            )
+        )
+    fixed = zip(*rows, strict=True) if rows else repeat((), len(_TRIALS))
+    columns = dict(zip(_TRIALS, fixed, strict=True))
+    return Table({**columns, **several.columns("", len(rows)), **params.columns("params_", len(rows))}, _TRIALS)
+
+
+def stages(book: Book) -> Table:
+    """A row per stage as a worker trained it, in the order of the journal. One without steps evaluated a kept state.
+
+    ====================  ================================================================================
+    ``node``, ``parent``  the node in the plan, and the one whose line it continues
+    ``start``, ``stop``   steps ``[start, stop)`` were trained
+    ``worker``, ``chain``  by whom, as part of which chain
+    ``began``, ``at``     when it began and was done, times
+    ``train_seconds``, ``load_seconds``, ``evaluate_seconds``, ``save_seconds``  what took how long
+    ``source``            where the chain's first stage started: fresh, continued, live, disk; else missing
+    ``trial``, ``study``  who paid: asked first for the step before ``stop``
+    ``hp_NAME``           the hyper-parameter at ``start`` (where types differ, as JSON)
+    ====================  ================================================================================
+    """
+    account, charges = book.account, book.charges
+    facts = [charge.fact for charge in charges]
+    nodes = [account.plan.nodes[fact.node] for fact in facts]
+    columns: list[Sequence[Value]] = [
+        [fact.node for fact in facts],
+        [None if node.parent is None else node.parent.id for node in nodes],
+        [fact.start for fact in facts],
+        [fact.step for fact in facts],
+        [fact.worker for fact in facts],
+        [fact.chain for fact in facts],
+        [began(fact) for fact in facts],
+        [fact.at for fact in facts],
+        [rounded(fact.train_seconds) for fact in facts],
+        [rounded(fact.load_seconds) for fact in facts],
+        [rounded(fact.evaluate_seconds) for fact in facts],
+        [rounded(fact.save_seconds) for fact in facts],
+        [fact.source for fact in facts],
+        [charge.trial for charge in charges],
+        [account.study_of(charge.trial) for charge in charges],
+    ]
+    values = _Sparse()
+    for row, (node, fact) in enumerate(zip(nodes, facts, strict=True)):
+        # A stage without steps may stand at the end of a schedule, where there are no more values.
+        at = min(fact.start, fact.step - 1)
+        values.put(row, {name: form.value(at) for name, form in zip(node.names, node.forms, strict=True)})
+    return Table({**dict(zip(_STAGES, columns, strict=True)), **values.columns("hp_", len(facts))}, _STAGES)
+
+
+def states(book: Book) -> Table:
+    """A row per state that was ever asked for or reached, by node and step; of a study's book those that its trials
+    pass.
+
+    ================  ====================================================================================
+    ``node``, ``step``  the state: the node's line after so many steps
+    ``key``           its name for ever, also that of its checkpoint
+    ``waiting``       trials that wait for its metrics
+    ``kept_bytes``    bytes of its checkpoint; missing: there is none
+    ``lost_reason``   why its checkpoint went, when it last did
+    ``metrics_NAME``  what was measured; missing: it was not evaluated
+    ================  ====================================================================================
+    """
+    account = book.account
+    rows: list[tuple[Value, ...]] = []
+    metrics = _Sparse()
+    for node in account.plan.nodes:
+        for step in sorted(node.states):
+            if book.study is not None and step > book.reach.get(node.id, 0):
+                continue
+            state = node.states[step]
+            lost = account.lost.get(StateRef(node.id, step))
+            if state.metrics is not None:
+                metrics.put(len(rows), state.metrics)
+            rows.append(
+                (
+                    node.id,
+                    step,
+                    account.plan.key(node, step) if state.kept is None else state.kept.key,
+                    len(state.waiting),
+                    None if state.kept is None else state.kept.bytes,
+                    None if lost is None else lost.reason,
+                )
+            )
+    fixed = zip(*rows, strict=True) if rows else repeat((), len(_STATES))
+    return Table({**dict(zip(_STATES, fixed, strict=True)), **metrics.columns("metrics_", len(rows))}, _STATES)
+
+
+def workers(book: Book) -> Table:
+    """A row per chain: when its worker was busy with it, in the order in which they were started. Of a study's book
+    those that did something for it, with what they did for it.
+
+    ==================  ==================================================================================
+    ``worker``          the worker's id
+    ``chain``, ``driver``  what it was given, by whom
+    ``start``, ``end``  times; ``end`` is missing while it runs
+    ``steps``           trained and reported
+    ``wasted_seconds``, ``wasted_steps``  after its last boundary, thrown away (paid for: see above)
+    ``outcome``         why they were: stopped, failed, lost, died, ...; missing: nothing was
+    ==================  ==================================================================================
+    """
+    steps: dict[str | None, int] = {}
+    for charge in book.charges:
+        fact = charge.fact
+        steps[fact.chain] = steps.get(fact.chain, 0) + fact.step - fact.start
+    wasted: dict[int, tuple[float, int]] = {}
+    for waste in book.wastes:
+        seconds, count = wasted.get(id(waste.chain), (0.0, 0))
+        wasted[id(waste.chain)] = seconds + waste.seconds, count + waste.fact.steps
+    rows: list[tuple[Value, ...]] = [
+        (
+            chain.worker,
+            chain.id,
+            chain.driver,
+            chain.began,
+            chain.ended,
+            0 if chain.id is None else steps.get(chain.id, 0),
+            *wasted.get(id(chain), (0.0, 0)),
+            chain.outcome,
+        )
+        for chain in book.account.chains
+        if book.study is None or (chain.id is not None and chain.id in steps) or id(chain) in wasted
+    ]
+    fixed = zip(*rows, strict=True) if rows else repeat((), len(_WORKERS))
+    return Table(dict(zip(_WORKERS, fixed, strict=True)), _WORKERS)
+
+
+def events(facts: Sequence[Fact]) -> Table:
+    """A row per record of the journal.
+
+    ============  ========================================================================================
+    ``position``  in the journal
+    ``type``      as in :mod:`hpstage.events`
+    ``at``        when it happened, for those that tell
+    ``text``      what it says, in short
+    ============  ========================================================================================
+    """
+    columns: list[Sequence[Value]] = [
+        range(len(facts)),
+        [type(fact).__name__ for fact in facts],
+        [getattr(fact, "at", None) for fact in facts],
+        [_text(fact) for fact in facts],
+    ]
+    return Table(dict(zip(_EVENTS, columns, strict=True)), _EVENTS)
+
+
+def _text(fact: Fact) -> str:
+    """The fields of a fact, in short: what is long is named only, what is empty is left out."""
+    parts = []
+    for name in fact.__struct_fields__:
+        value = getattr(fact, name)
+        if name == "at" or value is None or value in ("", 0.0, (), {}):
+            continue
+        match value:
+            case UserFailure():
+                value = value.summary
+            case ForkedFrom():
+                value = f"{value.donor} at {value.step}"
+            case Mapping() if any(isinstance(item, Schedule) for item in value.values()):
+                value = " ".join(value)
+            case Mapping() if name == "sampler":
+                continue  # random states
+            case Mapping():
+                value = " ".join(f"{key}={item}" for key, item in value.items())
+            case tuple():
+                value = " ".join(str(msgspec.to_builtins(item)) for item in value)
+            case msgspec.Struct():
+                value = " ".join(f"{key}={item}" for key, item in msgspec.structs.asdict(value).items())
+        parts.append(f"{name} {value}")
+    text = ", ".join(parts)
+    return text if len(text) <= _TEXT else f"{text[: _TEXT - 3]}..."
+
+
+class _Sparse:
+    """Columns that some rows have, in order of appearance."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[list[int], list[Value]]] = {}
+
+    def put(self, row: int, values: Mapping[str, Value]) -> None:
+        for name, value in values.items():
+            at, found = self._rows.setdefault(name, ([], []))
+            at.append(row)
+            found.append(value)
+
+    def columns(self, prefix: str, length: int) -> dict[str, Sequence[Value]]:
+        """Of so many rows; what a row does not have is missing."""
+        filled: dict[str, Sequence[Value]] = {}
+        for name, (at, found) in self._rows.items():
+            values = _alike(found)
+            if len(values) < length:
+                whole: list[Value] = [None] * length
+                for row, value in zip(at, values, strict=True):
+                    whole[row] = value
+                values = whole
+            filled[f"{prefix}{name}"] = values
+        return filled
+
+
+def _alike(values: list[Value]) -> list[Value]:
+    """Values of one type, so that every file format takes the column; else their JSON."""
+    kinds: set[type] = {*map(type, values)} - {type(None)}
+    # pandas has a type for integers past 64 bits, but not together with negative or missing ones.
+    wide = int in kinds and any(type(value) is int and value >= 2**63 for value in values)
+    if not wide and (len(kinds) <= 1 or kinds == {int, float}):
+        return values
+    return [None if value is None else json.dumps(value) for value in values]
+
+
+# Columns that are always there, with their types: a table without rows has them, too.
+_TRIALS = {
+    "study": "string",
+    "number": "Int64",
+    "trial": "string",
+    "state": "string",
+    "value": "float64",
+    "steps": "int64",
+    "steps_asked": "int64",
+    "steps_shared": "int64",
+    "seconds_alone": "float64",
+    "seconds_used": "float64",
+    "seconds_saved": "float64",
+    "donor": "string",
+    "forked_at": "Int64",
+    "extends": "string",
+    "ended": "float64",
+}
+_STAGES = {
+    "node": "int64",
+    "parent": "Int64",
+    "start": "int64",
+    "stop": "int64",
+    "worker": "string",
+    "chain": "string",
+    "began": "float64",
+    "at": "float64",
+    "train_seconds": "float64",
+    "load_seconds": "float64",
+    "evaluate_seconds": "float64",
+    "save_seconds": "float64",
+    "source": "string",
+    "trial": "string",
+    "study": "string",
+}
+_STATES = {
+    "node": "int64",
+    "step": "int64",
+    "key": "string",
+    "waiting": "int64",
+    "kept_bytes": "Int64",
+    "lost_reason": "string",
+}
+_WORKERS = {
+    "worker": "string",
+    "chain": "string",
+    "driver": "string",
+    "start": "float64",
+    "end": "float64",
+    "steps": "int64",
+    "wasted_seconds": "float64",
+    "wasted_steps": "int64",
+    "outcome": "string",
+}
+_EVENTS = {"position": "int64", "type": "string", "at": "float64", "text": "string"}
