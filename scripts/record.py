@@ -20,7 +20,8 @@ import msgspec
 import optuna
 
 import hpstage
-from hpstage.algos import ASHA, SuccessiveHalving
+from hpstage.algorithm import Algorithm
+from hpstage.algos import MedianStopping, SuccessiveHalving
 from hpstage.cluster import DaskExecutor
 from hpstage.driver import read_facts
 from hpstage.events import ChainLost, ChainStarted, DriverJoined, Fact, StateReached, WorkerId
@@ -33,19 +34,19 @@ RECORDED = Path(__file__).parent.parent / "notebooks" / "recorded" / "digits"
 
 
 def train(store: Path) -> None:
-    studies = [
-        ("digits", 0, 48, SuccessiveHalving(min_steps=15, reduction_factor=4, tree_aware=False)),
-        ("a week later", 1, 32, ASHA(min_steps=15, reduction_factor=4)),
+    studies: list[tuple[str, int, int, Algorithm]] = [
+        ("digits", 0, 48, MedianStopping(interval=10, grace=20)),
+        ("a week later", 1, 32, SuccessiveHalving(min_steps=20, reduction_factor=4)),
     ]
     for name, seed, n_trials, algorithm in studies:
         study = optuna.create_study(
-            study_name=name, direction="maximize", sampler=optuna.samplers.RandomSampler(seed=seed)
+            study_name=name, direction="minimize", sampler=optuna.samplers.RandomSampler(seed=seed)
         )
         result = hpstage.optimize(
             study,
             Digits(),
             space,
-            metric="accuracy",
+            metric="loss",
             steps=STEPS,
             n_trials=n_trials,
             algorithm=algorithm,
