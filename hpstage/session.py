@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -51,8 +51,11 @@ class Session:
         deadline: float | None,
         on_change: Callable[[Session], None],
     ) -> None:
-        self.finished = 0  # trials that are over
-        self.failed = 0  # of these
+        self.states: Counter[TrialState] = Counter()  # of trials that are over
+        self.failed = 0  # trials that failed, each time that one did
+        self.best: float | None = None  # value of a trial that was completed in this call, if there is one objective
+        self.saved_seconds = 0.0  # of trials that are over: what others had trained for them
+        self._better = max if setting.maximize else min
         self._ledger = ledger
         self._driver = driver
         self._roster = roster
@@ -81,15 +84,24 @@ class Session:
     def trials(self) -> Sequence[SessionTrial]:
         return self._roster.trials
 
+    @property
+    def unproposed(self) -> int | None:
+        """Trials that the sampler is still to propose; ``None``: as many as time, or its space, allows."""
+        n_trials = self._started.n_trials
+        if self._stopping or self._exhausted:
+            return 0
+        return None if n_trials is None else max(0, n_trials - self._roster.proposed)
+
     # --- the loop -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Work until the algorithm is done, the time is up, or a failure that is not caught stops the study."""
         self._roster.begin()
-        self.finished = sum(trial.finished for trial in self._roster.trials)
         for trial in self._roster.trials:
-            if trial.finished and trial.id not in self._driver.plan.ended:
-                self._note_end(trial)  # the study was told, and then the call was interrupted
+            if trial.finished:
+                self._count(trial, 1)
+                if trial.id not in self._driver.plan.ended:
+                    self._note_end(trial)  # the study was told, and then the call was interrupted
         for trial in list(self._roster.trials):
             if trial.fork is None:
                 self._perform(self._search.added(trial.index))
@@ -134,6 +146,7 @@ class Session:
         while self._driver.scheduler.running:
             self._take(self._driver.wait(_HEARTBEAT))
             self._tell()
+            self._on_change(self)
 
     # --- asking -------------------------------------------------------------------------------------------
 
@@ -169,8 +182,8 @@ class Session:
         if trial.finished and trial.barred is None:
             if self._started.extends:
                 if step > self._roster.reach(trial):
+                    self._count(trial, -1)
                     self._roster.carry_on(trial)
-                    self.finished -= 1
             elif not self._driver.knows(trial.id, step):
                 # An asynchronous search that was interrupted decided otherwise then.
                 trial.barred = UserFailure(summary="ended in an earlier session", traceback="")
@@ -249,10 +262,19 @@ class Session:
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
         trial.state = frozen.state
         self._note_end(trial)
-        self.finished += 1
+        self._count(trial, 1)
+        if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:
+            self.best = frozen.values[0] if self.best is None else self._better(self.best, frozen.values[0])
         for callback in self._callbacks:
             callback(self._ledger.study, frozen)
         self._stopping |= self._ledger.stopped
+
+    def _count(self, trial: SessionTrial, by: Literal[1, -1]) -> None:
+        """Trials that are over, by state, and what they saved: one more, or one less that goes on."""
+        self.states[trial.state] += by
+        planned = self._driver.plan.trials.get(trial.id)
+        if planned is not None:
+            self.saved_seconds = max(0.0, self.saved_seconds + by * self._driver.plan.shared_seconds(planned))
 
     def _note_end(self, trial: SessionTrial) -> None:
         """Let the plan know what the study knows of a trial that is over."""

@@ -13,7 +13,7 @@ something wanted and uncovered can be trained now.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from hpstage.events import ChainId
 from hpstage.nodes import Node
@@ -295,7 +295,7 @@ class StageTree:
             return None
         return first
 
-    def heads(self) -> Iterator[tuple[float, Line, int]]:
+    def heads(self) -> Generator[tuple[float, Line, int], None, None]:
         """Ready heads ``(remaining seconds, line, step)``, longest first; consuming one does not remove it.
 
         Deterministic: ties go to the older node.

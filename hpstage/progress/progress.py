@@ -1,0 +1,169 @@
+"""Follows a search and shows it, as often as its display takes it."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+
+from hpstage.progress.eta import Growth, seconds_left
+from hpstage.progress.view import ProgressView
+
+if TYPE_CHECKING:
+    import optuna
+
+    from hpstage.driver import Driver
+    from hpstage.result import Savings
+    from hpstage.session import Session
+
+
+# Seconds between two views, at the least.
+_INTERVAL = 0.2
+
+
+class Display(ABC):
+    """Where views are shown."""
+
+    @abstractmethod
+    def begin(self, view: ProgressView) -> None:
+        """Show the first view."""
+
+    @abstractmethod
+    def show(self, view: ProgressView) -> None: ...
+
+    @abstractmethod
+    def end(self, view: ProgressView) -> None:
+        """Show the last view, which stays, and give back what was taken. Called once, if :meth:`begin` was."""
+
+
+def open_display(shown: bool) -> Display | None:
+    """The display that suits standard error: the terminal's, or lines. ``None`` if nothing is to be shown."""
+    if not shown:
+        return None
+    from hpstage.progress.displays import display_on_standard_error
+
+    return display_on_standard_error()
+
+
+class Progress:
+    """Folds what session and driver know into views, at most five a second. The number of trials costs nothing.
+
+    Args:
+        display: ``None``: nothing is shown, and nothing is done.
+        study: whose search it is.
+        deadline: when the search stops by itself, on ``clock``.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        display: Display | None,
+        study: optuna.Study,
+        *,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._display = display
+        self._study = study
+        self._deadline = deadline
+        self._clock = clock
+        self._began = clock()
+        self._next = 0.0
+        self._last: ProgressView | None = None
+        self._growth = Growth()
+        self._at_first: tuple[float, int] | None = None  # worker-seconds and stages before this call
+        self._best_before: float | None = None
+
+    def update(self, session: Session, driver: Driver) -> None:
+        """Show the search as it stands, if it is time to."""
+        if self._display is None:
+            return
+        now = self._clock()
+        if self._last is not None and now < self._next:
+            return
+        self._next = now + _INTERVAL
+        view = self._view(session, driver, now)
+        if self._last is None:
+            self._display.begin(view)
+        else:
+            self._display.show(view)
+        self._last = view
+
+    def finish(self, session: Session, driver: Driver, savings: Savings) -> None:
+        """Note the search as it ended: its last view is shown when the context is left."""
+        if self._display is not None:
+            view = self._view(session, driver, self._clock(), savings)
+            if self._last is None:
+                self._display.begin(view)
+            self._last = view
+
+    def _view(self, session: Session, driver: Driver, now: float, savings: Savings | None = None) -> ProgressView:
+        plan, scheduler = driver.plan, driver.scheduler
+        record = plan.searches[session.name]
+        before, totals = record.before, plan.totals
+        asked = totals.steps_asked - before.steps_asked
+        unique = totals.steps_unique - before.steps_unique
+        outlook = driver.outlook()
+        if self._at_first is None:
+            self._at_first = totals.worker_seconds, outlook.stages_done
+            self._best_before = _best_value(self._study)
+        self._growth.note(len(session.trials), unique)
+        elapsed = now - self._began
+        left: float | None = None
+        if totals.steps_trained and session.unproposed is not None:
+            left = seconds_left(
+                outlook,
+                workers=len(scheduler.workers),
+                unproposed_seconds=session.unproposed * self._growth.steps_per_trial() * plan.average_step_seconds(),
+                parallelism=(totals.worker_seconds - self._at_first[0]) / elapsed if elapsed else 0.0,
+            )
+        if self._deadline is not None and totals.steps_trained:
+            rest = max(0.0, self._deadline - now)
+            left = rest if left is None else min(left, rest)
+        one = len(record.started.metric) == 1
+        return ProgressView(
+            study=self._study.study_name,
+            complete=session.states[TrialState.COMPLETE],
+            pruned=session.states[TrialState.PRUNED],
+            failed=session.states[TrialState.FAIL],
+            n_trials=None if session.unproposed is None else len(session.trials) + session.unproposed,
+            metric=record.started.metric[0] if one else None,
+            best=self._best(session) if one else None,
+            stages_done=max(0, outlook.stages_done - self._at_first[1]),
+            stages_left=outlook.stages_left,
+            running=scheduler.running,
+            workers=len(scheduler.workers),
+            merge_rate=asked / unique if unique else 1.0,
+            used_seconds=totals.worker_seconds - before.worker_seconds,
+            saved_seconds=session.saved_seconds if savings is None else savings.saved_seconds,
+            elapsed=elapsed,
+            seconds_left=left,
+            over=savings is not None,
+        )
+
+    def _best(self, session: Session) -> float | None:
+        known = [value for value in (self._best_before, session.best) if value is not None]
+        better = max if self._study.direction == StudyDirection.MAXIMIZE else min
+        return better(known, default=None)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._display is not None and self._last is not None:
+            self._display.end(self._last)
+
+
+def _best_value(study: optuna.Study) -> float | None:
+    """That of the study as it is found; ``None`` where there is none yet, or several objectives."""
+    try:
+        return study.best_value
+    except (ValueError, RuntimeError):
+        return None
