@@ -55,12 +55,13 @@ class Session:
         self.failed = 0  # trials that failed, each time that one did
         self.best: float | None = None  # value of a trial that was completed in this call, if there is one objective
         self.saved_seconds = 0.0  # of trials that are over: what others had trained for them
+        self.steps_over = 0  # steps that were asked of them
         self._better = max if setting.maximize else min
         self._ledger = ledger
         self._driver = driver
         self._roster = roster
         self._search: Search = algorithm.start(setting, roster)
-        self._synchronous = algorithm.synchronous
+        self.synchronous = algorithm.synchronous
         self._started = started
         self._callbacks = callbacks
         self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in catch)
@@ -85,12 +86,17 @@ class Session:
         return self._roster.trials
 
     @property
-    def unproposed(self) -> int | None:
-        """Trials that the sampler is still to propose; ``None``: as many as time, or its space, allows."""
-        n_trials = self._started.n_trials
-        if self._stopping or self._exhausted:
-            return 0
-        return None if n_trials is None else max(0, n_trials - self._roster.proposed)
+    def expected(self) -> int | None:
+        """Trials that there will be, as far as it is known; ``None``: as many as time, or the space, allows."""
+        known, n_trials = len(self._roster.trials), self._started.n_trials
+        if self._exhausted:
+            return known
+        return None if n_trials is None else known + max(0, n_trials - self._roster.proposed)
+
+    @property
+    def stopping(self) -> bool:
+        """Is no trial proposed any more, though more were asked for?"""
+        return self._stopping
 
     # --- the loop -----------------------------------------------------------------------------------------
 
@@ -177,7 +183,7 @@ class Session:
     def _ask(self, trial: SessionTrial, step: int) -> None:
         target = trial.index, step
         self._open.add(target)
-        if self._synchronous:
+        if self.synchronous:
             self._order.append(target)
         if trial.finished and trial.barred is None:
             if self._started.extends:
@@ -196,7 +202,7 @@ class Session:
 
     def _tell(self) -> None:
         """Tell the algorithm what is known: in the order of asking if it is synchronous, else as it comes."""
-        if self._synchronous:
+        if self.synchronous:
             while self._order and self._order[0] in self._known:
                 self._tell_one(self._order.popleft())
                 # Before the next result is told: what a proposal knows must not hang on what came in together.
@@ -274,6 +280,7 @@ class Session:
         self.states[trial.state] += by
         planned = self._driver.plan.trials.get(trial.id)
         if planned is not None:
+            self.steps_over += by * planned.asked
             self.saved_seconds = max(0.0, self.saved_seconds + by * self._driver.plan.shared_seconds(planned))
 
     def _note_end(self, trial: SessionTrial) -> None:

@@ -2,54 +2,91 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hpstage.outlook import Outlook
 
 
-@dataclass(slots=True)
-class Growth:
-    """How many distinct steps trials have added, as they were proposed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a search has asked for by now, in steps: of each trial alone (``steps``), and distinct ones among them."""
 
-    Later trials add less than the first: they find more that is shared. So what the next ones will add is judged by
-    the later half of those that are there.
+    trials: int
+    expected: int
+    """Trials that there will be in all, at least ``trials``."""
+    over: int
+    """Of ``trials``."""
+    steps: int
+    steps_over: int
+    """Of the trials that are over."""
+    distinct: int
+    exponent: float = 1.0
+    """Of :func:`growth`."""
+
+
+def still_to_ask(asked: Asked) -> float:
+    """Distinct steps that a search has still to ask for, as far as what it did says.
+
+    Open trials are taken to come as far as those that are over have on average, and to share as much; further trials to
+    go on as the trials so far.
+    """
+    if not asked.trials or not asked.steps:
+        return 0.0
+    further = 0.0
+    if asked.over:
+        far = asked.steps_over / asked.over * (asked.trials - asked.over)
+        further = max(0.0, far - (asked.steps - asked.steps_over)) * asked.distinct / asked.steps
+    grown: float = (asked.expected / asked.trials) ** asked.exponent
+    return further + (asked.distinct + further) * (grown - 1.0)
+
+
+def growth(first: Sequence[int], second: Sequence[int]) -> float:
+    """How distinct steps grow with the number of trials: as this power of it.
+
+    Later trials find more that is shared, as a text's later pages find fewer new words (Heaps' law).
+
+    Args:
+        first, second: distinct steps that each of some trials has added, of the first and the second half of all.
+    """
+    if not first or not second or not any(first):
+        return 1.0
+    early, late = sum(first) / len(first), sum(second) / len(second)
+    return min(1.0, math.log2(1.0 + late / early))
+
+
+class Busy:
+    """How many workers are busy at a time: the average so far, in which the past counts the less the longer it is ago.
+
+    A moment's weight is its distance from the beginning: searches begin with few long ways that all trials share.
     """
 
-    _proposed: list[int] = field(default_factory=list)
-    _steps: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.average = 0.0
+        self._until = 0.0
 
-    def note(self, proposed: int, steps: int) -> None:
-        """So many trials were proposed, with so many distinct steps asked of them all. Both never fall."""
-        if self._proposed and self._proposed[-1] == proposed:
-            self._steps[-1] = steps
-        else:
-            self._proposed.append(proposed)
-            self._steps.append(steps)
-
-    def steps_per_trial(self) -> float:
-        """Distinct steps that a trial of the later half has added; 0 before there is one. O(log)."""
-        if not self._proposed or not self._proposed[-1]:
-            return 0.0
-        half = bisect_right(self._proposed, self._proposed[-1] // 2) - 1
-        proposed, steps = (self._proposed[half], self._steps[half]) if half >= 0 else (0, 0)
-        return (self._steps[-1] - steps) / (self._proposed[-1] - proposed)
+    def note(self, elapsed: float, running: int) -> None:
+        """So many chains run ``elapsed`` seconds after the beginning, and have since the last note."""
+        if elapsed > self._until:
+            new = 1.0 - (self._until / elapsed) ** 2
+            self.average += new * (running - self.average)
+            self._until = elapsed
 
 
-def seconds_left(outlook: Outlook, *, workers: int, unproposed_seconds: float, parallelism: float) -> float | None:
+def seconds_left(outlook: Outlook, *, workers: int, later_seconds: float, busy: float) -> float | None:
     """About how long it takes from now on; ``None`` without workers.
 
-    What is known is bounded by its longest way, and by its work shared among all workers. Trials that are not proposed
-    yet come on top, at the rate at which work was done so far: they may come too late to keep all workers busy.
-    What an algorithm may still ask of trials that are there is not known and not counted.
+    What is asked for is bounded by its longest way, and by its work shared among all workers. What is still to be asked
+    comes on top, spread over as many workers as were busy so far: it may come too late to keep all of them busy.
 
     Args:
         outlook: what is asked for.
         workers: how many there are now.
-        unproposed_seconds: of one worker, for trials that are not proposed yet.
-        parallelism: how many workers have been busy so far, on average.
+        later_seconds: of one worker, for what is still to be asked.
+        busy: how many workers have been busy so far.
     """
     if not workers:
         return None
-    busy = min(max(parallelism, 1.0), workers)
-    return max(outlook.path_seconds, outlook.work_seconds / workers + unproposed_seconds / busy)
+    later = later_seconds / min(max(busy, 1.0), workers)
+    return max(outlook.path_seconds, outlook.work_seconds / workers + later)

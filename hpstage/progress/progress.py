@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from hpstage.progress.eta import Growth, seconds_left
+from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
 from hpstage.progress.view import ProgressView
 
 if TYPE_CHECKING:
     import optuna
 
     from hpstage.driver import Driver
+    from hpstage.plan import SearchPlan
     from hpstage.result import Savings
+    from hpstage.roster import SessionTrial
     from hpstage.session import Session
 
 
 # Seconds between two views, at the least.
 _INTERVAL = 0.2
+# Trials that are looked at for how much later ones share.
+_JUDGED = 128
 
 
 class Display(ABC):
@@ -75,14 +80,16 @@ class Progress:
         self._began = clock()
         self._next = 0.0
         self._last: ProgressView | None = None
-        self._growth = Growth()
-        self._at_first: tuple[float, int] | None = None  # worker-seconds and stages before this call
+        self._session: Session | None = None
+        self._busy = Busy()
+        self._done_before: int | None = None  # stages that were done before this call
         self._best_before: float | None = None
 
     def update(self, session: Session, driver: Driver) -> None:
         """Show the search as it stands, if it is time to."""
         if self._display is None:
             return
+        self._session = session
         now = self._clock()
         if self._last is not None and now < self._next:
             return
@@ -109,18 +116,29 @@ class Progress:
         asked = totals.steps_asked - before.steps_asked
         unique = totals.steps_unique - before.steps_unique
         outlook = driver.outlook()
-        if self._at_first is None:
-            self._at_first = totals.worker_seconds, outlook.stages_done
+        if self._done_before is None:
+            self._done_before = outlook.stages_done
             self._best_before = _best_value(self._study)
-        self._growth.note(len(session.trials), unique)
         elapsed = now - self._began
+        self._busy.note(elapsed, scheduler.running)
         left: float | None = None
-        if totals.steps_trained and session.unproposed is not None:
+        expected = len(session.trials) if session.stopping else session.expected
+        if totals.steps_trained and expected is not None:
+            so_far = Asked(
+                trials=len(session.trials),
+                expected=expected,
+                # Asynchronous algorithms leave trials at their rungs until the end: how far those stand says nothing.
+                over=session.states.total() if session.synchronous else 0,
+                steps=asked,
+                steps_over=session.steps_over,
+                distinct=unique,
+                exponent=_growth(session.trials, plan),
+            )
             left = seconds_left(
                 outlook,
                 workers=len(scheduler.workers),
-                unproposed_seconds=session.unproposed * self._growth.steps_per_trial() * plan.average_step_seconds(),
-                parallelism=(totals.worker_seconds - self._at_first[0]) / elapsed if elapsed else 0.0,
+                later_seconds=still_to_ask(so_far) * plan.average_step_seconds(),
+                busy=self._busy.average,
             )
         if self._deadline is not None and totals.steps_trained:
             rest = max(0.0, self._deadline - now)
@@ -131,10 +149,10 @@ class Progress:
             complete=session.states[TrialState.COMPLETE],
             pruned=session.states[TrialState.PRUNED],
             failed=session.states[TrialState.FAIL],
-            n_trials=None if session.unproposed is None else len(session.trials) + session.unproposed,
+            n_trials=session.expected,
             metric=record.started.metric[0] if one else None,
             best=self._best(session) if one else None,
-            stages_done=max(0, outlook.stages_done - self._at_first[1]),
+            stages_done=max(0, outlook.stages_done - self._done_before),
             stages_left=outlook.stages_left,
             running=scheduler.running,
             workers=len(scheduler.workers),
@@ -158,7 +176,33 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._display is not None and self._last is not None:
-            self._display.end(self._last)
+            self._display.end(self._last if self._last.over else self._broken_off(self._last))
+
+    def _broken_off(self, last: ProgressView) -> ProgressView:
+        """The last view of a search that an exception ended: plan and tree may be half changed, and are not asked."""
+        assert self._session is not None
+        states = self._session.states
+        return replace(
+            last,
+            complete=states[TrialState.COMPLETE],
+            pruned=states[TrialState.PRUNED],
+            failed=states[TrialState.FAIL],
+            best=None if last.metric is None else self._best(self._session),
+            elapsed=self._clock() - self._began,
+            over=True,
+        )
+
+
+def _growth(trials: Sequence[SessionTrial], plan: SearchPlan) -> float:
+    """Judged by some trials, evenly spread, of which no more is going to be asked."""
+    halves: tuple[list[int], list[int]] = ([], [])
+    count = min(len(trials), _JUDGED)
+    for index in range(count):
+        trial = trials[(2 * index + 1) * len(trials) // (2 * count)]
+        planned = plan.trials.get(trial.id)
+        if planned is not None and (trial.finished or planned.asked == planned.steps):
+            halves[2 * index >= count].append(sum(planned.fresh.values()))
+    return growth(*halves)
 
 
 def _best_value(study: optuna.Study) -> float | None:

@@ -41,7 +41,9 @@ class Rendered:
         width = options.max_width
         between = " - " if options.ascii_only else _BETWEEN
         yield self._head(console, options)
-        for line in packed([*items(self.view), times(self.view)], width, between):
+        for line in packed(
+            [_encodable(text, options) for text in (*items(self.view), times(self.view))], width, between
+        ):
             text = Text(line)
             text.highlight_regex(r"[\d,.]*\d[:\d]*", "bold")
             text.highlight_regex(r"(?!\b0 )\b[\d,]+ failed", "bold red")
@@ -52,7 +54,7 @@ class Rendered:
         view, width = self.view, options.max_width
         count = trials(view)
         left = width - len(count) - 2
-        known = name(view)
+        known = _encodable(name(view), options)
         if cell_len(known) > max(8, left // 2):
             known = set_cell_size(known, max(8, left // 2) - 1).rstrip() + ("~" if options.ascii_only else "…")
         head = Text(known, "bold", end="")
@@ -66,3 +68,8 @@ class Rendered:
         head.append(f"  {count}", "bold")
         head.end = "\n"
         return head
+
+
+def _encodable(text: str, options: ConsoleOptions) -> str:
+    """What the console's encoding has no signs for is escaped, before it is measured."""
+    return text.encode(options.encoding, "backslashreplace").decode(options.encoding)

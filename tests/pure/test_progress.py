@@ -15,7 +15,7 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.outlook import Outlook
 from hpstage.progress import Progress, ProgressView, line
-from hpstage.progress.eta import Growth, seconds_left
+from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
 from hpstage.progress.progress import Display
 from hpstage.simulate import SimulatedExecutor
 from hpstage.store import MemoryJournal
