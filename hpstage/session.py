@@ -54,6 +54,7 @@ class Session:
         self.states: Counter[TrialState] = Counter()  # of trials that are over
         self.failed = 0  # trials that failed, each time that one did
         self.best: float | None = None  # value of a trial that was completed in this call, if there is one objective
+        self.leading: tuple[float, int] | None = None  # the best value that was told at any step, and the step
         self.saved_seconds = 0.0  # of trials that are over: what others had trained for them
         self.steps_over = 0  # steps that were asked of them
         self._better = max if setting.maximize else min
@@ -224,6 +225,8 @@ class Session:
             unknown = [name for name, value in zip(self._started.metric, values, strict=True) if math.isnan(value)]
             if not unknown:
                 trial.values = values
+                if self.leading is None or self._better(self.leading[0], values[0]) != self.leading[0]:
+                    self.leading = values[0], step
                 self._report(trial, step, values)
                 self._perform(self._search.told(index, step, values[0]))
                 return

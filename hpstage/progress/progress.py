@@ -144,6 +144,7 @@ class Progress:
             rest = max(0.0, self._deadline - now)
             left = rest if left is None else min(left, rest)
         one = len(record.started.metric) == 1
+        best, at = self._best(session) if one else (None, None)
         return ProgressView(
             study=self._study.study_name,
             complete=session.states[TrialState.COMPLETE],
@@ -151,7 +152,8 @@ class Progress:
             failed=session.states[TrialState.FAIL],
             n_trials=session.expected,
             metric=record.started.metric[0] if one else None,
-            best=self._best(session) if one else None,
+            best=best,
+            best_step=at,
             stages_done=max(0, outlook.stages_done - self._done_before),
             stages_left=outlook.stages_left,
             running=scheduler.running,
@@ -164,10 +166,12 @@ class Progress:
             over=savings is not None,
         )
 
-    def _best(self, session: Session) -> float | None:
+    def _best(self, session: Session) -> tuple[float | None, int | None]:
+        """The best value, and the step at which it was told if its trial is not complete."""
         known = [value for value in (self._best_before, session.best) if value is not None]
-        better = max if self._study.direction == StudyDirection.MAXIMIZE else min
-        return better(known, default=None)
+        if not known:
+            return session.leading or (None, None)
+        return (max if self._study.direction == StudyDirection.MAXIMIZE else min)(known), None
 
     def __enter__(self) -> Progress:
         return self
@@ -182,12 +186,14 @@ class Progress:
         """The last view of a search that an exception ended: plan and tree may be half changed, and are not asked."""
         assert self._session is not None
         states = self._session.states
+        best, at = (None, None) if last.metric is None else self._best(self._session)
         return replace(
             last,
             complete=states[TrialState.COMPLETE],
             pruned=states[TrialState.PRUNED],
             failed=states[TrialState.FAIL],
-            best=None if last.metric is None else self._best(self._session),
+            best=best,
+            best_step=at,
             elapsed=self._clock() - self._began,
             over=True,
         )

@@ -21,7 +21,10 @@ class ProgressView:
     metric: str | None
     """The metric's name; ``None`` where there are several objectives."""
     best: float | None
-    """The study's best value; ``None``: no trial is complete, or there are several objectives."""
+    """The study's best value, or before a trial is complete the best at any step; ``None``: nothing is known yet, or
+    there are several objectives."""
+    best_step: int | None = None
+    """At which step that was, where no trial is complete."""
     stages_done: int
     """Nodes of the stage tree that were trained in this call and have nothing left."""
     stages_left: int
@@ -61,7 +64,8 @@ def items(view: ProgressView) -> list[str]:
     states = [("complete", view.complete), ("pruned", view.pruned), ("failed", view.failed)]
     found = [", ".join(f"{count:,} {state}" for state, count in states if count or state == "complete")]
     if view.metric is not None:
-        found.append(f"best {clean(view.metric)} {'-' if view.best is None else f'{view.best:.6g}'}")
+        at = "" if view.best_step is None else f" at step {view.best_step:,}"
+        found.append(f"best {clean(view.metric)} {'-' if view.best is None else f'{view.best:.6g}'}{at}")
     if view.over:
         found.append(f"{view.stages_done:,} stages done")
     else:

@@ -237,6 +237,16 @@ def test_the_last_view_agrees_with_study_and_result(monkeypatch, algorithm):
     assert last.stages_left == 0
 
 
+def test_before_a_trial_is_complete_the_best_value_at_any_step_is_shown_with_its_step(monkeypatch):
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    executor = SimulatedExecutor(1, measure=lambda key, step: {"value": step + 0.5})
+    views, _ = searched(monkeypatch, executor, study, algorithm=SuccessiveHalving(10))
+    early = [view for view in views if view.best is not None and not view.complete]
+    assert {(view.best, view.best_step) for view in early} >= {(10.5, 10), (40.5, 40)}
+    assert any("best value 10.5 at step 10;" in line(view) for view in early)
+    assert (views[-1].best, views[-1].best_step) == (study.best_value, None)
+
+
 def test_a_call_that_goes_on_counts_the_trials_of_the_one_before_and_the_stages_of_its_own(monkeypatch):
     study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), MemoryJournal()
 
