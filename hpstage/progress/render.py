@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from hpstage.progress.view import ProgressView, items, name, packed, times, trials
+from hpstage.progress.view import ProgressView, items, name, times, trials
 
 _BAR = (10, 40)
 """Columns of the bar, at the least and at the most; where it finds less room there is none."""
@@ -41,12 +41,12 @@ class Rendered:
         width = options.max_width
         between = " - " if options.ascii_only else _BETWEEN
         yield self._head(console, options)
-        for line in packed(
+        for line in _packed(
             [_encodable(text, options) for text in (*items(self.view), times(self.view))], width, between
         ):
             text = Text(line)
-            text.highlight_regex(r"[\d,.]*\d[:\d]*", "bold")
-            text.highlight_regex(r"(?!\b0 )\b[\d,]+ failed", "bold red")
+            text.highlight_regex(r"(?<![\w\\])\d[\d,.:]*(e[-+]\d+)?(?!\w)", "bold")
+            text.highlight_regex(r"\b[\d,]+ failed", "bold red")
             yield text
 
     def _head(self, console: Console, options: ConsoleOptions) -> Text:
@@ -73,3 +73,14 @@ class Rendered:
 def _encodable(text: str, options: ConsoleOptions) -> str:
     """What the console's encoding has no signs for is escaped, before it is measured."""
     return text.encode(options.encoding, "backslashreplace").decode(options.encoding)
+
+
+def _packed(texts: Sequence[str], width: int, between: str) -> list[str]:
+    """The texts on as few lines of ``width`` columns as in their order they fit on. None is cut, though it be wider."""
+    lines: list[str] = []
+    for text in texts:
+        if lines and cell_len(lines[-1] + between + text) <= width:
+            lines[-1] += between + text
+        else:
+            lines.append(text)
+    return lines

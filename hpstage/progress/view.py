@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpstage.commands.terminal import clean, hours
@@ -92,14 +91,3 @@ def duration(seconds: float) -> str:
     """``h:mm:ss``, rounded."""
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes // 60:,}:{minutes % 60:02d}:{left:02d}"
-
-
-def packed(texts: Sequence[str], width: int, between: str) -> list[str]:
-    """The texts on as few lines of ``width`` as in their order they fit on. None is cut, though it be wider."""
-    lines: list[str] = []
-    for text in texts:
-        if lines and len(lines[-1]) + len(between) + len(text) <= width:
-            lines[-1] += between + text
-        else:
-            lines.append(text)
-    return lines
