@@ -29,6 +29,7 @@ from hpstage.events import (
 )
 from hpstage.eviction import Eviction
 from hpstage.executor import Executor
+from hpstage.outlook import Outlook
 from hpstage.plan import FORMAT, SearchPlan, other_format
 from hpstage.presence import Presence
 from hpstage.scheduling import Answer, Scheduler
@@ -244,6 +245,10 @@ class Driver:
         planned = self.plan.trials.get(trial)
         state = None if planned is None else planned.node_at(step).states.get(step)
         return state is not None and state.metrics is not None
+
+    def outlook(self) -> Outlook:
+        """What is left of what anybody asked for, now."""
+        return self.scheduler.outlook(self._executor.clock())
 
     def drop(self, trial: TrialId) -> None:
         """Nobody waits for the trial any more."""

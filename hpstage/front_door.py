@@ -27,7 +27,7 @@ from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.patience import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.participation import taking_part
-from hpstage.progress import Progress
+from hpstage.progress import Progress, open_display
 from hpstage.result import Result, savings
 from hpstage.roster import Roster, name_in
 from hpstage.schedule import Scalar
@@ -100,7 +100,8 @@ def optimize(
         callbacks: called as ``callback(study, frozen_trial)`` after each trial; may call ``study.stop()``.
         catch: exceptions of the user's code that fail their trials only; others stop the study once running stages
             have ended. By default all are caught; Optuna's own default is ``()``.
-        show_progress_bar: show a progress line on a terminal.
+        show_progress_bar: show on standard error how the search stands: on a terminal a few lines that stay below what
+            is printed and logged; elsewhere (a file, a notebook, ``TERM=dumb``) a line at most every ten seconds.
         extend: go on with the study's last search, whether it ended or not, with more ``steps``, more ``n_trials`` or
             another ``algorithm``: its trials count among ``n_trials``, the algorithm is told again what is known of
             them, and what was kept is trained on. A finished trial that is trained on gains its longer result in a
@@ -138,6 +139,7 @@ def optimize(
         closing.enter_context(patient(study))
         eviction = Eviction(places.checkpoints, budget)
         closing.callback(eviction.close)
+        deadline = None if timeout is None else time.monotonic() + timeout
         call = _Call(
             ledger=Ledger(study),
             hands=hands,
@@ -148,8 +150,8 @@ def optimize(
             extend=extend,
             callbacks=tuple(callbacks or ()),
             catch=(catch,) if isinstance(catch, type) else tuple(catch),
-            deadline=None if timeout is None else time.monotonic() + timeout,
-            progress=closing.enter_context(Progress(show_progress_bar, study.study_name, n_trials)),
+            deadline=deadline,
+            progress=closing.enter_context(Progress(open_display(show_progress_bar), study, deadline=deadline)),
         )
         began = time.monotonic()
         workers: list[WorkerId] = []
@@ -196,7 +198,7 @@ def optimize(
             makespan=time.monotonic() - began,
             workers=driver.scheduler.most_workers,
         )
-        call.progress.update(plan, driver.scheduler, session.finished, at_once=True)
+        call.progress.finish(session, driver, saved)
         return Result(study, saved, places.folder, plan, tuple(read_facts(places.journal)), name)
 
 
@@ -244,7 +246,7 @@ class _Call:
             callbacks=self.callbacks,
             catch=self.catch,
             deadline=self.deadline,
-            on_change=lambda session: self.progress.update(driver.plan, driver.scheduler, session.finished),
+            on_change=lambda session: self.progress.update(session, driver),
         )
 
     def _try_out(self, initial: Mapping[str, Scalar]) -> None:

@@ -49,6 +49,7 @@ from hpstage.events import (
 )
 from hpstage.nodes import State
 from hpstage.others import Others
+from hpstage.outlook import Outlook, look_out
 from hpstage.plan import SearchPlan
 from hpstage.poison import poisoned
 from hpstage.stage_tree import StageTree
@@ -434,6 +435,10 @@ class Scheduler:
     def running_on(self) -> dict[ChainId, WorkerId]:
         """The workers of this driver's chains."""
         return {chain.id: chain.worker for chain in self._running.values()}
+
+    def outlook(self, now: float) -> Outlook:
+        """What is left of what anybody asked for, ``now`` on the executor's clock."""
+        return look_out(self._plan, self._tree, self._running.values(), now)
 
     def idle(self) -> bool:
         """Is nothing running and nothing wanted?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -51,13 +51,18 @@ class Session:
         deadline: float | None,
         on_change: Callable[[Session], None],
     ) -> None:
-        self.finished = 0  # trials that are over
-        self.failed = 0  # of these
+        self.states: Counter[TrialState] = Counter()  # of trials that are over
+        self.failed = 0  # trials that failed, each time that one did
+        self.best: float | None = None  # value of a trial that was completed in this call, if there is one objective
+        self.leading: tuple[float, int] | None = None  # the best value that was told at any step, and the step
+        self.saved_seconds = 0.0  # of trials that are over: what others had trained for them
+        self.steps_over = 0  # steps that were asked of them
+        self._better = max if setting.maximize else min
         self._ledger = ledger
         self._driver = driver
         self._roster = roster
         self._search: Search = algorithm.start(setting, roster)
-        self._synchronous = algorithm.synchronous
+        self.synchronous = algorithm.synchronous
         self._started = started
         self._callbacks = callbacks
         self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in catch)
@@ -81,15 +86,29 @@ class Session:
     def trials(self) -> Sequence[SessionTrial]:
         return self._roster.trials
 
+    @property
+    def expected(self) -> int | None:
+        """Trials that there will be, as far as it is known; ``None``: as many as time, or the space, allows."""
+        known, n_trials = len(self._roster.trials), self._started.n_trials
+        if self._exhausted:
+            return known
+        return None if n_trials is None else known + max(0, n_trials - self._roster.proposed)
+
+    @property
+    def stopping(self) -> bool:
+        """Is no trial proposed any more, though more were asked for?"""
+        return self._stopping
+
     # --- the loop -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Work until the algorithm is done, the time is up, or a failure that is not caught stops the study."""
         self._roster.begin()
-        self.finished = sum(trial.finished for trial in self._roster.trials)
         for trial in self._roster.trials:
-            if trial.finished and trial.id not in self._driver.plan.ended:
-                self._note_end(trial)  # the study was told, and then the call was interrupted
+            if trial.finished:
+                self._count(trial, 1)
+                if trial.id not in self._driver.plan.ended:
+                    self._note_end(trial)  # the study was told, and then the call was interrupted
         for trial in list(self._roster.trials):
             if trial.fork is None:
                 self._perform(self._search.added(trial.index))
@@ -134,6 +153,7 @@ class Session:
         while self._driver.scheduler.running:
             self._take(self._driver.wait(_HEARTBEAT))
             self._tell()
+            self._on_change(self)
 
     # --- asking -------------------------------------------------------------------------------------------
 
@@ -164,13 +184,13 @@ class Session:
     def _ask(self, trial: SessionTrial, step: int) -> None:
         target = trial.index, step
         self._open.add(target)
-        if self._synchronous:
+        if self.synchronous:
             self._order.append(target)
         if trial.finished and trial.barred is None:
             if self._started.extends:
                 if step > self._roster.reach(trial):
+                    self._count(trial, -1)
                     self._roster.carry_on(trial)
-                    self.finished -= 1
             elif not self._driver.knows(trial.id, step):
                 # An asynchronous search that was interrupted decided otherwise then.
                 trial.barred = UserFailure(summary="ended in an earlier session", traceback="")
@@ -183,7 +203,7 @@ class Session:
 
     def _tell(self) -> None:
         """Tell the algorithm what is known: in the order of asking if it is synchronous, else as it comes."""
-        if self._synchronous:
+        if self.synchronous:
             while self._order and self._order[0] in self._known:
                 self._tell_one(self._order.popleft())
                 # Before the next result is told: what a proposal knows must not hang on what came in together.
@@ -205,6 +225,8 @@ class Session:
             unknown = [name for name, value in zip(self._started.metric, values, strict=True) if math.isnan(value)]
             if not unknown:
                 trial.values = values
+                if self.leading is None or self._better(self.leading[0], values[0]) != self.leading[0]:
+                    self.leading = values[0], step
                 self._report(trial, step, values)
                 self._perform(self._search.told(index, step, values[0]))
                 return
@@ -249,10 +271,20 @@ class Session:
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
         trial.state = frozen.state
         self._note_end(trial)
-        self.finished += 1
+        self._count(trial, 1)
+        if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:
+            self.best = frozen.values[0] if self.best is None else self._better(self.best, frozen.values[0])
         for callback in self._callbacks:
             callback(self._ledger.study, frozen)
         self._stopping |= self._ledger.stopped
+
+    def _count(self, trial: SessionTrial, by: Literal[1, -1]) -> None:
+        """Trials that are over, by state, and what they saved: one more, or one less that goes on."""
+        self.states[trial.state] += by
+        planned = self._driver.plan.trials.get(trial.id)
+        if planned is not None:
+            self.steps_over += by * planned.asked
+            self.saved_seconds = max(0.0, self.saved_seconds + by * self._driver.plan.shared_seconds(planned))
 
     def _note_end(self, trial: SessionTrial) -> None:
         """Let the plan know what the study knows of a trial that is over."""

@@ -13,11 +13,12 @@ something wanted and uncovered can be trained now.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from hpstage.events import ChainId
 from hpstage.nodes import Node
 from hpstage.ordered import Ordered, StepMap
+from hpstage.outlook import Weight, WorkLeft, steps_left
 from hpstage.plan import SearchPlan
 
 # A change of a node's measured seconds per step below this fraction does not re-sort anything.
@@ -48,7 +49,7 @@ class Cover:
 class Line:
     """The transient side of a node."""
 
-    __slots__ = ("cost", "covers", "far", "heads", "length", "needy", "node", "sources", "wanted")
+    __slots__ = ("cost", "covers", "far", "heads", "length", "needy", "node", "sources", "wanted", "weighed")
 
     def __init__(self, node: Node, cost: float) -> None:
         self.node = node
@@ -62,6 +63,7 @@ class Line:
         # renewed when they come to the top.
         self.far: list[tuple[float, int, int]] = []
         self.heads: dict[int, float] = {}  # step of each queued head -> the priority it is queued with
+        self.weighed = Weight()
 
 
 class StageTree:
@@ -74,10 +76,12 @@ class StageTree:
         self._default_cost = plan.average_step_seconds()
         self._drifted = 0
         self.evaluate_seconds = 0.0  # estimate for one evaluation
+        self.left = WorkLeft()
         self.fresh: list[tuple[Line, int]] = []  # newly wanted steps; the scheduler takes them from here
         for node in plan.nodes:
             line = self.line(node)
             line.sources.extend(sorted(step for step, state in node.states.items() if state.kept is not None))
+            self.left.weigh(line)
 
     def line(self, node: Node) -> Line:
         while len(self._lines) <= node.id:
@@ -95,6 +99,7 @@ class StageTree:
             wanted = line.wanted[step] = Wanted()
         if not wanted.evaluate:
             wanted.evaluate = True
+            self.left.evaluations += 1
             self._lengthen(line, step, -1)
             self._settle(line, step)
             self.fresh.append((line, step))
@@ -105,6 +110,7 @@ class StageTree:
         wanted = line.wanted.get(step)
         if wanted is not None and wanted.evaluate:
             wanted.evaluate = False
+            self.left.evaluations -= 1
             if not wanted.children:
                 del line.wanted[step]
             self._raise(line, step)
@@ -171,12 +177,13 @@ class StageTree:
         default = self._plan.average_step_seconds()
         if abs(default - self._default_cost) > 0.5 * self._default_cost:
             self._default_cost = default
-            self._drifted = len(self._lines)
+            self._drifted = max(16, len(self._lines))
         elif abs(cost - line.cost) > _DRIFT * line.cost:
             self._drifted += 1
             line.cost = cost
             self._resort(line)
             self._raise(line, node.start + 1)
+        self.left.weigh(line)
         if self._drifted >= max(16, len(self._lines)):
             self._reestimate()
 
@@ -188,6 +195,7 @@ class StageTree:
         self._drifted = 0
         for line in self._lines:
             line.cost = self._estimate(line.node)
+            self.left.weigh(line)
         for line in reversed(self._lines):  # children come after their parents
             self._resort(line)
         for line in self._lines:
@@ -244,6 +252,7 @@ class StageTree:
             self._queue_head(line, source)
         elif needy and self._begins(line):
             self._queue_head(line, line.node.start)
+        self.left.weigh(line)
 
     def _need(self, parent: Line, child: Line) -> None:
         step = child.node.start
@@ -286,7 +295,7 @@ class StageTree:
             return None
         return first
 
-    def heads(self) -> Iterator[tuple[float, Line, int]]:
+    def heads(self) -> Generator[tuple[float, Line, int], None, None]:
         """Ready heads ``(remaining seconds, line, step)``, longest first; consuming one does not remove it.
 
         Deterministic: ties go to the older node.
@@ -442,3 +451,8 @@ class StageTree:
                     assert node.id in self.line(node.parent).wanted[node.start].children
             if line.wanted and line.needy and node.parent is not None and not self._begins(line):
                 assert node.id in self.line(node.parent).wanted[node.start].children
+        left = self.left
+        seconds = sum(steps_left(line) * line.cost for line in self._lines)
+        assert abs(left.seconds - seconds) <= 1e-6 * (1.0 + seconds)
+        assert left.evaluations == sum(wanted.evaluate for line in self._lines for wanted in line.wanted.values())
+        assert left.stages_left == sum(bool(line.wanted or steps_left(line)) for line in self._lines)

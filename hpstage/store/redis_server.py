@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -25,6 +26,11 @@ Argument = bytes | str | int
 SOCKET_TIMEOUT = 5.0
 # Seconds between two tries at a server that is away: the first, and the most.
 PAUSES = (0.02, 0.5)
+
+# Seconds of silence after which it is said that the server is waited for.
+SILENCE = 2.0
+
+logger = logging.getLogger("hpstage")
 
 # By words in the server's error: inside a script, Redis 6.2 wraps the code of an error in a text of its own.
 _REMEDIES = {
@@ -66,6 +72,7 @@ class RedisServer:
         """Whether every call so far has had an answer at its first try, so that none may still be on the way."""
         self._patience = patience
         self._closed = threading.Event()
+        self._away = threading.Lock()  # held by the call that has said that the server is away, until it is back
         settings: dict[str, Any] = {
             "protocol": 2,
             "decode_responses": False,
@@ -117,28 +124,46 @@ class RedisServer:
         self._closed.set()
 
     def _persist(self, action: Callable[[], Answer], patience: float | None) -> Answer:
-        deadline = time.monotonic() + (self._patience if patience is None else patience)
+        began = time.monotonic()
+        deadline = began + (self._patience if patience is None else patience)
         pause, longest = PAUSES
-        while True:
-            if self.closed:
-                raise StoreError(f"the connection to {self.where} is closed")
-            try:
-                return action()
-            except Exception as error:
-                if not isinstance(error, ResponseError):
+        told = False
+        try:
+            while True:
+                if self.closed:
+                    raise StoreError(f"the connection to {self.where} is closed")
+                try:
+                    answer = action()
+                    if told:
+                        logger.warning("%s answers again, after %.0f s", self.where, time.monotonic() - began)
+                    return answer
+                except Exception as error:
+                    if not isinstance(error, ResponseError):
+                        self.answered = False
+                    # close() takes the socket away under those who read from it, who then fail in ways of many kinds.
+                    if not self.closed:
+                        if not isinstance(error, RedisError):
+                            raise
+                        problem = self._explain(error, last=time.monotonic() + pause >= deadline)
+                        if problem is not None:
+                            raise problem from error
+                        if not told and time.monotonic() - began > SILENCE and self._away.acquire(blocking=False):
+                            told = True
+                            wait = deadline - time.monotonic()
+                            logger.warning(
+                                "%s does not answer (%s); waiting for it, for %.0f s more at most",
+                                self.where,
+                                _plain(error),
+                                wait,
+                            )
+                except BaseException:
                     self.answered = False
-                # close() takes the socket away under those who read from it, who then fail in ways of many kinds.
-                if not self.closed:
-                    if not isinstance(error, RedisError):
-                        raise
-                    problem = self._explain(error, last=time.monotonic() + pause >= deadline)
-                    if problem is not None:
-                        raise problem from error
-            except BaseException:
-                self.answered = False
-                raise
-            self._closed.wait(pause)
-            pause = min(2 * pause, longest)
+                    raise
+                self._closed.wait(pause)
+                pause = min(2 * pause, longest)
+        finally:
+            if told:
+                self._away.release()
 
     def _explain(self, error: RedisError, *, last: bool) -> StoreError | None:
         """The failure in plain words; ``None``: it may pass, and this try was not the last."""

@@ -157,6 +157,33 @@ def test_a_server_that_stays_away_is_named_with_the_remedy_and_the_handle_works_
         assert journal.append([b"b"]) == 0
 
 
+def test_a_server_that_is_away_for_longer_is_waited_for_aloud_once_and_greeted_when_it_is_back(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_server_module, "SILENCE", 0.1)
+    with closing(RedisJournal(redis_server.url)) as journal, ThreadPoolExecutor(3) as pool:
+        redis_server.kill()
+        appended = [pool.submit(journal.append, [record]) for record in (b"a", b"b", b"c")]
+        while not caplog.records and not any(future.done() for future in appended):
+            threading.Event().wait(0.01)
+        redis_server.start()
+        assert sorted(future.result() for future in appended) == [0, 1, 2]
+    where = f"redis://127.0.0.1:{redis_server.port}"
+    away, back = (record.getMessage() for record in caplog.records)
+    assert away.startswith(f"{where} does not answer") and "waiting for it" in away
+    assert back.startswith(f"{where} answers again, after ")
+
+
+def test_a_short_absence_of_the_server_is_not_spoken_of(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(RedisJournal(redis_server.url)) as journal:
+        redis_server.kill()
+        redis_server.start()
+        assert journal.append([b"a"]) == 0
+    assert not caplog.records
+
+
 # --- servers that refuse ------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,6 @@
+"""How a running search is shown to who waits for it: on a terminal, or as lines of a log."""
+
+from hpstage.progress.progress import Progress, open_display
+from hpstage.progress.view import ProgressView, line
+
+__all__ = ["Progress", "ProgressView", "line", "open_display"]

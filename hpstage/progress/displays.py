@@ -1,0 +1,178 @@
+"""Where views are shown: below what a terminal shows otherwise, or as lines of a log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from io import TextIOBase
+from threading import RLock
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+
+from hpstage.progress.progress import Display
+from hpstage.progress.render import render
+from hpstage.progress.view import ProgressView, line
+
+LINE_SECONDS = 10.0
+"""Between two lines of a log, at the least; the first and the last come at once."""
+
+
+def display_on_standard_error() -> Display:
+    """The terminal's, if standard error is one that can move its cursor, else lines."""
+    stream = sys.stderr
+    if stream.isatty() and os.environ.get("TERM", "dumb").lower() not in ("dumb", "unknown", ""):
+        return TerminalDisplay(stream)
+    return LineDisplay(stream)
+
+
+class LineDisplay(Display):
+    """A line at the beginning, one at most every :data:`LINE_SECONDS`, and one at the end. No control characters."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._next = 0.0
+
+    def begin(self, view: ProgressView) -> None:
+        self._next = self._clock() + LINE_SECONDS
+        self._stream.write(_encodable(line(view), self._stream) + "\n")
+        self._stream.flush()
+
+    def show(self, view: ProgressView) -> None:
+        if self._clock() >= self._next:
+            self.begin(view)
+
+    def end(self, view: ProgressView) -> None:
+        self.begin(view)
+
+
+class TerminalDisplay(Display):
+    """The last lines of a terminal, drawn anew in place; what else is written in this process goes above them.
+
+    Nothing of the terminal's state is changed that a kill could leave changed: the cursor stays visible and rests on
+    the line below. What other processes write to the terminal (prints of local workers) is not seen here, and may be
+    overwritten.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = RLock()
+        self._console = Console(file=stream, force_terminal=True)
+        self._drawn = ""
+        self._lent: list[tuple[str, TextIO, _Above]] = []
+
+    def begin(self, view: ProgressView) -> None:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            # A standard output that goes to a file stays there.
+            if stream is not None and stream.isatty():
+                above = _Above(stream, self._write_above)
+                self._lent.append((name, stream, above))
+                setattr(sys, name, above)
+        self._redirect_loggers({id(stream): cast(TextIO, above) for _, stream, above in self._lent})
+        self.show(view)
+
+    def show(self, view: ProgressView) -> None:
+        with self._lock:
+            self._put("", self._text(view))
+
+    def end(self, view: ProgressView) -> None:
+        for name, stream, above in self._lent:
+            if getattr(sys, name) is above:  # else somebody has replaced it since, who will give it back
+                setattr(sys, name, stream)
+        self._redirect_loggers({id(above): stream for _, stream, above in self._lent})
+        with self._lock:
+            self._put("".join(above.rest() for _, _, above in self._lent), self._text(view))
+            self._drawn = ""
+
+    def _text(self, view: ProgressView) -> str:
+        width, height = self._console.size
+        with self._console.capture() as captured:
+            # The last column stays free: some terminals wrap when they come there.
+            self._console.print(render(view), width=max(1, width - 1))
+        # What has left the screen at its top cannot be drawn anew.
+        lines = captured.get().splitlines(keepends=True)[: max(1, height - 1)]
+        return _encodable("".join(lines), self._stream)
+
+    def _write_above(self, text: str) -> None:
+        with self._lock:
+            self._put(text, self._drawn)
+
+    def _put(self, above: str, below: str) -> None:
+        """Go up to where the drawing begins and write from there on, at once, so that nothing is seen half drawn."""
+        up = self._drawn.count("\n")
+        begin = f"\r\x1b[{up}A" if up else ""
+        if above:
+            begin += "\x1b[J" + _encodable(above, self._stream) + ("" if above.endswith("\n") else "\n")
+        lines = below.replace("\n", "\x1b[K\n")
+        self._stream.write(f"{begin}{lines}\x1b[J")
+        self._stream.flush()
+        self._drawn = below
+
+    @staticmethod
+    def _redirect_loggers(to: dict[int, TextIO]) -> None:
+        """Have handlers that hold one of these streams write to another in its place."""
+        for handler in _handlers():
+            replacement = to.get(id(handler.stream))
+            if replacement is not None:
+                handler.setStream(replacement)
+
+
+def _handlers() -> Iterator[logging.StreamHandler[TextIO]]:
+    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    for logger in loggers:
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler):
+                yield handler
+
+
+class _Above(TextIOBase):
+    """Stands for a standard stream: whole lines are handed on, the last one when it is ended or asked for."""
+
+    def __init__(self, stream: TextIO, write: Callable[[str], None]) -> None:
+        self._stream = stream
+        self._write = write
+        self._begun = ""
+        self._lock = RLock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            lines, newline, self._begun = (self._begun + text).rpartition("\n")
+            if newline:
+                self._write(lines + newline)
+        return len(text)
+
+    def rest(self) -> str:
+        with self._lock:
+            rest, self._begun = self._begun, ""
+        return rest
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._stream.errors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """What the stream's encoding has no signs for is escaped."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,219 @@
+"""Follows a search and shows it, as often as its display takes it."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+
+from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
+from hpstage.progress.view import ProgressView
+
+if TYPE_CHECKING:
+    import optuna
+
+    from hpstage.driver import Driver
+    from hpstage.plan import SearchPlan
+    from hpstage.result import Savings
+    from hpstage.roster import SessionTrial
+    from hpstage.session import Session
+
+
+# Seconds between two views, at the least.
+_INTERVAL = 0.2
+# Trials that are looked at for how much later ones share.
+_JUDGED = 128
+
+
+class Display(ABC):
+    """Where views are shown."""
+
+    @abstractmethod
+    def begin(self, view: ProgressView) -> None:
+        """Show the first view."""
+
+    @abstractmethod
+    def show(self, view: ProgressView) -> None: ...
+
+    @abstractmethod
+    def end(self, view: ProgressView) -> None:
+        """Show the last view, which stays, and give back what was taken. Called once, if :meth:`begin` was."""
+
+
+def open_display(shown: bool) -> Display | None:
+    """The display that suits standard error: the terminal's, or lines. ``None`` if nothing is to be shown."""
+    if not shown:
+        return None
+    from hpstage.progress.displays import display_on_standard_error
+
+    return display_on_standard_error()
+
+
+class Progress:
+    """Folds what session and driver know into views, at most five a second. The number of trials costs nothing.
+
+    Args:
+        display: ``None``: nothing is shown, and nothing is done.
+        study: whose search it is.
+        deadline: when the search stops by itself, on ``clock``.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        display: Display | None,
+        study: optuna.Study,
+        *,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._display = display
+        self._study = study
+        self._deadline = deadline
+        self._clock = clock
+        self._began = clock()
+        self._next = 0.0
+        self._last: ProgressView | None = None
+        self._session: Session | None = None
+        self._busy = Busy()
+        self._done_before: int | None = None  # stages that were done before this call
+        self._best_before: float | None = None
+
+    def update(self, session: Session, driver: Driver) -> None:
+        """Show the search as it stands, if it is time to."""
+        if self._display is None:
+            return
+        self._session = session
+        now = self._clock()
+        if self._last is not None and now < self._next:
+            return
+        self._next = now + _INTERVAL
+        view = self._view(session, driver, now)
+        if self._last is None:
+            self._display.begin(view)
+        else:
+            self._display.show(view)
+        self._last = view
+
+    def finish(self, session: Session, driver: Driver, savings: Savings) -> None:
+        """Note the search as it ended: its last view is shown when the context is left."""
+        if self._display is not None:
+            view = self._view(session, driver, self._clock(), savings)
+            if self._last is None:
+                self._display.begin(view)
+            self._last = view
+
+    def _view(self, session: Session, driver: Driver, now: float, savings: Savings | None = None) -> ProgressView:
+        plan, scheduler = driver.plan, driver.scheduler
+        record = plan.searches[session.name]
+        before, totals = record.before, plan.totals
+        asked = totals.steps_asked - before.steps_asked
+        unique = totals.steps_unique - before.steps_unique
+        outlook = driver.outlook()
+        if self._done_before is None:
+            self._done_before = outlook.stages_done
+            self._best_before = _best_value(self._study)
+        elapsed = now - self._began
+        self._busy.note(elapsed, scheduler.running)
+        left: float | None = None
+        expected = len(session.trials) if session.stopping else session.expected
+        if totals.steps_trained and expected is not None:
+            so_far = Asked(
+                trials=len(session.trials),
+                expected=expected,
+                # Asynchronous algorithms leave trials at their rungs until the end: how far those stand says nothing.
+                over=session.states.total() if session.synchronous else 0,
+                steps=asked,
+                steps_over=session.steps_over,
+                distinct=unique,
+                exponent=_growth(session.trials, plan),
+            )
+            left = seconds_left(
+                outlook,
+                workers=len(scheduler.workers),
+                later_seconds=still_to_ask(so_far) * plan.average_step_seconds(),
+                busy=self._busy.average,
+            )
+        if self._deadline is not None and totals.steps_trained:
+            rest = max(0.0, self._deadline - now)
+            left = rest if left is None else min(left, rest)
+        one = len(record.started.metric) == 1
+        best, at = self._best(session) if one else (None, None)
+        return ProgressView(
+            study=self._study.study_name,
+            complete=session.states[TrialState.COMPLETE],
+            pruned=session.states[TrialState.PRUNED],
+            failed=session.states[TrialState.FAIL],
+            n_trials=session.expected,
+            metric=record.started.metric[0] if one else None,
+            best=best,
+            best_step=at,
+            stages_done=max(0, outlook.stages_done - self._done_before),
+            stages_left=outlook.stages_left,
+            running=scheduler.running,
+            workers=len(scheduler.workers),
+            merge_rate=asked / unique if unique else 1.0,
+            used_seconds=totals.worker_seconds - before.worker_seconds,
+            saved_seconds=session.saved_seconds if savings is None else savings.saved_seconds,
+            elapsed=elapsed,
+            seconds_left=left,
+            over=savings is not None,
+        )
+
+    def _best(self, session: Session) -> tuple[float | None, int | None]:
+        """The best value, and the step at which it was told if its trial is not complete."""
+        known = [value for value in (self._best_before, session.best) if value is not None]
+        if not known:
+            return session.leading or (None, None)
+        return (max if self._study.direction == StudyDirection.MAXIMIZE else min)(known), None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._display is not None and self._last is not None:
+            self._display.end(self._last if self._last.over else self._broken_off(self._last))
+
+    def _broken_off(self, last: ProgressView) -> ProgressView:
+        """The last view of a search that an exception ended: plan and tree may be half changed, and are not asked."""
+        assert self._session is not None
+        states = self._session.states
+        best, at = (None, None) if last.metric is None else self._best(self._session)
+        return replace(
+            last,
+            complete=states[TrialState.COMPLETE],
+            pruned=states[TrialState.PRUNED],
+            failed=states[TrialState.FAIL],
+            best=best,
+            best_step=at,
+            elapsed=self._clock() - self._began,
+            over=True,
+        )
+
+
+def _growth(trials: Sequence[SessionTrial], plan: SearchPlan) -> float:
+    """Judged by some trials, evenly spread, of which no more is going to be asked."""
+    halves: tuple[list[int], list[int]] = ([], [])
+    count = min(len(trials), _JUDGED)
+    for index in range(count):
+        trial = trials[(2 * index + 1) * len(trials) // (2 * count)]
+        planned = plan.trials.get(trial.id)
+        if planned is not None and (trial.finished or planned.asked == planned.steps):
+            halves[2 * index >= count].append(sum(planned.fresh.values()))
+    return growth(*halves)
+
+
+def _best_value(study: optuna.Study) -> float | None:
+    """That of the study as it is found; ``None`` where there is none yet, or several objectives."""
+    try:
+        return study.best_value
+    except (ValueError, RuntimeError):
+        return None

@@ -1,0 +1,86 @@
+"""A view as rich shows it: in a terminal of any width, or exported as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from hpstage.progress.view import ProgressView, items, name, times, trials
+
+_BAR = (10, 40)
+"""Columns of the bar, at the least and at the most; where it finds less room there is none."""
+_BETWEEN = " · "
+
+
+def render(view: ProgressView) -> Rendered:
+    """The view as something that rich's consoles print. Names are shown as they are: they are no markup."""
+    return Rendered(view)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Some lines, as many as the console's width asks for."""
+
+    view: ProgressView
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text in self._lines(console, options):
+            text.truncate(options.max_width, overflow="crop" if options.ascii_only else "ellipsis")
+            yield text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(20, options.max_width), options.max_width)
+
+    def _lines(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        width = options.max_width
+        between = " - " if options.ascii_only else _BETWEEN
+        yield self._head(console, options)
+        for line in _packed(
+            [_encodable(text, options) for text in (*items(self.view), times(self.view))], width, between
+        ):
+            text = Text(line)
+            text.highlight_regex(r"(?<![\w\\])\d[\d,.:]*(e[-+]\d+)?(?!\w)", "bold")
+            text.highlight_regex(r"\b[\d,]+ failed", "bold red")
+            yield text
+
+    def _head(self, console: Console, options: ConsoleOptions) -> Text:
+        """Name, bar and trials, as far as there is room."""
+        view, width = self.view, options.max_width
+        count = trials(view)
+        left = width - len(count) - 2
+        known = _encodable(name(view), options)
+        if cell_len(known) > max(8, left // 2):
+            known = set_cell_size(known, max(8, left // 2) - 1).rstrip() + ("~" if options.ascii_only else "…")
+        head = Text(known, "bold", end="")
+        columns = min(_BAR[1], left - cell_len(known) - 2)
+        if view.n_trials and columns >= _BAR[0]:
+            head.append("  ")
+            bar = ProgressBar(view.n_trials, min(view.finished, view.n_trials), width=columns)
+            for segment in console.render(bar, options.update(width=columns)):
+                head.append(segment.text.rstrip("\n"), segment.style)
+            head.append(" " * (cell_len(known) + 2 + columns - cell_len(head.plain)))
+        head.append(f"  {count}", "bold")
+        head.end = "\n"
+        return head
+
+
+def _encodable(text: str, options: ConsoleOptions) -> str:
+    """What the console's encoding has no signs for is escaped, before it is measured."""
+    return text.encode(options.encoding, "backslashreplace").decode(options.encoding)
+
+
+def _packed(texts: Sequence[str], width: int, between: str) -> list[str]:
+    """The texts on as few lines of ``width`` columns as in their order they fit on. None is cut, though it be wider."""
+    lines: list[str] = []
+    for text in texts:
+        if lines and cell_len(lines[-1] + between + text) <= width:
+            lines[-1] += between + text
+        else:
+            lines.append(text)
+    return lines

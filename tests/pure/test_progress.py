@@ -1,0 +1,358 @@
+"""What a running search shows: the numbers, the time left, and the words."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from rich.cells import cell_len
+from rich.console import Console
+
+import hpstage
+from hpstage import front_door
+from hpstage import schedule as s
+from hpstage.algos import FullTraining, MedianStopping, SuccessiveHalving
+from hpstage.outlook import Outlook
+from hpstage.progress import Progress, ProgressView, line
+from hpstage.progress.displays import LINE_SECONDS, LineDisplay
+from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
+from hpstage.progress.progress import Display
+from hpstage.progress.render import render
+from hpstage.simulate import SimulatedExecutor
+from hpstage.store import MemoryJournal
+from tests.toys import Failing
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+VIEW = ProgressView(
+    study="digits",
+    complete=28,
+    pruned=2,
+    failed=1,
+    n_trials=48,
+    metric="accuracy",
+    best=0.99721,
+    stages_done=45,
+    stages_left=12,
+    running=2,
+    workers=2,
+    merge_rate=2.94,
+    used_seconds=27.6,
+    saved_seconds=55.3,
+    elapsed=83.2,
+    seconds_left=3655.0,
+)
+HOSTILE = ProgressView(
+    study="<script>alert(1)</script> $x_{ [bold]\x1b[31m\n\u202e",
+    complete=0,
+    pruned=0,
+    failed=0,
+    n_trials=None,
+    metric="学習率[/]\x07",
+    best=-math.inf,
+    stages_done=0,
+    stages_left=0,
+    running=0,
+    workers=1,
+    merge_rate=1.0,
+    used_seconds=0.0,
+    saved_seconds=-0.01,
+    elapsed=0.0,
+    seconds_left=None,
+)
+
+
+class Views(Display):
+    """Keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.all: list[ProgressView] = []
+
+    def begin(self, view: ProgressView) -> None:
+        self.all.append(view)
+
+    show = end = begin
+
+
+def grid(trial: optuna.Trial) -> dict[str, object]:
+    return {
+        "a": s.piecewise({0: trial.suggest_int("a", 1, 2), 40: trial.suggest_int("a late", 1, 4)}),
+        "b": s.piecewise({0: 1, 60: trial.suggest_int("b", 1, 4), 80: trial.suggest_int("b late", 1, 4)}),
+    }
+
+
+def searched(
+    monkeypatch: pytest.MonkeyPatch, executor: hpstage.Executor, study: optuna.Study, **options: object
+) -> tuple[list[ProgressView], hpstage.Result]:
+    """All that a search shows, its times on the executor's clock."""
+    views = Views()
+    monkeypatch.setattr(
+        front_door,
+        "Progress",
+        lambda _, study, deadline: Progress(views, study, deadline=deadline, clock=executor.clock),
+    )
+    settings: dict[str, object] = {"metric": "value", "steps": 100, "n_trials": 64, "store": MemoryJournal()}
+    space = options.pop("space", grid)
+    result = hpstage.optimize(study, Failing(), space, executor=executor, **(settings | options))  # type: ignore[arg-type]
+    return views.all, result
+
+
+# --- the time left ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7, 32])
+@pytest.mark.parametrize("step_seconds", [0.01, lambda hp: 30.0 + hp["b"]])
+@pytest.mark.parametrize("sampler", ["random", "grid"])
+def test_at_half_time_of_full_training_the_time_left_is_estimated_within_a_quarter(
+    monkeypatch, workers, step_seconds, sampler
+):
+    executor = SimulatedExecutor(workers, step_seconds=step_seconds, evaluate_seconds=0.02, save_seconds=0.01)
+    space = {"a": [1, 2], "a late": [1, 2, 3, 4], "b": [1, 2, 3, 4], "b late": [1, 2, 3, 4]}
+    samplers = {"random": optuna.samplers.RandomSampler(seed=0), "grid": optuna.samplers.GridSampler(space, seed=0)}
+    views, _ = searched(monkeypatch, executor, optuna.create_study(sampler=samplers[sampler]))
+    assert half_time_error(views) == pytest.approx(1.0, rel=0.25)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("algorithm", [FullTraining(window=8), SuccessiveHalving(10), MedianStopping(20, grace=20)])
+def test_at_half_time_the_estimate_is_within_a_factor_of_three_where_more_is_asked_as_results_come(
+    monkeypatch, workers, algorithm
+):
+    executor = SimulatedExecutor(workers, evaluate_seconds=0.02, save_seconds=0.01)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    views, _ = searched(monkeypatch, executor, study, algorithm=algorithm)
+    assert 1 / 3 < half_time_error(views) < 3
+
+
+def half_time_error(views: list[ProgressView]) -> float:
+    """Estimated / true time left, half-way."""
+    end = views[-1].elapsed
+    half = min(views, key=lambda view: abs(view.elapsed - end / 2))
+    assert half.seconds_left is not None
+    return half.seconds_left / (end - half.elapsed)
+
+
+def test_a_search_with_a_timeout_is_not_said_to_take_longer(monkeypatch):
+    views = Views()
+    executor = SimulatedExecutor(1, step_seconds=1000.0)
+    monkeypatch.setattr(front_door, "Progress", lambda _, study, deadline: Progress(views, study, deadline=deadline))
+    hpstage.optimize(
+        optuna.create_study(), Failing(), grid, metric="value", steps=100, n_trials=3, timeout=3600,
+        executor=executor, store=MemoryJournal(),
+    )  # fmt: skip
+    assert any(view.seconds_left is not None for view in views.all)
+    assert all(view.seconds_left <= 3600 for view in views.all if view.seconds_left is not None)
+
+
+def test_nothing_is_said_of_the_time_left_before_a_step_was_measured(monkeypatch):
+    views, _ = searched(monkeypatch, SimulatedExecutor(2), optuna.create_study())
+    measured = [view for view in views if view.used_seconds > 0]
+    assert views[0].seconds_left is None and "- left" in line(views[0])
+    assert all((view.seconds_left is None) == (view.used_seconds == 0) for view in views[:-1])
+    assert measured
+
+
+def test_nobody_knows_how_long_a_search_without_an_end_takes(monkeypatch):
+    def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 20:
+            study.stop()
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    views, _ = searched(monkeypatch, SimulatedExecutor(2), study, n_trials=None, callbacks=[stop])
+    assert views[0].n_trials is None
+    assert {view.seconds_left for view in views if view.finished < 20} == {None}
+
+
+def test_the_longest_way_bounds_the_time_left_from_below_and_so_does_the_work_of_all_workers():
+    outlook = Outlook(path_seconds=100.0, work_seconds=300.0, stages_done=0, stages_left=9)
+    assert seconds_left(outlook, workers=1, later_seconds=0, busy=1) == 300.0
+    assert seconds_left(outlook, workers=2, later_seconds=0, busy=2) == 150.0
+    assert seconds_left(outlook, workers=8, later_seconds=0, busy=8) == 100.0
+    assert seconds_left(outlook, workers=2, later_seconds=100, busy=2) == 200.0
+    assert seconds_left(outlook, workers=2, later_seconds=100, busy=1) == 250.0
+    assert seconds_left(outlook, workers=2, later_seconds=100, busy=50) == 200.0, "no more can be busy than there are"
+    assert seconds_left(outlook, workers=0, later_seconds=0, busy=1) is None
+
+
+def test_trials_to_come_add_as_many_steps_as_those_before_them_or_fewer_where_they_share_more():
+    asked = {"trials": 10, "over": 0, "steps": 1000, "steps_over": 0, "distinct": 400}
+    assert still_to_ask(Asked(expected=10, **asked)) == 0.0
+    assert still_to_ask(Asked(expected=20, **asked)) == pytest.approx(400.0)
+    assert still_to_ask(Asked(expected=40, exponent=0.5, **asked)) == pytest.approx(400.0)
+    assert still_to_ask(Asked(expected=40, exponent=0.0, **asked)) == 0.0
+    assert still_to_ask(Asked(expected=9, trials=0, over=0, steps=0, steps_over=0, distinct=0)) == 0.0
+
+
+def test_open_trials_are_taken_to_come_as_far_as_those_that_are_over():
+    asked = Asked(expected=10, trials=10, over=5, steps_over=500, steps=600, distinct=300)
+    assert still_to_ask(asked) == pytest.approx(400 * 300 / 600)
+    beyond = Asked(expected=10, trials=10, over=5, steps_over=50, steps=600, distinct=300)
+    assert still_to_ask(beyond) == 0.0, "they have come farther already"
+
+
+def test_growth_is_linear_where_trials_share_nothing_and_slower_where_the_later_share_more():
+    assert growth([10, 10], [10, 10]) == 1.0
+    assert growth([10, 10], [30, 30]) == 1.0, "never faster"
+    assert growth([10, 10], [0, 0]) == 0.0
+    assert growth([10, 5], [3, 3]) == pytest.approx(math.log2(1 + 3 / 7.5))
+    assert growth([], [3]) == growth([3], []) == growth([0], [3]) == 1.0
+
+
+def test_what_was_lately_busy_weighs_more():
+    busy = Busy()
+    busy.note(10.0, 1)
+    assert busy.average == pytest.approx(1.0)
+    busy.note(20.0, 8)
+    assert busy.average == pytest.approx((10**2 * 1 + (20**2 - 10**2) * 8) / 20**2)
+    busy.note(20.0, 1)
+    assert busy.average == pytest.approx(6.25), "no time has passed"
+
+
+# --- the numbers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2)])
+def test_the_last_view_agrees_with_study_and_result(monkeypatch, algorithm):
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=1))
+
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        return {"a": s.piecewise({0: trial.suggest_int("a", 1, 3), 4: trial.suggest_int("late", 4, 7)})}
+
+    views, result = searched(
+        monkeypatch, hpstage.InlineExecutor(), study, space=space, steps=8, n_trials=20, metric="score",
+        algorithm=algorithm,
+    )  # fmt: skip
+    last, states = views[-1], [trial.state for trial in study.trials]
+    assert last.over and last.n_trials == 20 and last.finished == 20
+    assert last.complete == states.count(TrialState.COMPLETE) > 0
+    assert last.pruned == states.count(TrialState.PRUNED)
+    assert last.failed == states.count(TrialState.FAIL) > 0
+    assert last.best == study.best_value
+    assert last.saved_seconds == result.savings.saved_seconds
+    assert last.used_seconds == result.savings.worker_seconds
+    assert last.merge_rate == result.savings.merge_rate
+    assert last.stages_left == 0
+
+
+def test_before_a_trial_is_complete_the_best_value_at_any_step_is_shown_with_its_step(monkeypatch):
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    executor = SimulatedExecutor(1, measure=lambda key, step: {"value": step + 0.5})
+    views, _ = searched(monkeypatch, executor, study, algorithm=SuccessiveHalving(10))
+    early = [view for view in views if view.best is not None and not view.complete]
+    assert {(view.best, view.best_step) for view in early} >= {(10.5, 10), (40.5, 40)}
+    assert any("best value 10.5 at step 10;" in line(view) for view in early)
+    assert (views[-1].best, views[-1].best_step) == (study.best_value, None)
+
+
+def test_a_call_that_goes_on_counts_the_trials_of_the_one_before_and_the_stages_of_its_own(monkeypatch):
+    study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), MemoryJournal()
+
+    def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 9:
+            raise KeyboardInterrupt
+
+    kept: set[object] = set()
+    with pytest.raises(KeyboardInterrupt):
+        searched(monkeypatch, SimulatedExecutor(2, kept=kept), study, store=journal, callbacks=[interrupt])
+    views, _ = searched(monkeypatch, SimulatedExecutor(2, kept=kept), study, store=journal)
+    assert views[0].finished >= 9 and views[0].n_trials == 64
+    assert views[0].best is not None
+    assert views[0].stages_done == 0
+    assert views[-1].finished == 64 and views[-1].stages_done > 0
+
+
+def test_stages_left_are_the_nodes_with_something_to_train_and_all_become_done(monkeypatch):
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    views, result = searched(monkeypatch, SimulatedExecutor(3), study)
+    assert {view.stages_done + view.stages_left for view in views} == {len(result.plan.nodes)}
+
+
+def test_an_interrupted_search_ends_with_what_it_has_reached(monkeypatch):
+    views = Views()
+    monkeypatch.setattr(front_door, "Progress", lambda _, study, deadline: Progress(views, study))
+
+    def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 9:
+            raise KeyboardInterrupt
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    with pytest.raises(KeyboardInterrupt):
+        hpstage.optimize(
+            study, Failing(), grid, metric="value", steps=100, n_trials=64, executor=SimulatedExecutor(2),
+            store=MemoryJournal(), callbacks=[interrupt],
+        )  # fmt: skip
+    complete = sum(trial.state == TrialState.COMPLETE for trial in study.trials)
+    assert views.all[-1].over
+    assert complete - 1 <= views.all[-1].complete <= complete
+
+
+# --- the words ----------------------------------------------------------------------------------------------
+
+
+def shown(view: ProgressView, width: int, encoding: str = "utf-8") -> list[str]:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=file, width=width, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        console.print(render(view))
+    return captured.get().splitlines()
+
+
+def test_60_columns_take_five_lines():
+    assert shown(VIEW, 60) == [
+        "digits  ━━━━━━━━━━━━━━━━━━━━━━━━╸               31/48 trials",
+        "28 complete, 2 pruned, 1 failed · best accuracy 0.99721",
+        "stages 45 done, 12 left · 2 of 2 workers busy",
+        "merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved",
+        "0:01:23 elapsed, about 1:00:55 left",
+    ]
+
+
+def test_200_columns_take_two_or_three():
+    assert shown(VIEW, 200) == [
+        "digits  ━━━━━━━━━━━━━━━━━━━━━━━━━╸                31/48 trials",
+        "28 complete, 2 pruned, 1 failed · best accuracy 0.99721 · stages 45 done, 12 left · 2 of 2 workers busy · "
+        "merge rate 2.94 · worker-hours 0.0077 used, 0.0154 saved · 0:01:23 elapsed, about 1:00:55 left",
+    ]
+
+
+@pytest.mark.parametrize("view", [VIEW, HOSTILE], ids=["plain", "hostile"])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_no_line_is_wider_than_the_terminal_nor_obeys_a_name(view, encoding):
+    for width in range(1, 210):
+        lines = shown(view, width, encoding)
+        assert all(cell_len(text) <= width for text in lines)
+        assert all(text.isprintable() for text in lines)
+        assert encoding == "utf-8" or all(text.isascii() for text in lines)
+
+
+def test_names_are_shown_and_not_obeyed():
+    text = line(HOSTILE)
+    assert text.isprintable()
+    assert text.startswith(
+        r"<script>alert(1)</script> $x_{ [bold]\x1b[31m\n\u202e: 0 trials; 0 complete; best 学習率[/]\x07 -inf"
+    )
+    assert "0.0000 saved" in text and "0:00:00 elapsed, - left" in text
+
+
+def test_the_line_of_a_log_says_all_of_it():
+    assert line(VIEW) == (
+        "digits: 31/48 trials; 28 complete, 2 pruned, 1 failed; best accuracy 0.99721; stages 45 done, 12 left; "
+        "2 of 2 workers busy; merge rate 2.94; worker-hours 0.0077 used, 0.0154 saved; "
+        "0:01:23 elapsed, about 1:00:55 left"
+    )
+
+
+def test_a_log_has_a_line_at_the_beginning_at_most_one_in_ten_seconds_and_one_at_the_end():
+    now = 0.0
+    stream = io.StringIO()
+    display = LineDisplay(stream, clock=lambda: now)
+    display.begin(VIEW)
+    for tick in range(1, 5 * 35):
+        now = tick / 5
+        display.show(VIEW)
+    display.end(VIEW)
+    assert LINE_SECONDS == 10.0
+    assert stream.getvalue() == (line(VIEW) + "\n") * 5
