@@ -66,8 +66,10 @@ def draw_savings(book: Book) -> Figure:
     _waterfall(above, falls, most)
     unit, name = style.time_unit(most)
     used, alone = (f"{seconds / unit:,.{_decimals(most / unit)}f}" for seconds in (found.used, found.alone))
-    ratio = f" ({found.alone / found.used:.2f} times as much)" if found.used and found.alone > found.used else ""
-    style.title(above, f"{used} worker-{name} used; alone {alone}{ratio}")
+    ratio = (
+        f" ({found.alone / found.used:.2f}\N{MULTIPLICATION SIGN})" if found.used and found.alone > found.used else ""
+    )
+    style.title(above, f"{used} worker-{name} used, {alone} alone{ratio}")
     _split(below, found)
     return figure
 
@@ -84,7 +86,7 @@ def _waterfall(axes: Axes, falls: list[Step], most: float) -> None:
         colour = _SUM if fall.total else _SAVED if fall.seconds < 0 else _SPENT
         axes.barh(row, (right - left) / unit, left=left / unit, height=0.68, color=colour, linewidth=0)
         sign = "" if fall.total else "\N{MINUS SIGN}" if fall.seconds < 0 else "+"
-        text = f"{sign}{_amount(abs(fall.seconds) / unit, decimals)}  {_percent(abs(fall.seconds) / reference)}"
+        text = f"{sign}{abs(fall.seconds) / unit:,.{decimals}f}  {_percent(abs(fall.seconds) / reference)}"
         axes.annotate(
             text,
             (right / unit, row),
@@ -140,11 +142,6 @@ def _split(axes: Axes, found: Causes) -> None:
 
 def _decimals(most: float) -> int:
     return 2 if most < 100 else 1 if most < 1000 else 0
-
-
-def _amount(value: float, decimals: int) -> str:
-    least = 10.0**-decimals
-    return f"<{least:.{decimals}f}" if 0 < value < 0.5 * least else f"{value:,.{decimals}f}"
 
 
 def _percent(share: float) -> str:

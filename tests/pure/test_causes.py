@@ -185,6 +185,30 @@ def test_a_trial_that_failed_is_not_counted_as_stopped_early() -> None:
     assert found.alone == found.full
 
 
+def test_what_was_trained_for_trials_without_a_result_is_told_of() -> None:
+    study = optuna.create_study(study_name="study")
+    journal = MemoryJournal()
+    options = {"metric": "score", "steps": 8, "n_trials": 2, "algorithm": FullTraining(), "store": journal}
+    doomed = {"a": s.piecewise({0: 1, 3: 7})}
+    hpstage.optimize(study, Failing(), lambda trial: doomed, executor=hpstage.InlineExecutor(), **options)  # type: ignore[arg-type]
+    found = causes(open_book(journal))
+    check_identities(found)
+    assert found.full == 0.0
+    assert found.unanswered == found.train > 0.0
+
+
+def test_going_on_from_a_state_that_is_live_saves_the_mean_load_from_disk() -> None:
+    run = Search(SimulatedExecutor(1, step_seconds=1.0, load_seconds=4.0))
+    one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
+    run.run([one], [4])
+    run.run([one], [8])  # where the worker stands
+    run.run([two], [8])  # from disk
+    book = open_book(run.journal)
+    assert [charge.fact.source for charge in book.charges if charge.fact.source] == ["fresh", "continued", "disk"]
+    found = causes(book)
+    assert (found.from_disk, found.live, found.load) == (8.0, 4.0, 4.0)
+
+
 def test_idle_is_what_lies_between_the_stages_of_a_worker() -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
     run = Search(executor)
