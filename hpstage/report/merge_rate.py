@@ -111,7 +111,7 @@ def draw_merge_rate(book: Book) -> Figure:
         below.plot(x, y, color=colour, linewidth=width, drawstyle=kind, label=label)
     style.legend(below, [Line2D([], [], color=colour, linewidth=1.5, label=label) for label, colour, *_ in curves])
     below.set_ylim(bottom=0.0)
-    below.yaxis.set_major_formatter("{x:,.0f}")
+    style.counts(below.yaxis)
     below.set_xlim(0.0, max(x[-1], 1e-9))
     style.label(below, x=f"{name} since the first stage began", y="steps")
     return figure

@@ -115,6 +115,7 @@ def draw_metrics(book: Book) -> Figure:
     axes.set_xlim(0.0, 1.015 * end)
     axes.grid(color=style.TRACK, linewidth=0.5)
     axes.tick_params(axis="y", length=0)
+    style.counts(axes.xaxis)
     style.label(axes, x="training step", y=style.plain(metric, 40))
     notes = [style.counted(len(book.trials), "trial")]
     if len(shown) < len(lanes):

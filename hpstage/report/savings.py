@@ -17,6 +17,7 @@ from hpstage.report.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
 _ROW = 0.21  # inches per cause
 _BELOW = 0.95  # inches of the lower panel
 _AROUND = 0.75  # inches above and below the causes
+_LEAST = 1e-6  # of the longest bar: less is not worth a row, such as what is left of rounding
 
 # None of them stands for an activity in the panel below.
 _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
@@ -57,12 +58,12 @@ def draw_savings(book: Book) -> Figure:
     found = causes(book)
     if not found.full and not found.used:
         return style.nothing("No trial has a result: there is nothing to compare.")
-    falls = list(steps(found))
+    most = max(found.full, found.used)
+    falls = [fall for fall in steps(found) if fall.total or abs(fall.seconds) > _LEAST * most]
     figure = style.blank(_AROUND + _ROW * len(falls) + _BELOW)
     above, below = figure.subplots(2, 1, height_ratios=[_AROUND + _ROW * len(falls), _BELOW])
     style.tidy(above)
     style.tidy(below)
-    most = max(found.full, found.used)
     _waterfall(above, falls, most)
     unit, name = style.time_unit(most)
     used, alone = (f"{seconds / unit:,.{_decimals(most / unit)}f}" for seconds in (found.used, found.alone))

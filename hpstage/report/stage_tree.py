@@ -127,6 +127,7 @@ def draw_stage_tree(book: Book) -> Figure:
     axes.set_ylim(middle + half + 0.2, middle - half - 0.2)
     axes.set_yticks([])
     axes.grid(axis="x", color=style.TRACK, linewidth=0.5)
+    style.counts(axes.xaxis)
     style.label(axes, x="training step")
     trials, nodes = style.counted(len(book.trials), "trial"), style.counted(len(lanes), "node")
     style.title(axes, f"{trials} in {nodes}" + (" (the wider, the more trials)" if len(book.trials) > 1 else ""))

@@ -12,9 +12,11 @@ from typing import Any
 import matplotlib
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito, "Color Universal Design" (2008): distinct under every common form of colour blindness.
 BLUE = "#0072B2"
@@ -77,6 +79,12 @@ def label(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
         axes.set_xlabel(x, fontsize=LABEL, color=INK, parse_math=False)
     if y is not None:
         axes.set_ylabel(y, fontsize=LABEL, color=INK, parse_math=False)
+
+
+def counts(axis: Axis) -> None:
+    """Let the axis be one of whole numbers."""
+    axis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_major_formatter("{x:,.0f}")
 
 
 def legend(axes: Axes, handles: Iterable[Any], *, columns: int | None = None) -> None:

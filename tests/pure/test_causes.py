@@ -175,6 +175,30 @@ def test_early_stopping_is_the_steps_that_were_never_asked_of_trials_that_are_ov
     assert found.full == 0.5 * 16 * 12
 
 
+def test_a_trial_that_another_carries_on_was_not_stopped_early() -> None:
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
+    journal = MemoryJournal()
+    for steps, extend in ((10, False), (20, True)):
+        hpstage.optimize(
+            study,
+            object(),
+            space,
+            metric="value",
+            steps=steps,
+            n_trials=4,
+            extend=extend,
+            algorithm=FullTraining(),
+            executor=SimulatedExecutor(2, step_seconds=1.0),
+            store=journal,
+        )
+    book = open_book(journal)
+    assert len(book.trials) == len(study.trials) == 8
+    found = causes(book)
+    check_identities(found)
+    assert found.early_steps == 0
+    assert found.full == 4 * 10 + 4 * 20
+
+
 def test_a_trial_that_failed_is_not_counted_as_stopped_early() -> None:
     book = open_book(optimized(hpstage.InlineExecutor(), Failing(), metric="score", algorithm=FullTraining()))
     failed = [id for id, ended in book.account.plan.ended.items() if ended.state == "FAIL"]
