@@ -83,7 +83,7 @@ def label(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
 
 def counts(axis: Axis) -> None:
     """Let the axis be one of whole numbers."""
-    axis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
     axis.set_major_formatter("{x:,.0f}")
 
 

@@ -26,7 +26,7 @@ from hpstage.report import style
 from hpstage.report.account import Account, Charge, Waste
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import causes
-from hpstage.report.lanes import foremost, lanes_of, rows
+from hpstage.report.lanes import Lane, extend, foremost, lanes_of, rows
 from hpstage.report.merge_rate import draw_merge_rate, moments
 from hpstage.report.metric_curves import curves, draw_metrics
 from hpstage.report.savings import draw_savings, steps
@@ -126,6 +126,21 @@ def test_no_line_of_the_stage_tree_is_crossed_or_overlaid(searched: tuple[hpstag
         top, x = found[lane.node.parent.id], lane.node.start
         between = [other for id, other in lanes.items() if top < found[id] < found[lane.node.id]]
         assert not any(other.node.start < x <= other.reach for other in between)
+
+
+def test_a_lane_counts_its_trials_and_new_steps_once_however_often_they_are_asked_for() -> None:
+    run = Search(SimulatedExecutor(1))
+    trials = [trial(i, {"a": s.piecewise({0: 1, 4: i // 2})}, 8) for i in range(4)]
+    run.run(trials, [8, 6, 5, 8])
+    planned = open_book(run.journal).trials
+    at_once = lanes_of(planned)
+    by_steps: dict[NodeId, Lane] = {}
+    fresh = sum(extend(by_steps, each, step, step + 1) for each in planned.values() for step in range(each.asked))
+    shown = [{id: (lane.reach, lane.trials) for id, lane in lanes.items()} for lanes in (by_steps, at_once)]
+    assert shown[0] == shown[1]
+    through = [node.id for each in planned.values() for node, _, _ in each.legs(each.asked)]
+    assert {id: lane.trials for id, lane in at_once.items()} == {id: through.count(id) for id in through}
+    assert fresh == run.plan.steps_unique
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 1000])
@@ -378,6 +393,16 @@ def test_values_that_diverged_are_left_out_of_the_axis_and_counted() -> None:
     assert f"{diverged} value" in title and title.endswith(f"{lost} not finite")
     low, high = figure.axes[0].get_ylim()
     assert -1.0 < low < high < 2.0
+
+
+def test_the_best_value_is_in_the_picture_however_far_it_is_from_the_others() -> None:
+    def measure(key: str, step: int) -> dict[str, float]:
+        share = int(key, 16) / 16 ** len(key)
+        return {"value": 1e9 if share > 0.97 else -share}
+
+    result, journal = search(n_trials=80, measure=measure, space=continuous, algorithm=FullTraining())
+    assert result.best_value == 1e9
+    assert draw_metrics(open_book(journal)).axes[0].get_ylim()[1] > 1e9
 
 
 def test_values_over_many_decades_are_drawn_on_a_logarithmic_axis() -> None:
