@@ -87,17 +87,17 @@ def counts(axis: Axis) -> None:
     axis.set_major_formatter("{x:,.0f}")
 
 
-def legend(axes: Axes, handles: Iterable[Any], *, columns: int | None = None) -> None:
-    """A legend above the axes, at their right end, in one line: it covers no data."""
+def legend(axes: Axes, handles: Iterable[Any]) -> None:
+    """A legend above the axes, at their right end, in one line: it covers no data. Its labels are not the user's."""
     handles = list(handles)
     if not handles:
         return
-    drawn = axes.legend(
+    axes.legend(
         handles=handles,
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
         borderaxespad=0.1,
-        ncols=columns or len(handles),
+        ncols=len(handles),
         frameon=False,
         fontsize=SMALL,
         labelcolor=INK,
@@ -105,8 +105,6 @@ def legend(axes: Axes, handles: Iterable[Any], *, columns: int | None = None) ->
         handletextpad=0.5,
         columnspacing=1.2,
     )
-    for text in drawn.get_texts():
-        text.set_parse_math(False)
 
 
 def plain(name: object, most: int = _MOST) -> str:

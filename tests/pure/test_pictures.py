@@ -20,7 +20,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.driver import open_plan
-from hpstage.events import ChainLost, NodeId, StateReached, TrialId, WorkerId
+from hpstage.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan import SearchPlan
 from hpstage.report import style
 from hpstage.report.account import Account, Charge, Waste
@@ -182,6 +182,16 @@ def test_the_value_of_a_lane_is_the_best_that_was_measured_on_it_or_below_it(
     assert merit(None, maximize=True) < merit(-1e9, maximize=True) < merit(-1e9, maximize=False)
 
 
+def test_what_another_study_measured_farther_on_a_line_is_not_the_books() -> None:
+    run = Search(SimulatedExecutor(1))
+    one, two = (TrialAdded(TrialId(f"{name}/0"), {"a": s.constant(1)}, 8) for name in ("one", "two"))
+    run.run([one], [8])
+    run.run([two], [4])
+    for study, steps_measured in (("one", [4, 8]), ("two", [4])):
+        [found] = measured(lanes_of(open_book(run.journal, study).trials), "value", maximize=True).values()
+        assert [step for step, _ in found.points] == steps_measured
+
+
 # --- the stage tree ---------------------------------------------------------------------------------------
 
 
@@ -207,6 +217,24 @@ def test_a_tree_of_500_trials_is_cut_to_its_most_travelled_rows_and_says_so() ->
     assert len(levels) == MOST_ROWS < nodes
     assert f"best: trial {result.best_trial.number}" in texts(figure)
     assert figure.get_figheight() <= style.TALLEST
+
+
+def test_the_best_way_is_drawn_even_where_others_went_along_with_more_trials_and_better_values() -> None:
+    def measure(key: str, step: int) -> dict[str, float]:
+        return {"value": int(key, 16) / 16 ** len(key) - step}
+
+    _, journal = search(n_trials=500, space=continuous, measure=measure)
+    book = open_book(journal)
+    assert book.best is not None
+    figure = draw_stage_tree(book)
+    assert any("left out" in text for text in texts(figure))
+    lines = [c for c in figure.axes[0].collections if isinstance(c, LineCollection)]
+    [way] = min(lines, key=lambda c: c.get_zorder()).get_segments()
+    best = book.trials[book.best]
+    assert [step for step, _ in way] == [at for _, start, stop in best.legs(best.asked) for at in (start, stop)]
+    [lanes] = [c for c in lines if c.get_zorder() == 3]
+    ends = {tuple(point) for segment in lanes.get_segments() for point in segment}
+    assert {tuple(way[0]), tuple(way[-1])} <= ends
 
 
 def test_trials_that_end_on_a_line_are_named_where_there_is_room_and_numbers_tell_whose() -> None:
@@ -469,6 +497,20 @@ def test_what_users_typed_is_drawn_literally_in_every_format(name: str, tmp_path
             assert not text.get_parse_math() and len(text.get_text()) < 80
     if name in ("stage_tree", "metrics"):
         assert any("$\\frac{$" in text or "<script>alert('x')" in text for text in texts(figure))
+
+
+def test_names_are_put_on_one_line_and_shortened() -> None:
+    assert style.plain("plain name") == "plain name"
+    assert style.plain("a\nb\x1b[31m\u202e") == r"a\nb\x1b[31m\u202e"
+    assert style.plain("x" * 30, 10) == "x" * 9 + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def test_trials_that_no_study_numbered_go_by_the_end_of_their_id(tmp_path: Path) -> None:
+    run = Search(SimulatedExecutor(1))
+    run.run([TrialAdded(TrialId("study/$\\frac{$"), {"a": s.constant(1)}, 4)], [4])
+    figure = draw_stage_tree(open_book(run.journal))
+    assert "$\\frac{$" in texts(figure)
+    assert style.save(figure, tmp_path / "picture.png").exists()
 
 
 def test_names_of_workers_are_shortened_and_taken_literally(tmp_path: Path) -> None:
