@@ -219,11 +219,15 @@ def test_a_tree_of_500_trials_is_cut_to_its_most_travelled_rows_and_says_so() ->
     assert figure.get_figheight() <= style.TALLEST
 
 
-def test_the_best_way_is_drawn_even_where_others_went_along_with_more_trials_and_better_values() -> None:
+def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_were_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hpstage.report.stage_tree.MOST_ROWS", 3)
+
     def measure(key: str, step: int) -> dict[str, float]:
         return {"value": int(key, 16) / 16 ** len(key) - step}
 
-    _, journal = search(n_trials=500, space=continuous, measure=measure)
+    _, journal = search(n_trials=40, space=continuous, measure=measure)
     book = open_book(journal)
     assert book.best is not None
     figure = draw_stage_tree(book)
