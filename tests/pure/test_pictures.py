@@ -338,6 +338,16 @@ def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched:
     assert any(f"{found.used:.2f} worker-seconds used" in text for text in said)
 
 
+def test_what_live_states_saved_and_all_that_was_spent_lead_to_what_was_used() -> None:
+    run = Search(SimulatedExecutor(1, step_seconds=1.0, load_seconds=4.0, save_seconds=0.5))
+    one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
+    for added, stop in ((one, 4), (one, 8), (two, 8)):
+        run.run([added], [stop])
+    found = {step.label: step.seconds for step in steps(causes(open_book(run.journal)))}
+    assert found["live states instead of disk"] == -4.0
+    assert sum(found.values()) == 2 * found["used"]
+
+
 def test_what_another_study_had_trained_is_a_cause_of_its_own() -> None:
     _, journal = search(n_trials=12)
     search(journal, name="other", n_trials=12)
