@@ -9,7 +9,8 @@ How it is counted, and what is assumed:
   careful side.
 - A trial counts up to its last result. One that is over and has not failed would have been trained on to its end if
   nobody had stopped it; evaluations on the way there are left out. One that has failed, or is not over, would have come
-  no further alone. A fork of population based training counts as a trial of its own, its donor's steps included.
+  no further alone; nor would one that another trial carries on (``extend=True``), since that one counts as a whole.
+- A fork of population based training counts as a trial of its own, its donor's steps included.
 - Of two trials that want the same step, the one that was asked for it later shares it; so for evaluations of a state.
   Between studies the same rule holds: what a study asked first it pays, even if the other would have needed it sooner.
 - A chain that went on from a live state would have loaded from disk, in the mean time of the loads from disk that were
@@ -18,11 +19,12 @@ How it is counted, and what is assumed:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpstage.events import NodeId, TrialId
 from hpstage.nodes import PlannedTrial
+from hpstage.plan import SearchPlan
 from hpstage.report.account import Account, began, rounded
 from hpstage.report.book import Book
 
@@ -77,7 +79,9 @@ class Causes:
 
 
 @dataclass(slots=True)
-class _Shared:
+class _Part:
+    """Of what a trial would have taken alone."""
+
     seconds: float = 0.0
     steps: int = 0
 
@@ -86,38 +90,18 @@ def causes_of(book: Book) -> Causes:
     """The causes of a book's savings. O(segments of its trials + stages)."""
     account = book.account
     plan = account.plan
-    totals = plan.totals
-    per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
     answered = {id: answered_steps(trial) for id, trial in plan.trials.items()}
-    studies = {id: account.study_of(id) for id in plan.trials}
-
+    carried_on = {proposed.extends for proposed in account.proposed.values()}
     alone = early = prefix = other = 0.0
     early_steps = prefix_steps = other_steps = 0
     for id, trial in book.trials.items():
         alone += account.alone(id)
-        targets = answered[id]
-        last = max(targets, default=0)
         ended = plan.ended.get(id)
-        if ended is not None and ended.state != "FAIL":
-            early += rounded(
-                sum(
-                    (stop - max(start, last)) * plan.step_seconds(node)
-                    for node, start, stop in trial.legs(trial.steps)
-                    if stop > last
-                )
-            )
-            early_steps += trial.steps - last
-        same, others = _Shared(), _Shared()
-        for node, start, stop in trial.legs(last):
-            for begin, end, asker in account.askers(node, start, stop):
-                if asker != id:
-                    found = same if studies[asker] == studies[id] else others
-                    found.steps += end - begin
-                    found.seconds += (end - begin) * plan.step_seconds(node)
-        for step in targets:
-            asker = account.targeted[trial.node_at(step).id, step]
-            if asker != id:
-                (same if studies[asker] == studies[id] else others).seconds += per_evaluation
+        if ended is not None and ended.state != "FAIL" and id not in carried_on:
+            never = _after(plan, trial, max(answered[id], default=0))
+            early += rounded(never.seconds)
+            early_steps += never.steps
+        same, others = _shared(account, trial, answered[id])
         prefix += rounded(same.seconds)
         other += rounded(others.seconds)
         prefix_steps += same.steps
@@ -168,6 +152,34 @@ def answered_steps(trial: PlannedTrial) -> list[int]:
         if state is not None and state.metrics is not None:
             found.append(step)
     return found
+
+
+def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> _Part:
+    """What the trial would have taken from step ``last`` to its end."""
+    legs = [(node, max(start, last), stop) for node, start, stop in trial.legs(trial.steps) if stop > last]
+    return _Part(sum((stop - start) * plan.step_seconds(node) for node, start, stop in legs), trial.steps - last)
+
+
+def _shared(account: Account, trial: PlannedTrial, answered: Sequence[int]) -> tuple[_Part, _Part]:
+    """What was asked of another trial before: of the same study, of another."""
+    plan = account.plan
+    totals = plan.totals
+    same, others = _Part(), _Part()
+
+    def part_of(asker: TrialId) -> _Part:
+        return same if account.study_of(asker) == account.study_of(trial.id) else others
+
+    for node, start, stop in trial.legs(max(answered, default=0)):
+        for begin, end, asker in account.askers(node, start, stop):
+            if asker != trial.id:
+                part = part_of(asker)
+                part.steps += end - begin
+                part.seconds += (end - begin) * plan.step_seconds(node)
+    for step in answered:
+        asker = account.targeted[trial.node_at(step).id, step]
+        if asker != trial.id:
+            part_of(asker).seconds += totals.evaluate_seconds / totals.evaluations
+    return same, others
 
 
 def _live(book: Book) -> float:

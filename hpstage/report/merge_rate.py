@@ -8,6 +8,7 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
 
 from hpstage.events import NodeId, TrialId
 from hpstage.report import style
@@ -17,6 +18,7 @@ from hpstage.report.lanes import Lane, extend
 
 _POINTS = 1000  # of a curve: more cannot be told apart
 _HEIGHT = 3.4
+_STEEP = 8.0  # a merge rate that was ever so many times what it came to is drawn on a logarithmic axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,16 @@ def moments(book: Book) -> list[Moment]:
     first = min((began(charge.fact) for charge in book.charges), default=None)
     if first is None:
         first = min((ask.at for ask in book.account.asks if ask.at is not None), default=0.0)
-    # (time, trial, step asked of it, steps trained); the sort is stable, and so keeps the order of the journal.
-    changes: list[tuple[float, TrialId | None, int, int]] = [
-        (first if ask.at is None else max(first, ask.at), ask.trial, ask.step, 0)
-        for ask in book.account.asks
-        if book.is_mine(ask.trial)
-    ]
+    # (time, trial, step asked of it, steps trained)
+    changes: list[tuple[float, TrialId | None, int, int]] = []
+    now = first
+    for ask in book.account.asks:
+        # Never back: a host's clock may be wrong, and requests stay in their order.
+        now = now if ask.at is None else max(now, ask.at)
+        if book.is_mine(ask.trial):
+            changes.append((now, ask.trial, ask.step, 0))
     changes += [(charge.fact.at, None, 0, charge.fact.step - charge.fact.start) for charge in book.charges]
-    changes.sort(key=lambda change: change[0])
+    changes.sort(key=lambda change: change[0])  # stable
     lanes: dict[NodeId, Lane] = {}
     reached: dict[TrialId, int] = {}
     asked = distinct = trained = 0
@@ -86,12 +90,20 @@ def draw_merge_rate(book: Book) -> Figure:
         axes.grid(color=style.TRACK, linewidth=0.5)
         axes.tick_params(axis="y", length=0)
     above.plot(x, [moment.rate for moment in drawn], color=style.VERMILION, drawstyle="steps-post", linewidth=1.2)
-    above.set_ylim(bottom=0.0, top=1.08 * max(moment.rate for moment in drawn))
+    highest = max(moment.rate for moment in drawn)
+    if highest > _STEEP * last.rate:
+        above.set_yscale("log")
+        above.tick_params(axis="y", which="minor", length=0)
+        above.yaxis.set_minor_formatter(NullFormatter())
+        above.set_ylim(0.9, 1.3 * highest)
+    else:
+        above.set_ylim(0.0, 1.08 * highest)
+    above.yaxis.set_major_formatter("{x:,.10g}")
     style.label(above, y="merge rate")
     style.title(above, f"Merge rate {last.rate:.2f}: {last.asked:,} steps asked, {last.distinct:,} distinct")
     # Wider below, for where curves are one; what is trained between two reports grows all the time.
     curves: list[tuple[str, str, float, Literal["steps-post", "default"], list[int]]] = [
-        ("asked", style.ORANGE, 2.4, "steps-post", [moment.asked for moment in drawn]),
+        ("asked", style.ORANGE, 2.0, "steps-post", [moment.asked for moment in drawn]),
         ("distinct", style.BLUE, 1.2, "steps-post", [moment.distinct for moment in drawn]),
         ("trained", style.INK, 0.9, "default", [moment.trained for moment in drawn]),
     ]
@@ -99,7 +111,7 @@ def draw_merge_rate(book: Book) -> Figure:
         below.plot(x, y, color=colour, linewidth=width, drawstyle=kind, label=label)
     style.legend(below, [Line2D([], [], color=colour, linewidth=1.5, label=label) for label, colour, *_ in curves])
     below.set_ylim(bottom=0.0)
-    below.yaxis.set_major_formatter("{x:,.0f}")
+    style.counts(below.yaxis)
     below.set_xlim(0.0, max(x[-1], 1e-9))
     style.label(below, x=f"{name} since the first stage began", y="steps")
     return figure

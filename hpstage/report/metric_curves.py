@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatterSciNotation, ScalarFormatter
+from matplotlib.ticker import NullFormatter
 
 from hpstage.events import NodeId
 from hpstage.report import lanes as lay_out
@@ -19,10 +19,11 @@ from hpstage.report.book import Book
 from hpstage.report.lanes import Lane
 from hpstage.report.stage_tree import Measured, measured, merit, trial_name
 
-MOST_LANES = 3000
-"""Nodes drawn: more than that are a blot."""
+MOST_ROWS = 600
+"""Rows of the stage tree whose nodes are drawn: more than that are a blot."""
 _HEIGHT = 3.6
-_DECADES = 1e3  # between the largest of the common values and the smallest; beyond, the axis is logarithmic
+_COMMON = 1e3  # between the largest of the common values and the smallest; beyond, the axis is logarithmic
+_FAR = 10.0  # times the width of the common values
 
 Point = tuple[float, float]
 
@@ -63,14 +64,14 @@ def draw_metrics(book: Book) -> Figure:
     best = book.trials[book.best] if book.best is not None else None
     way = {} if best is None else {node.id: stop for node, _, stop in best.legs(best.asked)}
     shown = lay_out.foremost(
-        lanes, MOST_LANES, lambda lane: merit(found[lane.node.id].value, maximize=maximize), always=way
+        lanes, MOST_ROWS, lambda lane: merit(found[lane.node.id].value, maximize=maximize), always=way
     )
     drawn = curves(shown, found)
     if not drawn:
         return style.nothing(f"There is no finite value of {style.plain(metric)}.")
     figure, axes = style.figure(_HEIGHT)
     count = len(drawn)
-    width, alpha = (0.9, 0.8) if count <= 60 else (0.6, 0.55) if count <= 300 else (0.4, 0.35)
+    width, alpha = (0.9, 0.8) if count <= 60 else (0.6, 0.5) if count <= 300 else (0.4, 0.25)
     most = math.log(max(2, *(curve.trials for curve in drawn)))
     axes.add_collection(
         LineCollection(
@@ -114,6 +115,7 @@ def draw_metrics(book: Book) -> Figure:
     axes.set_xlim(0.0, 1.015 * end)
     axes.grid(color=style.TRACK, linewidth=0.5)
     axes.tick_params(axis="y", length=0)
+    style.counts(axes.xaxis)
     style.label(axes, x="training step", y=style.plain(metric, 40))
     notes = [style.counted(len(book.trials), "trial")]
     if len(shown) < len(lanes):
@@ -129,28 +131,30 @@ def draw_metrics(book: Book) -> Figure:
 
 
 def _limit(axes: Axes, values: list[float], maximize: bool) -> int:
-    """Scale the y axis to what is common. Returns how many values lie outside: a few that are far worse than the rest.
+    """Scale the y axis to all values but those that diverged. Returns how many these are.
 
-    The best is always inside. Where the common values go over more than three decades, the axis is logarithmic.
+    The middle eight tenths of the values tell what is common. Where they go over more than three decades, the axis is
+    logarithmic. A value that lies ten times their width outside has diverged, unless it is better than they are.
     """
     ranked = sorted(values)
-    # Far from the middle: beyond what the inner nine tenths span, once again.
-    low, high = ranked[len(ranked) // 20], ranked[-1 - len(ranked) // 20]
-    if low > 0 and high / low > _DECADES:
+    tenth = len(ranked) // 10
+    logarithmic = ranked[0] > 0 and ranked[-1 - tenth] / ranked[tenth] > _COMMON
+    if logarithmic:
+        ranked = [math.log10(value) for value in ranked]
+    low, high = ranked[tenth], ranked[-1 - tenth]
+    reach = _FAR * (high - low) if high > low else math.inf
+    kept = [v for v in ranked if (maximize or v <= high + reach) and (not maximize or v >= low - reach)]
+    bottom, top = kept[0], kept[-1]
+    room = 0.04 * (top - bottom) or 0.05 * abs(top) or 0.5
+    bottom, top = bottom - room, top + room
+    if logarithmic:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatterSciNotation())
-        ratio = high / low
-        bottom, top = max(ranked[0], low / ratio), min(ranked[-1], high * ratio)
-        bottom, top = (bottom, max(top, ranked[-1])) if maximize else (min(bottom, ranked[0]), top)
-        axes.set_ylim(bottom / 1.3, top * 1.3)
+        axes.tick_params(axis="y", which="minor", length=0)
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(10**bottom, 10**top)
     else:
-        margin = high - low
-        bottom, top = max(ranked[0], low - margin), min(ranked[-1], high + margin)
-        bottom, top = (bottom, max(top, ranked[-1])) if maximize else (min(bottom, ranked[0]), top)
-        room = 0.04 * (top - bottom) or 0.05 * abs(top) or 0.5
-        axes.set_ylim(bottom - room, top + room)
-        axes.yaxis.set_major_formatter(ScalarFormatter(useMathText=True))
-    return sum(not bottom <= value <= top for value in values)
+        axes.set_ylim(bottom, top)
+    return len(ranked) - len(kept)
 
 
 def _not_finite(shown: Sequence[Lane], metric: str) -> int:

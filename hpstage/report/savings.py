@@ -17,6 +17,7 @@ from hpstage.report.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
 _ROW = 0.21  # inches per cause
 _BELOW = 0.95  # inches of the lower panel
 _AROUND = 0.75  # inches above and below the causes
+_LEAST = 1e-6  # of the longest bar: less is not worth a row, such as what is left of rounding
 
 # None of them stands for an activity in the panel below.
 _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
@@ -57,17 +58,19 @@ def draw_savings(book: Book) -> Figure:
     found = causes_of(book)
     if not found.full and not found.used:
         return style.nothing("No trial has a result: there is nothing to compare.")
-    falls = list(steps(found))
+    most = max(found.full, found.used)
+    falls = [fall for fall in steps(found) if fall.total or abs(fall.seconds) > _LEAST * most]
     figure = style.blank(_AROUND + _ROW * len(falls) + _BELOW)
     above, below = figure.subplots(2, 1, height_ratios=[_AROUND + _ROW * len(falls), _BELOW])
     style.tidy(above)
     style.tidy(below)
-    most = max(found.full, found.used)
     _waterfall(above, falls, most)
     unit, name = style.time_unit(most)
     used, alone = (f"{seconds / unit:,.{_decimals(most / unit)}f}" for seconds in (found.used, found.alone))
-    ratio = f" ({found.alone / found.used:.2f} times as much)" if found.used and found.alone > found.used else ""
-    style.title(above, f"{used} worker-{name} used; alone {alone}{ratio}")
+    ratio = (
+        f" ({found.alone / found.used:.2f}\N{MULTIPLICATION SIGN})" if found.used and found.alone > found.used else ""
+    )
+    style.title(above, f"{used} worker-{name} used, {alone} alone{ratio}")
     _split(below, found)
     return figure
 
@@ -84,7 +87,7 @@ def _waterfall(axes: Axes, falls: list[Step], most: float) -> None:
         colour = _SUM if fall.total else _SAVED if fall.seconds < 0 else _SPENT
         axes.barh(row, (right - left) / unit, left=left / unit, height=0.68, color=colour, linewidth=0)
         sign = "" if fall.total else "\N{MINUS SIGN}" if fall.seconds < 0 else "+"
-        text = f"{sign}{_amount(abs(fall.seconds) / unit, decimals)}  {_percent(abs(fall.seconds) / reference)}"
+        text = f"{sign}{abs(fall.seconds) / unit:,.{decimals}f}  {_percent(abs(fall.seconds) / reference)}"
         axes.annotate(
             text,
             (right / unit, row),
@@ -140,11 +143,6 @@ def _split(axes: Axes, found: Causes) -> None:
 
 def _decimals(most: float) -> int:
     return 2 if most < 100 else 1 if most < 1000 else 0
-
-
-def _amount(value: float, decimals: int) -> str:
-    least = 10.0**-decimals
-    return f"<{least:.{decimals}f}" if 0 < value < 0.5 * least else f"{value:,.{decimals}f}"
 
 
 def _percent(share: float) -> str:

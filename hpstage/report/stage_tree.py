@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize
+from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -67,7 +67,7 @@ def draw_stage_tree(book: Book) -> Figure:
 
     Colour is the best value of the metric found on a line or below it, and, for dots, the value measured there; width
     is the number of trials that train as one. Of a tree with more than 140 rows, those lines are drawn that most trials
-    go along, among equals the best; a tick shows where others part, and the title tells how many.
+    go along, among equals the best; a tick shows where others part, and the legend tells how many.
     """
     lanes = lay_out.lanes_of(book.trials)
     if not lanes:
@@ -127,6 +127,7 @@ def draw_stage_tree(book: Book) -> Figure:
     axes.set_ylim(middle + half + 0.2, middle - half - 0.2)
     axes.set_yticks([])
     axes.grid(axis="x", color=style.TRACK, linewidth=0.5)
+    style.counts(axes.xaxis)
     style.label(axes, x="training step")
     trials, nodes = style.counted(len(book.trials), "trial"), style.counted(len(lanes), "node")
     style.title(axes, f"{trials} in {nodes}" + (" (the wider, the more trials)" if len(book.trials) > 1 else ""))
@@ -134,20 +135,24 @@ def draw_stage_tree(book: Book) -> Figure:
     if pitch >= _LABELLED:
         _name_ends(axes, book, shown, rows)
     if values:
-        bar = figure.colorbar(
-            ScalarMappable(scale, shades),
-            ax=axes,
-            shrink=min(1.0, _BAR / height),
-            anchor=(0.0, 1.0),
-            aspect=25,
-            pad=0.01,
-            extend=_extend(values, scale, maximize),
-        )
-        metric = style.plain(book.metric, 24)
-        bar.set_label(f"{metric}\nbest from here on", fontsize=style.LABEL, color=style.INK, parse_math=False)
-        bar.ax.tick_params(labelsize=style.SMALL, labelcolor=style.INK, width=0.6, length=3)
-        bar.outline.set_visible(False)
+        _show_scale(figure, scale, shades, style.plain(book.metric, 24), _extend(values, scale, maximize))
     return figure
+
+
+def _show_scale(figure: Figure, scale: Normalize, shades: Colormap, metric: str, extend: str) -> None:
+    """The scale of colours, beside the picture."""
+    bar = figure.colorbar(
+        ScalarMappable(scale, shades),
+        ax=figure.axes,
+        shrink=min(1.0, _BAR / figure.get_figheight()),
+        anchor=(0.0, 1.0),
+        aspect=25,
+        pad=0.01,
+        extend=extend,
+    )
+    bar.set_label(f"{metric}\nbest from here on", fontsize=style.LABEL, color=style.INK, parse_math=False)
+    bar.ax.tick_params(labelsize=style.SMALL, labelcolor=style.INK, width=0.6, length=3)
+    bar.outline.set_visible(False)
 
 
 def _connect(

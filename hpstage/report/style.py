@@ -12,9 +12,11 @@ from typing import Any
 import matplotlib
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito, "Color Universal Design" (2008): distinct under every common form of colour blindness.
 BLUE = "#0072B2"
@@ -79,17 +81,23 @@ def label(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
         axes.set_ylabel(y, fontsize=LABEL, color=INK, parse_math=False)
 
 
-def legend(axes: Axes, handles: Iterable[Any], *, columns: int | None = None) -> None:
-    """A legend above the axes, at their right end, in one line: it covers no data."""
+def counts(axis: Axis) -> None:
+    """Let the axis be one of whole numbers."""
+    axis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
+    axis.set_major_formatter("{x:,.0f}")
+
+
+def legend(axes: Axes, handles: Iterable[Any]) -> None:
+    """A legend above the axes, at their right end, in one line: it covers no data. Its labels are not the user's."""
     handles = list(handles)
     if not handles:
         return
-    drawn = axes.legend(
+    axes.legend(
         handles=handles,
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
         borderaxespad=0.1,
-        ncols=columns or len(handles),
+        ncols=len(handles),
         frameon=False,
         fontsize=SMALL,
         labelcolor=INK,
@@ -97,8 +105,6 @@ def legend(axes: Axes, handles: Iterable[Any], *, columns: int | None = None) ->
         handletextpad=0.5,
         columnspacing=1.2,
     )
-    for text in drawn.get_texts():
-        text.set_parse_math(False)
 
 
 def plain(name: object, most: int = _MOST) -> str:

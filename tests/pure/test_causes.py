@@ -175,6 +175,30 @@ def test_early_stopping_is_the_steps_that_were_never_asked_of_trials_that_are_ov
     assert found.full == 0.5 * 16 * 12
 
 
+def test_a_trial_that_another_carries_on_was_not_stopped_early() -> None:
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
+    journal = MemoryJournal()
+    for steps, extend in ((10, False), (20, True)):
+        hpstage.optimize(
+            study,
+            object(),
+            space,
+            metric="value",
+            steps=steps,
+            n_trials=4,
+            extend=extend,
+            algorithm=FullTraining(),
+            executor=SimulatedExecutor(2, step_seconds=1.0),
+            store=journal,
+        )
+    book = open_book(journal)
+    assert len(book.trials) == len(study.trials) == 8
+    found = causes(book)
+    check_identities(found)
+    assert found.early_steps == 0
+    assert found.full == 4 * 10 + 4 * 20
+
+
 def test_a_trial_that_failed_is_not_counted_as_stopped_early() -> None:
     book = open_book(optimized(hpstage.InlineExecutor(), Failing(), metric="score", algorithm=FullTraining()))
     failed = [id for id, ended in book.account.plan.ended.items() if ended.state == "FAIL"]
@@ -183,6 +207,30 @@ def test_a_trial_that_failed_is_not_counted_as_stopped_early() -> None:
     assert 0 < len(failed) < 12
     assert found.early_stopping == found.early_steps == 0.0
     assert found.alone == found.full
+
+
+def test_what_was_trained_for_trials_without_a_result_is_told_of() -> None:
+    study = optuna.create_study(study_name="study")
+    journal = MemoryJournal()
+    options = {"metric": "score", "steps": 8, "n_trials": 2, "algorithm": FullTraining(), "store": journal}
+    doomed = {"a": s.piecewise({0: 1, 3: 7})}
+    hpstage.optimize(study, Failing(), lambda trial: doomed, executor=hpstage.InlineExecutor(), **options)  # type: ignore[arg-type]
+    found = causes(open_book(journal))
+    check_identities(found)
+    assert found.full == 0.0
+    assert found.unanswered == found.train > 0.0
+
+
+def test_going_on_from_a_state_that_is_live_saves_the_mean_load_from_disk() -> None:
+    run = Search(SimulatedExecutor(1, step_seconds=1.0, load_seconds=4.0))
+    one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
+    run.run([one], [4])
+    run.run([one], [8])  # where the worker stands
+    run.run([two], [8])  # from disk
+    book = open_book(run.journal)
+    assert [charge.fact.source for charge in book.charges if charge.fact.source] == ["fresh", "continued", "disk"]
+    found = causes(book)
+    assert (found.from_disk, found.live, found.load) == (8.0, 4.0, 4.0)
 
 
 def test_idle_is_what_lies_between_the_stages_of_a_worker() -> None:

@@ -25,6 +25,8 @@ PURE = [
     "hpstage.store.sqlite",
     "hpstage.simulate",
     "hpstage.inline",
+    "hpstage.report.causes",
+    "hpstage.report.lanes",
 ]
 
 
