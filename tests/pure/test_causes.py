@@ -193,7 +193,7 @@ def test_a_trial_that_another_carries_on_was_not_stopped_early() -> None:
         )
     book = open_book(journal)
     assert len(book.trials) == len(study.trials) == 8
-    found = causes(book)
+    found = causes_of(book)
     check_identities(found)
     assert found.early_steps == 0
     assert found.full == 4 * 10 + 4 * 20
@@ -215,7 +215,7 @@ def test_what_was_trained_for_trials_without_a_result_is_told_of() -> None:
     options = {"metric": "score", "steps": 8, "n_trials": 2, "algorithm": FullTraining(), "store": journal}
     doomed = {"a": s.piecewise({0: 1, 3: 7})}
     hpstage.optimize(study, Failing(), lambda trial: doomed, executor=hpstage.InlineExecutor(), **options)  # type: ignore[arg-type]
-    found = causes(open_book(journal))
+    found = causes_of(open_book(journal))
     check_identities(found)
     assert found.full == 0.0
     assert found.unanswered == found.train > 0.0
@@ -229,7 +229,7 @@ def test_going_on_from_a_state_that_is_live_saves_the_mean_load_from_disk() -> N
     run.run([two], [8])  # from disk
     book = open_book(run.journal)
     assert [charge.fact.source for charge in book.charges if charge.fact.source] == ["fresh", "continued", "disk"]
-    found = causes(book)
+    found = causes_of(book)
     assert (found.from_disk, found.live, found.load) == (8.0, 4.0, 4.0)
 
 

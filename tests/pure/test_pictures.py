@@ -25,7 +25,6 @@ from hpstage.plan import SearchPlan
 from hpstage.report import style
 from hpstage.report.account import Account, Charge, Waste
 from hpstage.report.book import Book, open_book
-from hpstage.report.causes import causes
 from hpstage.report.lanes import Lane, extend, foremost, lanes_of, rows
 from hpstage.report.merge_rate import draw_merge_rate, moments
 from hpstage.report.metric_curves import curves, draw_metrics
@@ -323,7 +322,7 @@ def test_more_bars_than_pixels_become_an_image_whose_colours_are_the_shares_of_t
 
 def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched: tuple[hpstage.Result, Book]) -> None:
     _, book = searched
-    found = causes(book)
+    found = causes_of(book)
     level = 0.0
     for step in steps(found):
         if step.total and level:
@@ -343,7 +342,7 @@ def test_what_live_states_saved_and_all_that_was_spent_lead_to_what_was_used() -
     one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
     for added, stop in ((one, 4), (one, 8), (two, 8)):
         run.run([added], [stop])
-    found = {step.label: step.seconds for step in steps(causes(open_book(run.journal)))}
+    found = {step.label: step.seconds for step in steps(causes_of(open_book(run.journal)))}
     assert found["live states instead of disk"] == -4.0
     assert sum(found.values()) == 2 * found["used"]
 
