@@ -55,6 +55,15 @@ def test_the_report_is_that_of_the_store_and_its_place_is_printed(
     assert len(read(page.with_name("trials.csv"))) == 11
 
 
+def test_a_report_that_is_made_by_several_processes_is_the_same(store: Path, tmp_path: Path) -> None:
+    page = write_report(tmp_path / "one process", store)
+    words = [sys.executable, "-W", "error", "-m", "hpstage", "report", str(store), str(tmp_path / "forks")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in page.parent.iterdir():
+        assert path.read_bytes() == (tmp_path / "forks" / path.name).read_bytes()
+
+
 def test_one_study_can_be_reported_and_an_unknown_one_is_told(store: Path, tmp_path: Path) -> None:
     told("report", store, tmp_path / "one", "--study", "early")
     assert {row["study"] for row in read(tmp_path / "one" / "trials.csv")} == {"early"}
