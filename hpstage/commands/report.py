@@ -13,8 +13,8 @@ from hpstage.report.account import keep
 from hpstage.report.book import open_book
 
 _FOLDER = Path("hpstage-report")
-# Processes: each takes memory of its own, some 300 MiB on a plan of 100,000 stages.
-_MOST = 4
+# Processes: on a plan of 100,000 stages each takes some 400 MiB of its own.
+_MOST = 2
 
 
 def report(
