@@ -1,13 +1,14 @@
-"""How long ``hpstage status`` takes on a large plan, and what memory.
+"""How long ``hpstage status``, ``tree`` and ``report`` take on a large plan, and what memory.
 
     .venv/bin/python scripts/bench_status.py [--json FILE] [--stages 100000]
 
 The plan is that of a simulated search in SQLite: trials part at steps 10 and 20 of 30, until so many stages have been
 trained. Each figure is of a process of its own, from its start to its end.
 
-status_s, tree_s           wall seconds of ``hpstage status --json`` and ``hpstage tree``
-status_cpu_s, tree_cpu_s   their seconds of processor time, which other processes disturb less
-status_mib, tree_mib       their largest resident memory
+status_s, tree_s, report_s  wall seconds of ``hpstage status --json``, ``hpstage tree`` and ``hpstage report``
+status_cpu_s, ...          their seconds of processor time, which other processes disturb less
+status_mib, ...            their largest resident memory; of a report that of its largest process
+report_page_mib            the page that was written
 stages, trials, records    what the journal holds
 """
 
@@ -87,6 +88,8 @@ def main() -> int:
             stages = sum(isinstance(fact, StateReached) for fact in read_facts(journal))
         status_s, status_cpu_s, status_mib, written = run(folder, "status", "--json")
         tree_s, tree_cpu_s, tree_mib, _ = run(folder, "tree")
+        report_s, report_cpu_s, report_mib, _ = run(folder, "report", str(folder / "report"))
+        page_bytes = (folder / "report" / "index.html").stat().st_size
     plan = json.loads(written)["plan"]
     figures = {
         "stages": stages,
@@ -98,9 +101,13 @@ def main() -> int:
         "tree_s": tree_s,
         "tree_cpu_s": tree_cpu_s,
         "tree_mib": tree_mib,
+        "report_s": report_s,
+        "report_cpu_s": report_cpu_s,
+        "report_mib": report_mib,
+        "report_page_mib": page_bytes / 2**20,
     }
     for figure, value in figures.items():
-        print(f"{figure:<14} {value:>12,.6g}")
+        print(f"{figure:<15} {value:>12,.6g}")
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0

@@ -42,6 +42,8 @@ def export(
     hpstage export .hpstage/Digits-1f2e3d4c5b6a tables
     hpstage export "redis://head:6379?prefix=NAME" tables --format csv
     """
+    if format == Format.PARQUET:
+        _check_installed()
     tables = _frames(store) if format == Format.PARQUET else _tables(store)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,13 +70,15 @@ def _tables(store: str) -> dict[str, Table]:
 def _frames(store: str) -> dict[str, pd.DataFrame]:
     from hpstage.report.frames import frames
 
-    _check_pyarrow()
     found = frames(store)
     return {field.name: getattr(found, field.name) for field in fields(found)}
 
 
-def _check_pyarrow() -> None:
+def _check_installed() -> None:
     try:
-        import pyarrow  # noqa: F401  only whether it is there
+        import pandas  # noqa: F401  only whether it is there
+        import pyarrow  # noqa: F401
     except ImportError:
-        raise UsageError('parquet needs pyarrow: pip install "hpstage[report]", or give --format csv') from None
+        raise UsageError(
+            'parquet needs pandas and pyarrow: pip install "hpstage[report]", or give --format csv'
+        ) from None

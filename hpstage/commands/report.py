@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import gc
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hpstage.commands.terminal import clean, echo
+from hpstage.report.account import keep
+from hpstage.report.book import open_book
 
 _FOLDER = Path("hpstage-report")
+# Processes: on a plan of 100,000 stages each takes some 400 MiB of its own.
+_MOST = 2
 
 
 def report(
@@ -30,8 +34,16 @@ def report(
     hpstage report STORE reports/digits --study digits
     hpstage report "redis://head:6379?prefix=NAME"
     """
-    from hpstage.report import open_book, write_book
+    from hpstage.report.writing import write_book
 
     book = open_book(store, study)
-    gc.freeze()  # the collector need not look at all of it again
-    echo(clean(write_book(folder, book)))
+    keep(book)
+    echo(clean(write_book(folder, book, processes=_processes())))
+
+
+def _processes() -> int:
+    """How many may draw and write at a time: one where this process cannot be forked, or has threads already."""
+    threads = Path("/proc/self/task")
+    if not threads.is_dir() or len(list(threads.iterdir())) > 1:
+        return 1
+    return min(_MOST, os.cpu_count() or 1)

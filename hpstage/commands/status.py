@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import time
@@ -18,7 +17,7 @@ from hpstage.errors import UsageError
 from hpstage.events import DriverId
 from hpstage.locations import open_journal
 from hpstage.presence import Presence
-from hpstage.report.account import Account, new_account
+from hpstage.report.account import Account, keep, new_account
 from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
@@ -105,7 +104,7 @@ def status(
         try:
             while True:
                 account.catch_up(journal)
-                gc.freeze()  # the collector need not look at all of it again
+                keep(account)
                 found = status_of(account, journal)
                 text = msgspec.json.encode(found).decode() if as_json else as_text(found)
                 if text != shown:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import heapq
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from hpstage.events import NodeId
 from hpstage.forms import Constant, Form
 from hpstage.locations import open_journal
 from hpstage.nodes import Node
-from hpstage.report.account import Account, new_account
+from hpstage.report.account import Account, keep, new_account
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 
@@ -76,7 +75,7 @@ def tree(
         journal = open_journal(store, closing=closing, read_only=True)
         account = new_account(journal)
         account.catch_up(journal)
-        gc.freeze()  # the collector need not look at all of it again
+        keep(account)
     roots = branches(account, study)
     for line in draw(account, roots, depth=depth, lines=lines):
         echo(line)
@@ -91,7 +90,7 @@ def _draw(store: str, study: str | None, path: Path) -> None:
     from hpstage.report import draw_stage_tree, save
 
     book = open_book(store, study)
-    gc.freeze()
+    keep(book)
     try:
         with replacing(path) as aside:
             save(draw_stage_tree(book), aside, format=kind)

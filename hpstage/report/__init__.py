@@ -1,20 +1,16 @@
 """What was searched: tables and data frames of a plan, and its report (a page, its pictures). From the journal alone.
 
-Modules that need matplotlib are loaded when a report is written: who only reads a store has no use for it.
+What needs matplotlib is loaded when a report is written: who only reads a store has no use for it.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpstage.errors import UsageError
-from hpstage.report.account import uncollected
 from hpstage.report.book import Book, open_book
-from hpstage.report.files import replacing
 from hpstage.report.frames import Frames, frames
 from hpstage.store import Journal
 
@@ -81,38 +77,6 @@ def write_report(
         UsageError: the plan has no such study, or nothing can be written in the folder.
         StoreError: there is no plan, or it cannot be read.
     """
-    return write_book(folder, open_book(source, study))
+    from hpstage.report.writing import write_book
 
-
-def write_book(folder: str | PathLike[str], book: Book) -> Path:
-    """The same of a book that is open."""
-    place = Path(folder)
-    try:
-        with uncollected():
-            return _write(place, book)
-    except OSError as error:
-        raise UsageError(f"cannot write to {str(place)!r}: {error.strerror or error}; give another folder") from error
-
-
-def _write(place: Path, book: Book) -> Path:
-    from hpstage.report import tables
-    from hpstage.report.gallery import PICTURES
-    from hpstage.report.page import page
-    from hpstage.report.style import png
-    from hpstage.report.sums import savings_of
-
-    place.mkdir(parents=True, exist_ok=True)
-    for table in (tables.trials, tables.stages, tables.states, tables.workers):
-        with replacing(place / f"{table.__name__}.csv") as path:
-            table(book).write_csv(path)
-    pictures = {picture: png(picture.draw(book)) for picture in PICTURES}
-    for picture, drawn in pictures.items():
-        with replacing(place / f"{picture.name}.png") as path:
-            path.write_bytes(drawn)
-    saved = savings_of(book)
-    with replacing(place / "savings.json") as path:
-        path.write_text(json.dumps(saved.as_dict(), indent=2) + "\n", encoding="utf-8")
-    first = place / "index.html"
-    with replacing(first) as path:
-        path.write_text(page(book, saved, pictures), encoding="utf-8")
-    return first
+    return write_book(Path(folder), open_book(source, study))

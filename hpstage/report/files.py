@@ -11,7 +11,7 @@ from pathlib import Path
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """The path of a file to write; when that is done, it takes the place of ``path``. What fails leaves nothing."""
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
+    aside = path.with_name(f".{os.getpid()}-{path.name}")  # writers may go by the suffix
     try:
         yield aside
         aside.replace(path)

@@ -12,6 +12,7 @@ from hpstage.report.merge_rate import draw_merge_rate
 from hpstage.report.metric_curves import draw_metrics
 from hpstage.report.savings import draw_savings
 from hpstage.report.stage_tree import draw_stage_tree
+from hpstage.report.style import png
 from hpstage.report.timeline import draw_timeline
 
 
@@ -23,6 +24,9 @@ class Picture:
     title: str
     caption: str
     draw: Callable[[Book], Figure]
+
+    def png(self, book: Book) -> bytes:
+        return png(self.draw(book))
 
 
 PICTURES = (

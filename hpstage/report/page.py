@@ -32,7 +32,8 @@ _TEXT = 300  # characters of a value or a summary
 def page(book: Book, saved: Savings, pictures: Mapping[Picture, bytes]) -> str:
     """The whole page. All text that comes from the user is escaped; nothing is loaded from elsewhere."""
     rows = study_rows(book, lambda study: False)
-    name = escape(rows[0].study if len(rows) == 1 else f"{_count(len(rows), 'study', 'studies')} on one plan")
+    several = f"{len(rows):,} studies on one plan" if rows else "A plan without studies"
+    name = escape(rows[0].study if len(rows) == 1 else several)
     style = files("hpstage.report").joinpath("page.css").read_text(encoding="utf-8")
     return "\n".join(
         [
@@ -76,18 +77,19 @@ def _heading(book: Book, saved: Savings, rows: list[StudyRow]) -> Iterable[str]:
             f'<p class="note">{escape(started.algorithm)}, {escape(started.sampler)}, metric {objectives}, '
             f"begun {when}</p>"
         )
-    if saved.steps_trained:
+    over = all(row.state == "ended" for row in rows)
+    if not saved.trials:
+        yield '<p class="lead">No trial has been asked for.</p>'
+    elif saved.steps_trained or not over:
         yield (
             f'<p class="lead">{_count(saved.trials, "trial")} asked for {_count(saved.steps_asked, "step")}; '
             f"{saved.steps_trained:,} {'was' if saved.steps_trained == 1 else 'were'} trained.</p>"
         )
     elif saved.failed:
         yield f'<p class="lead">Nothing was trained: {_count(saved.failed, "trial")} failed.</p>'
-    elif not saved.trials:
-        yield '<p class="lead">No trial has been asked for.</p>'
     else:
         yield '<p class="lead">Nothing had to be trained for these trials.</p>'
-    if any(row.state != "ended" for row in rows):
+    if not over:
         under_way = sum(row.trials.get("RUNNING", 0) for row in rows)
         yield (
             f'<p class="note">The search is not over: {_count(under_way, "trial")} of it '
@@ -143,7 +145,7 @@ def _savings(saved: Savings) -> Iterable[str]:
         ("evaluating", saved.evaluate_seconds),
         ("loading checkpoints", saved.load_seconds),
         ("saving checkpoints", saved.save_seconds),
-        (f"thrown away ({_count(saved.steps_wasted, 'step')})", saved.wasted_seconds),
+        ("thrown away", saved.wasted_seconds),
     ]
     yield '<div class="wide"><table><tbody>'
     yield _row("Trials", f"{saved.trials:,}", f"{saved.failed:,} failed" if saved.failed else "")
@@ -332,8 +334,8 @@ def _short(value: object) -> str:
     return escape(text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…")
 
 
-def _count(number: int, noun: str, nouns: str | None = None) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or f'{noun}s'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _duration(seconds: float) -> str:

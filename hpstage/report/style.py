@@ -134,7 +134,17 @@ def nothing(message: str) -> Figure:
     """A picture that says why there is none."""
     drawn, axes = figure(0.8)
     axes.set_axis_off()
-    axes.text(0.5, 0.5, message, ha="center", va="center", fontsize=TITLE, color=INK, transform=axes.transAxes)
+    axes.text(
+        0.5,
+        0.5,
+        message,
+        ha="center",
+        va="center",
+        fontsize=TITLE,
+        color=INK,
+        parse_math=False,
+        transform=axes.transAxes,
+    )
     return drawn
 
 

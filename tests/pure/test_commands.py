@@ -168,6 +168,8 @@ def test_what_reads_a_store_leaves_it_as_it_is_also_what_a_dead_writer_left(
     told("status", folder)
     told("tree", folder)
     told("export", folder, tmp_path / "tables")
+    told("report", folder, tmp_path / "report")
+    told("tree", folder, "--picture", tmp_path / "tree.png")
     assert content(folder) == before
 
 
@@ -366,11 +368,11 @@ def test_a_terminal_without_the_signs_of_a_name_gets_them_escaped(store: Path) -
         assert done.returncode == 0 and sign in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("command", ["status", "tree", "export"])
+@pytest.mark.parametrize("command", ["status", "tree", "export", "report"])
 def test_help_has_examples_and_what_is_no_store_is_told(command: str, tmp_path: Path) -> None:
     helped = told(command, "--help")
     assert f"hpstage {command} .hpstage/" in helped
-    place = [str(tmp_path / "out")] if command == "export" else []
+    place = [str(tmp_path / "out")] if command in ("export", "report") else []
     done = subprocess.run(
         [sys.executable, "-m", "hpstage", command, str(tmp_path / "nothing"), *place], capture_output=True, timeout=60
     )
@@ -394,7 +396,8 @@ def test_what_cannot_be_written_or_is_not_installed_is_told(
     done = run("export", folder, tmp_path)
     assert isinstance(done.exception, HpstageError) and "--format csv" in str(done.exception)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    done = run("export", folder, tmp_path, "--format", "csv")
+    told("export", folder, tmp_path, "--format", "csv")
+    done = run("export", folder, tmp_path)
     assert isinstance(done.exception, HpstageError) and "hpstage[report]" in str(done.exception)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from fractions import Fraction
 
 import optuna
@@ -114,6 +115,8 @@ def test_frames_agree_with_the_study_and_with_what_the_search_says_it_saved() ->
     assert found.trials.number.tolist() == [t.number for t in told]
     assert found.trials.state.tolist() == [t.state.name for t in told]
     assert found.trials.value.tolist() == [t.value for t in told]
+    for name in ("lr", "late"):
+        assert found.trials[f"params_{name}"].tolist() == [t.params[name] for t in told]
     assert found.trials.steps_shared.tolist() == [t.user_attrs["hpstage:steps_shared"] for t in told]
     savings = result.savings
     assert found.trials.seconds_alone.sum() == pytest.approx(savings.worker_seconds_alone, abs=1e-3)
@@ -209,7 +212,7 @@ def test_a_plan_of_which_nothing_was_asked_has_empty_frames_with_all_their_colum
     for name in ("trials", "stages", "states", "workers"):
         empty, filled = getattr(found, name), getattr(full, name)
         assert len(empty) == 0
-        assert [c for c in filled.columns if not c.startswith(("hp_", "metrics_"))] == list(empty.columns)
+        assert [c for c in filled.columns if not c.startswith(("hp_", "metrics_", "params_"))] == list(empty.columns)
         assert (filled[empty.columns].dtypes == empty.dtypes).all()
     assert found.events.type.tolist() == ["PlanCreated"]
 
@@ -228,6 +231,27 @@ def test_hyperparameters_of_several_types_are_one_column_that_files_can_hold(tmp
     assert sorted(found.hp_a) == sorted(["1", '"one"', "2.5", "true"])
     assert set(found.hp_big) == {"-1", str(2**64 - 1)}
     found.to_parquet(tmp_path / "stages.parquet")
+
+
+def test_parameters_that_json_has_no_form_for_are_written_as_python_writes_them() -> None:
+    choices = [None, True, 1, 2.5, "text", math.inf, (1, 2), 2**70]
+    study = optuna.create_study(study_name="odd", sampler=optuna.samplers.GridSampler({"x": range(len(choices))}))
+
+    def odd(trial: optuna.Trial) -> dict[str, object]:
+        number = trial.suggest_categorical("x", list(range(len(choices))))
+        trial.suggest_categorical(f"only {number}", [choices[number]])
+        return {"a": number}
+
+    journal = MemoryJournal()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Choices for a categorical distribution")
+        hpstage.optimize(
+            study, object(), odd, metric="value", steps=2, n_trials=8, executor=SimulatedExecutor(1), store=journal
+        )
+    found = frames(journal).trials
+    told = {i: found[f"params_only {i}"].dropna().tolist() for i in range(len(choices))}
+    assert told == {0: [], 1: [True], 2: [1], 3: [2.5], 4: ["text"], 5: ["inf"], 6: ["(1, 2)"], 7: [str(2**70)]}
+    assert sorted(found.params_x) == list(range(len(choices)))
 
 
 def test_folding_piece_by_piece_as_the_journal_grows_comes_to_the_same_account() -> None:

@@ -23,8 +23,9 @@ from hpstage.driver import open_plan
 from hpstage.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan import SearchPlan
 from hpstage.report import style
-from hpstage.report.account import Account, Charge, Waste
+from hpstage.report.account import Account, ChainRecord, Charge, Waste
 from hpstage.report.book import Book, open_book
+from hpstage.report.causes import causes_of
 from hpstage.report.lanes import Lane, extend, foremost, lanes_of, rows
 from hpstage.report.merge_rate import draw_merge_rate, moments
 from hpstage.report.metric_curves import curves, draw_metrics
@@ -274,7 +275,7 @@ def test_bars_lie_before_the_time_of_their_fact_in_the_order_in_which_things_are
         Charge(reached(worker, 10.0, train=4.0, load=1.0, evaluate=2.0, save=0.5), TrialId("study/0"))
     )
     lost = ChainLost(NodeId(0), 1, worker, at=12.0, outcome="lost", seconds=1.5, steps=1)
-    account.wastes.append(Waste(lost, TrialId("study/0")))
+    account.wastes.append(Waste(lost, TrialId("study/0"), ChainRecord(None, worker, None, 2.5)))
     assert [(bar.activity, bar.began, bar.began + bar.seconds) for bar in bars(Book(account))] == [
         ("load", 2.5, 3.5),
         ("train", 3.5, 7.5),
