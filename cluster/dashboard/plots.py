@@ -20,8 +20,9 @@ from bokeh.plotting import figure
 from distributed.dashboard.components import DashboardComponent
 
 from hpstage.cluster.dashboard.board import Board, Shown
+from hpstage.cluster.dashboard.pieces import PieceState
 from hpstage.cluster.dashboard.study import curve
-from hpstage.cluster.dashboard.tree import PieceState, draw
+from hpstage.cluster.dashboard.tree import draw
 from hpstage.cluster.dashboard.work import Work, work_of
 
 Choose = Callable[[], str | None]

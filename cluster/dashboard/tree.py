@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from hpstage.cluster.dashboard.board import PlanView
+from hpstage.cluster.dashboard.pieces import PieceState, cut, running
 from hpstage.cluster.dashboard.study import Lane, StudyView
 from hpstage.events import NodeId
 from hpstage.nodes import Node
@@ -15,8 +15,6 @@ from hpstage.nodes import Node
 MOST_LANES = 1200
 """Lanes drawn: more than a screen has rows for."""
 _MOST_TEXT = 160
-
-PieceState = Literal["done", "reused", "running", "ready", "waiting", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,54 +42,19 @@ class Tree:
 
 def draw(view: PlanView, study: StudyView, most: int = MOST_LANES) -> Tree:
     """The study's tree; of one that is too large, the lanes that most trials go along, and those that run."""
-    running = _running(view)
-    lanes = _chosen(study, running, most)
+    ahead = running(view)
+    lanes = _chosen(study, ahead, most)
     rows = _rows(lanes)
     pieces: list[Piece] = []
-    failed: set[NodeId] = set()  # nodes that training cannot reach
     for lane in lanes:
         node = lane.node
-        parent = node.parent
-        if parent is not None and (parent.id in failed or view.failed.get(parent.id, node.start) < node.start):
-            failed.add(node.id)
         values = _values(node)
         pieces += [
             Piece(rows[node.id], node.id, start, stop, state, lane.trials, values)
-            for start, stop, state in _cut(view, study, lane, running.get(node.id), node.id in failed)
+            for start, stop, state in cut(view, study.name, lane, ahead.get(node.id))
         ]
     joins = [(lane.node.start, rows[lane.node.parent.id], rows[lane.node.id]) for lane in lanes if lane.node.parent]
     return Tree(pieces, joins, 1 + max(rows.values(), default=-1), len(study.lanes) - len(lanes))
-
-
-def _running(view: PlanView) -> dict[NodeId, int]:
-    """The step to which each node is being trained."""
-    ahead: dict[NodeId, int] = {}
-    for chain in view.plan.chains.values():
-        for stretch in chain.ahead():
-            ahead[stretch.node] = max(stretch.stop, ahead.get(stretch.node, 0))
-    return ahead
-
-
-def _cut(
-    view: PlanView, study: StudyView, lane: Lane, running: int | None, unreachable: bool
-) -> Iterator[tuple[int, int, PieceState]]:
-    node, reach = lane.node, lane.reach
-    at = node.start
-    for stop, owner in view.trained.get(node.id, ()):
-        if at < reach:
-            yield at, min(stop, reach), "done" if owner in ("", study.name) else "reused"
-        at = stop
-    if at < reach and running is not None and running > at:
-        yield at, min(running, reach), "running"
-        at = running
-    if at < reach:
-        if unreachable or view.failed.get(node.id, reach) < reach:
-            yield at, reach, "failed"
-        else:
-            ready = running is None and (
-                at > node.start or node.parent is None or view.front(node.parent.id) >= node.start
-            )
-            yield at, reach, "ready" if ready else "waiting"
 
 
 def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[Lane]:
