@@ -78,7 +78,7 @@ class PlanView:
         self._study_of: dict[TrialId, StudyView] = {}
         self._driven: dict[DriverId, str] = {}
         self._lanes: dict[NodeId, list[tuple[StudyView, Lane]]] = {}  # of all studies
-        self._last_on: dict[WorkerId, DriverId] = {}  # whose chain was started last on it
+        self._closed: dict[WorkerId, OpenChain] = {}  # the last on each
         self._taken_for_dead: set[tuple[str, int]] = set()  # hosts and process ids
         self._changed: set[NodeId] = set()  # nodes whose pieces are to be counted again
 
@@ -157,8 +157,11 @@ class PlanView:
             case StateReached():
                 self._reached(fact)
             case ChainClosed():
-                self._touch([plan.chains.get(fact.chain)])
+                chain = plan.chains.get(fact.chain)
+                self._touch([chain])
                 plan.apply(fact)
+                if chain is not None:
+                    self._closed[chain.worker] = chain
             case DriverLeft():
                 self._left(fact)
             case StateLost():
@@ -174,15 +177,11 @@ class PlanView:
         match fact:
             case ChainStarted():
                 self.since[fact.chain] = fact.at
-                self._last_on[fact.worker] = fact.driver
                 self._touch([self.plan.chains[fact.chain]])
             case ChainProlonged():
                 self._touch([self.plan.chains.get(fact.chain)])
             case ChainLost():
-                # It may be closed already, and the fact does not name it.
-                study = self.studies.get(self._driven.get(self._last_on.get(fact.worker, DriverId("")), ""))
-                if study is not None:
-                    study.lose(fact)
+                self._lost(fact)
             case StageFailed():
                 self.failures["evaluate" if fact.evaluating else "train"] += 1
                 if not fact.evaluating:
@@ -208,10 +207,21 @@ class PlanView:
         self._touch(chain for chain in plan.chains.values() if chain.driver == fact.driver)
         driver = plan.drivers.get(fact.driver)
         plan.apply(fact)
-        self._last_on = {worker: other for worker, other in self._last_on.items() if other != fact.driver}
         if driver is not None and fact.reason == "gone":
             self.drivers_lost += 1
             self._taken_for_dead.add((driver.host, driver.pid))
+
+    def _lost(self, fact: ChainLost) -> None:
+        """The fact does not name the chain, which runs or was closed just now; workers of two clusters may have one
+        name, but a stretch is trained by one chain at a time."""
+        chains = [chain for chain in self.plan.chains.values() if chain.worker == fact.worker]
+        chains += [self._closed[fact.worker]] if fact.worker in self._closed else []
+        for chain in chains:
+            if any(one.node == fact.node and one.start <= fact.step <= one.stop for one in chain.stretches):
+                study = self.studies.get(self.study_of(chain))
+                if study is not None:
+                    study.lose(fact)
+                return
 
     def _asked(self, fact: TargetAsked) -> None:
         study = self._study_of.get(fact.trial)
