@@ -77,7 +77,7 @@ class PlanView:
         self.drivers_rejoined = 0  # processes that joined again after that
         self._study_of: dict[TrialId, StudyView] = {}
         self._driven: dict[DriverId, str] = {}
-        self._lanes: dict[NodeId, list[tuple[StudyView, Lane]]] = {}  # of all studies
+        self._lanes: dict[NodeId, list[Lane]] = {}  # of all studies
         self._closed: dict[WorkerId, OpenChain] = {}  # the last on each
         self._taken_for_dead: set[tuple[str, int]] = set()  # hosts and process ids
         self._changed: set[NodeId] = set()  # nodes whose pieces are to be counted again
@@ -125,11 +125,14 @@ class PlanView:
         """Count the stages of lanes that have changed."""
         ahead = running(self) if self._changed else {}
         for node in self._changed:
-            for study, lane in self._lanes.get(node, ()):
+            for lane in self._lanes.get(node, ()):
+                study = lane.study
                 pieces = tuple(state for _, _, state in cut(self, study.name, lane, ahead.get(node)))
                 if pieces != lane.pieces:
-                    study.stages.subtract(lane.pieces)
-                    study.stages.update(pieces)
+                    for state in lane.pieces:
+                        study.stages[state] -= 1
+                    for state in pieces:
+                        study.stages[state] += 1
                     lane.pieces = pieces
         self._changed.clear()
 
@@ -234,7 +237,7 @@ class PlanView:
         self._driven[fact.driver] = study.name
         if new:
             for lane in study.ask(planned, asked, fact.step):
-                self._lanes.setdefault(lane.node.id, []).append((study, lane))
+                self._lanes.setdefault(lane.node.id, []).append(lane)
             self._changed.update(node.id for node, _, stop in planned.legs(fact.step) if stop > asked)
         state = self.plan.target(fact.trial, fact.step)
         if state.metrics is not None:
@@ -250,8 +253,8 @@ class PlanView:
         plan.apply(fact)
         node = plan.nodes[fact.node]
         faster = before - plan.step_seconds(node)
-        for other, lane in self._lanes.get(fact.node, ()):
-            other.repace(lane, faster)
+        for lane in self._lanes.get(fact.node, ()):
+            lane.study.repace(lane, faster)
         owner = "" if chain is None else self.study_of(chain)
         if fact.chain in self.since:
             self.since[fact.chain] = fact.at

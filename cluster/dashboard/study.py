@@ -29,6 +29,7 @@ _HISTORY = 800
 class Lane:
     """A node as far as the study's trials go along it, ``trials`` of them."""
 
+    study: StudyView
     node: Node
     reach: int
     trials: int = 0
@@ -152,7 +153,7 @@ class StudyView:
         for node, start, stop in trial.legs(step):
             lane = self.lanes.get(node.id)
             if lane is None:
-                lane = self.lanes[node.id] = Lane(node, start)
+                lane = self.lanes[node.id] = Lane(self, node, start)
                 new.append(lane)
                 if node.parent is not None:
                     self.lanes[node.parent.id].children.append(lane)
