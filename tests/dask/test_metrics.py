@@ -32,7 +32,6 @@ from tests.dask.commands import until
 from tests.dask.studies import Running, Steady, search
 
 ROOT = Path(__file__).parents[2]
-GRAFANA = ROOT / "cluster/deploy/grafana.json"
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
