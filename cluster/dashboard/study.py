@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import math
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hpstage.accounts import Totals
@@ -25,6 +25,9 @@ _HISTORY = 800
 """Points of a curve over time; beyond, every second one goes."""
 
 
+_Rank = tuple[bool, float, int, TrialId]
+
+
 @dataclass(slots=True)
 class Lane:
     """A node as far as the study's trials go along it, ``trials`` of them."""
@@ -33,9 +36,9 @@ class Lane:
     node: Node
     reach: int
     trials: int = 0
-    children: list[Lane] = field(default_factory=list)
     answered: int = 0  # steps along it of each trial, up to its farthest result
     pieces: tuple[PieceState, ...] = ()  # as they are counted
+    values: str = ""  # the hyper-parameters as text, once they were drawn
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class StudyView:
         self.lanes: dict[NodeId, Lane] = {}  # parents before children
         self.rungs: dict[int, Rung] = {}
         self.standing: dict[TrialId, Result] = {}  # the farthest of each trial that is a number
+        self._ranking: list[_Rank] = []  # of those, the best first
         self.results: deque[Result] = deque(maxlen=_RESULTS)
         self.began = started.at  # the first call
         self.history = History()  # (seconds since then, worker-seconds of the trials alone, spent)
@@ -135,12 +139,13 @@ class StudyView:
         """A further call: what was there stays."""
         self.started = started
         self.ended = False
+        self._ranking = sorted(map(self._rank, self.standing.values()))
 
     def set_trial(self, trial: TrialId, end: str | None) -> None:
         """How it ended; ``None``: it is not over."""
         if trial in self.trials:
             self.trials_by_end[self.trials[trial]] -= 1
-        self.trials[trial] = end
+        self._stand(trial, end, self.standing.get(trial))
         self.trials_by_end[end] += 1
 
     def ask(self, trial: PlannedTrial, before: int, step: int) -> list[Lane]:
@@ -155,8 +160,6 @@ class StudyView:
             if lane is None:
                 lane = self.lanes[node.id] = Lane(self, node, start)
                 new.append(lane)
-                if node.parent is not None:
-                    self.lanes[node.parent.id].children.append(lane)
             self.steps_unique += max(0, stop - lane.reach)
             lane.reach = max(lane.reach, stop)
             lane.trials += start >= before
@@ -181,7 +184,7 @@ class StudyView:
         if math.isfinite(value):
             result = Result(trial.id, step, value)
             if step > before:
-                self.standing[trial.id] = result
+                self._stand(trial.id, self.trials.get(trial.id), result)
             self.results.append(result)
             better = rung.best is None or (value > rung.best if self.maximize else value < rung.best)
             rung.best = value if better else rung.best
@@ -219,12 +222,21 @@ class StudyView:
 
     def best(self, count: int) -> list[Result]:
         """The best standing results, the best first; as in Optuna, before all others those of completed trials."""
+        return [self.standing[trial] for _, _, _, trial in self._ranking[:count]]
+
+    def _stand(self, trial: TrialId, end: str | None, result: Result | None) -> None:
+        """A trial's end or its farthest result is another now."""
+        before = self.standing.get(trial)
+        if before is not None:
+            del self._ranking[bisect_left(self._ranking, self._rank(before))]
+        self.trials[trial] = end
+        if result is not None:
+            self.standing[trial] = result
+            insort(self._ranking, self._rank(result))
+
+    def _rank(self, result: Result) -> _Rank:
         sign = -1 if self.maximize else 1
-
-        def order(result: Result) -> tuple[bool, float, int, str]:
-            return self.trials[result.trial] != "COMPLETE", sign * result.value, len(result.trial), result.trial
-
-        return heapq.nsmallest(count, self.standing.values(), key=order)
+        return self.trials[result.trial] != "COMPLETE", sign * result.value, len(result.trial), result.trial
 
     def _mark(self, at: float | None) -> None:
         if at is not None:

@@ -48,9 +48,9 @@ def draw(view: PlanView, study: StudyView, most: int = MOST_LANES) -> Tree:
     pieces: list[Piece] = []
     for lane in lanes:
         node = lane.node
-        values = _values(node)
+        lane.values = lane.values or values_text(node, node.start)
         pieces += [
-            Piece(rows[node.id], node.id, start, stop, state, lane.trials, values)
+            Piece(rows[node.id], node.id, start, stop, state, lane.trials, lane.values)
             for start, stop, state in cut(view, study.name, lane, ahead.get(node.id))
         ]
     joins = [(lane.node.start, rows[lane.node.parent.id], rows[lane.node.id]) for lane in lanes if lane.node.parent]
@@ -62,10 +62,10 @@ def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[Lane
     lanes: Iterable[Lane] = study.lanes.values()
     if len(study.lanes) > most:
         # A parent has at least the trials of its child, and the smaller id.
-        kept = {
-            lane.node.id: lane
-            for lane in heapq.nsmallest(most, study.lanes.values(), key=lambda lane: (-lane.trials, lane.node.id))
-        }
+        least = sorted([lane.trials for lane in lanes], reverse=True)[most - 1]
+        kept = {id: lane for id, lane in study.lanes.items() if lane.trials > least}
+        tied = heapq.nsmallest(most - len(kept), [id for id, lane in study.lanes.items() if lane.trials == least])
+        kept |= {id: study.lanes[id] for id in tied}
         for id in running:
             lane = study.lanes.get(id)
             for node in () if lane is None else lane.node.ancestry():
@@ -77,7 +77,10 @@ def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[Lane
 def _rows(lanes: list[Lane]) -> Mapping[NodeId, int]:
     """A row for each lane. Below a lane come its children, the latest to part first, so that no connector crosses a
     line; one that goes on where its parent's lane ends takes over its row. The same as in the report's picture."""
-    shown = {lane.node.id for lane in lanes}
+    children: dict[NodeId, list[Lane]] = {}  # of those shown
+    for lane in lanes:
+        if lane.node.parent is not None:
+            children.setdefault(lane.node.parent.id, []).append(lane)
     rows: dict[NodeId, int] = {}
     waiting = sorted((lane for lane in lanes if lane.node.parent is None), key=lambda lane: -lane.node.id)
     row, last = -1, None
@@ -87,14 +90,11 @@ def _rows(lanes: list[Lane]) -> Mapping[NodeId, int]:
         if last is None or node.parent is not last.node or node.start != last.reach:
             row += 1
         rows[node.id] = row
-        children = [child for child in lane.children if child.node.id in shown]
-        waiting += sorted(children, key=lambda child: (child.node.start, -child.trials, -child.node.id))
+        waiting += sorted(
+            children.get(node.id, ()), key=lambda child: (child.node.start, -child.trials, -child.node.id)
+        )
         last = lane
     return rows
-
-
-def _values(node: Node) -> str:
-    return values_text(node, node.start)
 
 
 def values_text(node: Node, step: int) -> str:
