@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +26,7 @@ from hpstage.events import (
     SearchEnded,
     SearchStarted,
     StageFailed,
+    StateLost,
     TrialAdded,
     TrialId,
     TrialProposed,
@@ -75,6 +78,13 @@ def check_stages(view: PlanView) -> None:
         assert Counter(piece.state for piece in tree.pieces) == +study.stages
         assert all(count >= 0 for count in study.stages.values())
         assert study.trials_by_end == Counter(study.trials.values())
+        ranked = sorted(
+            study.standing.values(),
+            key=lambda result: (
+                study.trials[result.trial] != "COMPLETE", result.value, len(result.trial), result.trial,
+            ),
+        )  # fmt: skip
+        assert study.best(5) == ranked[:5]
 
 
 wishes = searches().flatmap(
@@ -178,3 +188,22 @@ def test_a_plan_is_whole_when_a_driver_had_nothing_more_to_send() -> None:
     assert board.offer("plan", 0, records[:RECORDS]) == RECORDS and not board.plans["plan"].whole
     board.offer("plan", RECORDS, records[RECORDS : RECORDS + 1])
     assert board.plans["plan"].whole
+
+
+def test_checkpoints_that_a_budget_has_no_room_for_are_evicted_and_others_unreadable(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
+    hpstage.optimize(
+        study, Steady(None), lambda trial: {"a": trial.suggest_float("a", 0, 1)}, metric="score", steps=4, n_trials=20,
+        store=journal, checkpoints=tmp_path, checkpoint_every=1, checkpoint_budget="2 kB",
+        executor=hpstage.InlineExecutor(),
+    )  # fmt: skip
+    board = Board()
+    board.offer("plan", 0, journal.read())
+    [view] = board.plans.values()
+    lost = sum(b"StateLost" in record for record in journal.read())
+    assert lost > 0 and view.states_lost == {"evicted": lost}
+    [state, *_] = view.plan.kept.values()
+    told = msgspec.json.encode(StateLost(state.node.id, state.step, "its file is not there"))
+    board.offer("plan", len(journal), [told, told])
+    assert view.states_lost == {"evicted": lost, "unreadable": 1}
