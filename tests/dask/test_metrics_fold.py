@@ -48,10 +48,16 @@ def started(study: str) -> SearchStarted:
 class Study:
     """A driver at work on a study, with two simulated workers of its own."""
 
-    def __init__(self, name: str, journal: MemoryJournal, pid: int, seconds: float = 1.0) -> None:
+    def __init__(self, name: str, journal: MemoryJournal, pid: int) -> None:
         self.name = name
+        # A node's seconds per step change as it is trained on.
         self.executor = SimulatedExecutor(
-            2, step_seconds=seconds, evaluate_seconds=0.3, load_seconds=0.1, save_seconds=0.2, state_bytes=7
+            2,
+            step_seconds=lambda values: 0.5 + float(values["a"] or 0),
+            evaluate_seconds=0.3,
+            load_seconds=0.1,
+            save_seconds=0.2,
+            state_bytes=7,
         )
         self.plan = open_plan(journal, WORKLOAD, {})
         self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=3)
@@ -145,16 +151,18 @@ def test_stages_by_state_are_those_of_the_tree_whatever_the_users_code_raises(wi
     board = Board()
     position, failures = 0, 0
     for record in journal.read():
-        records = [record]
-        nodes = board.plans["plan"].plan.nodes if board.plans else []
-        if nodes and choose.random() < 0.3:
+        position = board.offer("plan", position, [record])
+        [view] = board.plans.values()
+        check_stages(view)
+        if view.plan.nodes and choose.random() < 0.3:
             # Training comes past it later, as that of a search does that begins again.
-            node = choose.choice(nodes)
-            failed = StageFailed(node.id, node.start + choose.randrange(4), False, UserFailure("", ""))
-            records.append(msgspec.json.encode(failed))
+            node = choose.choice(view.plan.nodes)
+            step = view.front(node.id) + choose.randrange(3)
+            failed = StageFailed(node.id, step, False, UserFailure("", ""))
+            position = board.offer("plan", position, [msgspec.json.encode(failed)])
             failures += 1
-        position = board.offer("plan", position, records)
-        check_stages(board.plans["plan"])
+            check_stages(view)
+        assert all(view.front(id) <= step for id, step in view.failed.items())
     [view] = board.plans.values()
     assert not view.problem and view.failures == ({"train": failures} if failures else {})
 
