@@ -60,7 +60,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
                 n_workers=0,
                 threads_per_worker=1,
                 memory_limit=0,
-                dashboard_address=_dashboard_address() if dashboard else ":0",
+                dashboard_address=_dashboard_address(),  # of /metrics, too
                 scheduler_kwargs={"dashboard": dashboard, "worker_ttl": _worker_ttl()},
                 config=dask.config.merge(
                     dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}

@@ -1,16 +1,16 @@
 """A page ``/hpstage`` on the Dask dashboard, and its plots one by one: the stage tree while it grows, what each worker
-trains, savings, metrics, rungs.
+trains, savings, metrics, rungs. And the same in numbers, for Prometheus, on Dask's ``/metrics``.
 
 The scheduler opens nobody's store. Drivers send it the records of their journal (``follower.py``), and it folds them
 as everyone does (``board.py``); so it shows the same plan, whoever sends, and a scheduler that was started anew is sent
-them again. Nothing is sent to a scheduler without the page.
+them again. Nothing is sent to a scheduler that shows nothing.
 
-The page is installed by ``hpstage scheduler`` and for local clusters. Elsewhere::
+Both are installed by ``hpstage scheduler`` and for local clusters. Elsewhere::
 
     dask scheduler --preload hpstage.cluster.dashboard
     hpstage.cluster.dashboard.install(client)             # on a cluster that runs
 
-A scheduler that serves no dashboard, or has no bokeh, is left as it is.
+The page needs bokeh and a dashboard, the metrics need prometheus-client; what is not there is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["dask_setup", "install"]
 
 
 def install(client: Client) -> Any:
-    """Add the page to the dashboard of the client's scheduler, if it is not there; returns whether it is there now.
+    """Add page and metrics to the client's scheduler, if they are not there; returns whether the page is there now.
 
     hpstage must be installed where the scheduler runs. For an asynchronous client, await what is returned.
     """
@@ -43,8 +43,23 @@ def dask_setup(scheduler: Scheduler) -> None:
 
 def install_on(scheduler: Scheduler) -> bool:
     """As :func:`install`, in the scheduler's process, on its loop."""
-    if importlib.util.find_spec("bokeh") is None:
-        return False
-    from hpstage.cluster.dashboard.serving import serve
+    from hpstage.cluster.dashboard.board import Board
+    from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED
 
-    return serve(scheduler)
+    present: Board | None = getattr(scheduler.handlers.get(HANDLER), "__self__", None)
+    if present is not None:
+        return present.has_page
+    board = Board()
+    if importlib.util.find_spec("bokeh") is not None:
+        from hpstage.cluster.dashboard.serving import serve
+
+        board.has_page = serve(scheduler, board)
+    measured = importlib.util.find_spec("prometheus_client") is not None
+    if measured:
+        from hpstage.cluster.dashboard.metrics import export
+
+        export(scheduler, board)
+    if board.has_page or measured:
+        scheduler.handlers[HANDLER] = board.offer
+        scheduler.set_metadata(keys=[INSTALLED], value=True)
+    return board.has_page

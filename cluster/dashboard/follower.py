@@ -29,7 +29,7 @@ _LOOK = 0.25
 _AGAIN = 3.0
 """Seconds between two looks for a page, and between two offers to it while there is nothing new: by these a scheduler
 that was started anew is noticed."""
-_RECORDS = 200
+RECORDS = 200
 """Records sent at once. The scheduler does nothing else for the 2 to 10 ms in which it folds them."""
 _PATIENCE = 3.0
 """Seconds that a last offer may take when the search is over."""
@@ -82,7 +82,7 @@ class Follower:
         if client is None or not self._is_installed(client, at_once=at_once):
             return False
         self._plan = self._plan or self._name()
-        records = self._journal.read(self._wanted, _RECORDS)
+        records = self._journal.read(self._wanted, RECORDS)
         if not self._plan or (not records and time.monotonic() < self._next_offer):
             return False
         self._next_offer = time.monotonic() + _AGAIN

@@ -9,28 +9,26 @@ from bokeh.server.tornado import BokehTornado
 from distributed.dashboard import scheduler as dask_dashboard
 
 from hpstage.cluster.dashboard.board import Board
-from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED
 from hpstage.cluster.dashboard.page import individual, page_doc
 from hpstage.cluster.dashboard.plots import PLOTS
 
 PAGE = "hpstage"
+_ENTRY = f"&#{ord(PAGE[0])};{PAGE[1:]}"
+"""The page in the navigation bar, where Dask would begin its name with a capital."""
 
 
-def serve(scheduler: Any) -> bool:
-    """Serve the page and take in what drivers send, if the scheduler has a dashboard; returns whether it has."""
+def serve(scheduler: Any, board: Board) -> bool:
+    """Serve the page of ``board``, if the scheduler has a dashboard; returns whether it has."""
     dashboards = [app for app in scheduler.http_application.applications if isinstance(app, BokehTornado)]
     if not dashboards:
         return False
-    if HANDLER in scheduler.handlers:
-        return True
-    board = Board()
     pages: dict[str, Any] = {f"/{PAGE}": partial(page_doc, board)}
     pages |= {f"/individual-{PAGE}-{name}": individual(board, plot) for name, plot in PLOTS.items()}
     # An application's pages are fixed when it is made, and Dask lists the plots of its first one only. So there is
     # another, with all pages, before the one that was there (which still serves those who are looking at it).
     theirs = dict(dask_dashboard.applications)
     variables = dask_dashboard.template_variables(scheduler)
-    variables["pages"].insert(variables["pages"].index("info") if "info" in variables["pages"] else 0, PAGE)
+    variables["pages"].insert(variables["pages"].index("info") if "info" in variables["pages"] else 0, _ENTRY)
     variables["plots"] += [
         {"url": f"individual-{PAGE}-{name}", "name": f"{PAGE} {name.replace('-', ' ')}"} for name in PLOTS
     ]
@@ -45,6 +43,4 @@ def serve(scheduler: Any) -> bool:
         dask_dashboard.applications.update(theirs)
     applications = scheduler.http_application.applications
     applications.insert(0, applications.pop())
-    scheduler.handlers[HANDLER] = board.offer
-    scheduler.set_metadata(keys=[INSTALLED], value=True)
     return True

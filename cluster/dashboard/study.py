@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import deque
+from bisect import bisect_left, insort
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from hpstage.events import NodeId, SearchStarted, TrialId
-from hpstage.nodes import PlannedTrial
+from hpstage.accounts import Totals
+from hpstage.cluster.dashboard.pieces import PieceState
+from hpstage.events import ChainLost, NodeId, SearchStarted, StateReached, TrialId
+from hpstage.nodes import Node, PlannedTrial
 from hpstage.plan import SearchPlan
-from hpstage.report.lanes import Lane, extend
+
+Activity = Literal["train", "evaluate", "load", "save", "wasted"]
+"""What workers spend their time on; ``wasted``: training that was thrown away, whatever it was for."""
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 _RESULTS = 3000
 """Results drawn as dots: the latest."""
 _HISTORY = 800
 """Points of a curve over time; beyond, every second one goes."""
+
+
+_Rank = tuple[bool, float, int, TrialId]
+
+
+@dataclass(slots=True)
+class Lane:
+    """A node as far as the study's trials go along it, ``trials`` of them."""
+
+    study: StudyView
+    node: Node
+    reach: int
+    trials: int = 0
+    answered: int = 0  # steps along it of each trial, up to its farthest result
+    pieces: tuple[PieceState, ...] = ()  # as they are counted
+    values: str = ""  # the hyper-parameters as text, once they were drawn
 
 
 @dataclass(slots=True)
@@ -63,13 +85,16 @@ class History:
 class StudyView:
     """All calls of a study together."""
 
-    def __init__(self, started: SearchStarted) -> None:
+    def __init__(self, started: SearchStarted, totals: Totals) -> None:
         self.started = started
         self.ended = False
         self.trials: dict[TrialId, str | None] = {}  # how it ended, if it did
+        self.trials_by_end: Counter[str | None] = Counter()
+        self.stages: Counter[PieceState] = Counter()  # pieces of lanes by state
         self.lanes: dict[NodeId, Lane] = {}  # parents before children
         self.rungs: dict[int, Rung] = {}
         self.standing: dict[TrialId, Result] = {}  # the farthest of each trial that is a number
+        self._ranking: list[_Rank] = []  # of those, the best first
         self.results: deque[Result] = deque(maxlen=_RESULTS)
         self.began = started.at  # the first call
         self.history = History()  # (seconds since then, worker-seconds of the trials alone, spent)
@@ -77,10 +102,14 @@ class StudyView:
         self.steps_asked = 0
         self.steps_unique = 0  # distinct ones among them
         self.steps_trained = 0
-        self.seconds_alone = 0.0  # that the results so far would have taken, each trial alone
-        self.seconds_spent = 0.0  # by the study's own chains
+        self.steps_wasted = 0
+        self.seconds: dict[Activity, float] = dict.fromkeys(ACTIVITIES, 0.0)  # of the study's own chains
+        self.chains_lost: Counter[str] = Counter()  # by outcome
+        self._totals = totals
         self._latest = 0.0
-        self._told: dict[TrialId, int] = {}  # the farthest step that was told of
+        self._answered: set[tuple[TrialId, int]] = set()
+        self._told: dict[TrialId, int] = {}  # the farthest step of them
+        self._alone = 0.0  # seconds of training that the results would have taken, each trial alone
 
     @property
     def name(self) -> str:
@@ -94,18 +123,47 @@ class StudyView:
     def merge_rate(self) -> float:
         return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
 
+    @property
+    def seconds_spent(self) -> float:
+        """By the study's own chains."""
+        return sum(self.seconds.values())
+
+    @property
+    def seconds_alone(self) -> float:
+        """That the results so far would have taken, each trial alone: :func:`hpstage.result.seconds_alone` of all."""
+        totals = self._totals
+        evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
+        return self._alone + len(self._answered) * evaluation
+
     def restart(self, started: SearchStarted) -> None:
         """A further call: what was there stays."""
         self.started = started
         self.ended = False
+        self._ranking = sorted(map(self._rank, self.standing.values()))
 
-    def ask(self, trial: PlannedTrial, before: int, step: int) -> None:
-        """``step`` was asked of a trial of which ``before`` was the farthest."""
+    def set_trial(self, trial: TrialId, end: str | None) -> None:
+        """How it ended; ``None``: it is not over."""
+        if trial in self.trials:
+            self.trials_by_end[self.trials[trial]] -= 1
+        self._stand(trial, end, self.standing.get(trial))
+        self.trials_by_end[end] += 1
+
+    def ask(self, trial: PlannedTrial, before: int, step: int) -> list[Lane]:
+        """``step`` was asked of a trial of which ``before`` was the farthest. Returns lanes that are new."""
         self.rungs.setdefault(step, Rung()).asked += 1
         if step <= before:
-            return
+            return []
+        new = []
         self.steps_asked += step - before
-        self.steps_unique += extend(self.lanes, trial, before, step)
+        for node, start, stop in trial.legs(step):
+            lane = self.lanes.get(node.id)
+            if lane is None:
+                lane = self.lanes[node.id] = Lane(self, node, start)
+                new.append(lane)
+            self.steps_unique += max(0, stop - lane.reach)
+            lane.reach = max(lane.reach, stop)
+            lane.trials += start >= before
+        return new
 
     def tell(
         self,
@@ -116,42 +174,69 @@ class StudyView:
         at: float | None = None,
     ) -> None:
         """A trial's target is reached."""
-        before = self._told.get(trial.id, 0)
-        if step <= before:
+        if (trial.id, step) in self._answered:
             return  # a call that went on asks again
-        self._told[trial.id] = step
+        self._answered.add((trial.id, step))
         value = metrics.get(self.started.metric[0], math.nan)
         rung = self.rungs.setdefault(step, Rung())
         rung.told += 1
+        before = self._told.get(trial.id, 0)
         if math.isfinite(value):
             result = Result(trial.id, step, value)
-            self.standing[trial.id] = result
+            if step > before:
+                self._stand(trial.id, self.trials.get(trial.id), result)
             self.results.append(result)
             better = rung.best is None or (value > rung.best if self.maximize else value < rung.best)
             rung.best = value if better else rung.best
-        totals = plan.totals
-        self.seconds_alone += totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
-        self.seconds_alone += sum(
-            (stop - max(start, before)) * plan.step_seconds(node)
-            for node, start, stop in trial.legs(step)
-            if stop > before
-        )
+        if step > before:
+            self._told[trial.id] = step
+            for node, start, stop in trial.legs(step):
+                if stop > before:
+                    steps = stop - max(start, before)
+                    lane = self.lanes.get(node.id)
+                    if lane is not None:  # else it was asked for before the study was heard of
+                        lane.answered += steps
+                    self._alone += steps * plan.step_seconds(node)
         self._mark(at)
 
-    def spend(self, seconds: float, at: float, *, steps: int = 0) -> None:
-        """A chain of the study's took ``seconds`` on its worker."""
-        self.seconds_spent += seconds
-        self.steps_trained += steps
-        self._mark(at)
+    def repace(self, lane: Lane, faster: float) -> None:
+        """The node's seconds per step turned out to be lower by ``faster`` than they were taken to be."""
+        self._alone -= lane.answered * faster
+
+    def spend(self, fact: StateReached) -> None:
+        """A chain of the study's came to a state."""
+        seconds = self.seconds
+        seconds["train"] += fact.train_seconds
+        seconds["load"] += fact.load_seconds
+        seconds["evaluate"] += fact.evaluate_seconds
+        seconds["save"] += fact.save_seconds
+        self.steps_trained += fact.step - fact.start
+        self._mark(fact.at)
+
+    def lose(self, fact: ChainLost) -> None:
+        """A chain of the study's was lost, or threw away what it had trained last."""
+        self.seconds["wasted"] += fact.seconds
+        self.steps_wasted += fact.steps
+        self.chains_lost[fact.outcome] += 1
+        self._mark(fact.at)
 
     def best(self, count: int) -> list[Result]:
         """The best standing results, the best first; as in Optuna, before all others those of completed trials."""
+        return [self.standing[trial] for _, _, _, trial in self._ranking[:count]]
+
+    def _stand(self, trial: TrialId, end: str | None, result: Result | None) -> None:
+        """A trial's end or its farthest result is another now."""
+        before = self.standing.get(trial)
+        if before is not None:
+            del self._ranking[bisect_left(self._ranking, self._rank(before))]
+        self.trials[trial] = end
+        if result is not None:
+            self.standing[trial] = result
+            insort(self._ranking, self._rank(result))
+
+    def _rank(self, result: Result) -> _Rank:
         sign = -1 if self.maximize else 1
-
-        def order(result: Result) -> tuple[bool, float, int, str]:
-            return self.trials[result.trial] != "COMPLETE", sign * result.value, len(result.trial), result.trial
-
-        return heapq.nsmallest(count, self.standing.values(), key=order)
+        return self.trials[result.trial] != "COMPLETE", sign * result.value, len(result.trial), result.trial
 
     def _mark(self, at: float | None) -> None:
         if at is not None:

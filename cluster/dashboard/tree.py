@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from hpstage.cluster.dashboard.board import PlanView
-from hpstage.cluster.dashboard.study import StudyView
+from hpstage.cluster.dashboard.pieces import PieceState, cut, running
+from hpstage.cluster.dashboard.study import Lane, StudyView
 from hpstage.events import NodeId
 from hpstage.nodes import Node
-from hpstage.report.lanes import Lane
 from hpstage.report.lanes import rows as lay_out
 
 MOST_LANES = 1200
 """Lanes drawn: more than a screen has rows for."""
 _MOST_TEXT = 160
-
-PieceState = Literal["done", "reused", "running", "ready", "waiting", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,54 +43,19 @@ class Tree:
 
 def draw(view: PlanView, study: StudyView, most: int = MOST_LANES) -> Tree:
     """The study's tree; of one that is too large, the lanes that most trials go along, and those that run."""
-    running = _running(view)
-    lanes = _chosen(study, running, most)
+    ahead = running(view)
+    lanes = _chosen(study, ahead, most)
     rows = lay_out(lanes)
     pieces: list[Piece] = []
-    failed: set[NodeId] = set()  # nodes that training cannot reach
     for lane in lanes:
         node = lane.node
-        parent = node.parent
-        if parent is not None and (parent.id in failed or view.failed.get(parent.id, node.start) < node.start):
-            failed.add(node.id)
-        values = _values(node)
+        lane.values = lane.values or values_text(node, node.start)
         pieces += [
-            Piece(rows[node.id], node.id, start, stop, state, lane.trials, values)
-            for start, stop, state in _cut(view, study, lane, running.get(node.id), node.id in failed)
+            Piece(rows[node.id], node.id, start, stop, state, lane.trials, lane.values)
+            for start, stop, state in cut(view, study.name, lane, ahead.get(node.id))
         ]
     joins = [(lane.node.start, rows[lane.node.parent.id], rows[lane.node.id]) for lane in lanes if lane.node.parent]
     return Tree(pieces, joins, 1 + max(rows.values(), default=-1), len(study.lanes) - len(lanes))
-
-
-def _running(view: PlanView) -> dict[NodeId, int]:
-    """The step to which each node is being trained."""
-    ahead: dict[NodeId, int] = {}
-    for chain in view.plan.chains.values():
-        for stretch in chain.ahead():
-            ahead[stretch.node] = max(stretch.stop, ahead.get(stretch.node, 0))
-    return ahead
-
-
-def _cut(
-    view: PlanView, study: StudyView, lane: Lane, running: int | None, unreachable: bool
-) -> Iterator[tuple[int, int, PieceState]]:
-    node, reach = lane.node, lane.reach
-    at = node.start
-    for stop, owner in view.trained.get(node.id, ()):
-        if at < reach:
-            yield at, min(stop, reach), "done" if owner in ("", study.name) else "reused"
-        at = stop
-    if at < reach and running is not None and running > at:
-        yield at, min(running, reach), "running"
-        at = running
-    if at < reach:
-        if unreachable or view.failed.get(node.id, reach) < reach:
-            yield at, reach, "failed"
-        else:
-            ready = running is None and (
-                at > node.start or node.parent is None or view.front(node.parent.id) >= node.start
-            )
-            yield at, reach, "ready" if ready else "waiting"
 
 
 def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[Lane]:
@@ -101,20 +63,16 @@ def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[Lane
     lanes: Iterable[Lane] = study.lanes.values()
     if len(study.lanes) > most:
         # A parent has at least the trials of its child, and the smaller id.
-        kept = {
-            lane.node.id: lane
-            for lane in heapq.nsmallest(most, study.lanes.values(), key=lambda lane: (-lane.trials, lane.node.id))
-        }
+        least = sorted([lane.trials for lane in lanes], reverse=True)[most - 1]
+        kept = {id: lane for id, lane in study.lanes.items() if lane.trials > least}
+        tied = heapq.nsmallest(most - len(kept), [id for id, lane in study.lanes.items() if lane.trials == least])
+        kept |= {id: study.lanes[id] for id in tied}
         for id in running:
             lane = study.lanes.get(id)
             for node in () if lane is None else lane.node.ancestry():
                 kept[node.id] = study.lanes[node.id]
         lanes = kept.values()
     return sorted(lanes, key=lambda lane: lane.node.id)
-
-
-def _values(node: Node) -> str:
-    return values_text(node, node.start)
 
 
 def values_text(node: Node, step: int) -> str:

@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from hpstage.events import NodeId, TrialId
 from hpstage.nodes import Node, PlannedTrial
+
+
+class Laid(Protocol):
+    """What is laid out: a node as far as some trials go along it, ``trials`` of them."""
+
+    node: Node
+    reach: int
+    trials: int
 
 
 @dataclass(slots=True)
@@ -20,6 +29,9 @@ class Lane:
     reach: int
     trials: int = 0
     children: list[Lane] = field(default_factory=list)
+
+
+_Lane = TypeVar("_Lane", bound=Laid)
 
 
 def extend(lanes: dict[NodeId, Lane], trial: PlannedTrial, before: int, step: int) -> int:
@@ -49,15 +61,17 @@ def lanes_of(trials: Mapping[TrialId, PlannedTrial]) -> dict[NodeId, Lane]:
     return lanes
 
 
-def rows(lanes: Collection[Lane]) -> dict[NodeId, int]:
+def rows(lanes: Collection[_Lane]) -> dict[NodeId, int]:
     """A row for each lane; with a lane, its parent's is among them. From the top row to the lowest.
 
     Below a lane come its children, the latest to part first, so that no connector crosses a line; one that goes on
     where its parent's lane ends takes over its row.
     """
-    shown = {lane.node.id for lane in lanes}
+    children: dict[NodeId | None, list[_Lane]] = {}
+    for lane in lanes:
+        children.setdefault(None if lane.node.parent is None else lane.node.parent.id, []).append(lane)
     found: dict[NodeId, int] = {}
-    waiting = sorted((lane for lane in lanes if lane.node.parent is None), key=lambda lane: -lane.node.id)
+    waiting = sorted(children.get(None, ()), key=lambda lane: -lane.node.id)
     row, last = -1, None
     while waiting:
         lane = waiting.pop()
@@ -65,8 +79,8 @@ def rows(lanes: Collection[Lane]) -> dict[NodeId, int]:
         if last is None or node.parent is not last.node or node.start != last.reach:
             row += 1
         found[node.id] = row
-        children = [child for child in lane.children if child.node.id in shown]
-        waiting += sorted(children, key=lambda child: (child.node.start, -child.trials, -child.node.id))
+        below = children.get(node.id, ())
+        waiting += sorted(below, key=lambda child: (child.node.start, -child.trials, -child.node.id))
         last = lane
     return found
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,8 @@ def check(view: PlanView, study: StudyView, tree: Tree) -> None:
             if id in study.trials
         )
     assert len(lanes) + tree.hidden == len(study.lanes)
+    if not tree.hidden:
+        assert Counter(piece.state for piece in tree.pieces) == +study.stages
     for node, pieces in lanes.items():
         lane = study.lanes[node]  # type: ignore[index]
         assert pieces[0][0] == lane.node.start and pieces[-1][1] == lane.reach
@@ -292,14 +296,14 @@ def forget(dask_scheduler: Any) -> None:
 
 def test_a_local_cluster_has_the_page_and_lists_the_plots(cluster: LocalCluster) -> None:
     status, text = get(base(cluster) + "/hpstage")
-    assert status == 200 and 'href="hpstage"' in text
+    assert status == 200 and '<a href="hpstage">hpstage</a>' in html.unescape(text)
     status, listed = get(base(cluster) + "/individual-plots.json")
     urls = set(json.loads(listed).values())
     assert set(PAGES) <= urls and "/individual-task-stream" in urls
     for page in PAGES:
         assert get(base(cluster) + page)[0] == 200
     status, text = get(base(cluster) + "/status")
-    assert status == 200 and text.count('href="hpstage"') == 1
+    assert status == 200 and html.unescape(text).count('href="hpstage"') == 1
 
 
 def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path) -> None:
@@ -332,7 +336,7 @@ def test_the_page_is_added_once_to_a_cluster_that_runs() -> None:
         assert get(base(cluster) + "/hpstage")[0] == 200
         listed = json.loads(get(base(cluster) + "/individual-plots.json")[1])
         assert set(PAGES) <= set(listed.values()) and "/individual-task-stream" in listed.values()
-        assert get(base(cluster) + "/status")[1].count('href="hpstage"') == 1
+        assert html.unescape(get(base(cluster) + "/status")[1]).count('href="hpstage"') == 1
 
 
 def test_the_command_serves_the_page_under_a_prefix_and_loads_what_is_configured(tmp_path: Path) -> None:
@@ -364,14 +368,16 @@ def test_the_command_serves_the_page_under_a_prefix_and_loads_what_is_configured
         scheduler.stop()
 
 
-@pytest.mark.parametrize("bokeh", [True, False])
-def test_a_scheduler_without_a_dashboard_is_left_as_it_is(bokeh: bool) -> None:
+@pytest.mark.parametrize(
+    ("dashboard", "without"), [(False, ["prometheus_client"]), (True, ["bokeh", "prometheus_client"])]
+)
+def test_a_scheduler_that_can_show_nothing_is_left_as_it_is(dashboard: bool, without: list[str]) -> None:
     script = (
         "import sys\n"
-        + ("" if bokeh else "sys.modules['bokeh'] = None\n")
-        + "from distributed import Client, LocalCluster\n"
+        f"sys.modules.update(dict.fromkeys({without}))\n"
+        "from distributed import Client, LocalCluster\n"
         "from hpstage.cluster.dashboard import install\n"
-        f"kwargs = {{'dashboard': {not bokeh}}}\n"
+        f"kwargs = {{'dashboard': {dashboard}}}\n"
         "with LocalCluster(n_workers=0, processes=False, dashboard_address=':0', scheduler_kwargs=kwargs) as cluster:\n"
         "    with Client(cluster) as client:\n"
         "        assert install(client) is False\n"

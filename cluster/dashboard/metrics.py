@@ -1,0 +1,260 @@
+"""Prometheus metrics of the plans that drivers tell a scheduler of, on Dask's ``/metrics``.
+
+Dask serves the process's registry, which holds one collector of ours for all schedulers of the process. A plan that
+several of them know is exported once. All numbers are kept while records are folded: a scrape costs the same however
+large a plan is.
+
+Counters go on where they were when a scheduler is started anew: they are those of the journal. So a plan is exported
+only when it has been read to its end once; a counter that is seen half way would count its second half twice.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hpstage.accounts import Totals
+from hpstage.cluster.dashboard.board import Board, PlanView, StateLoss
+from hpstage.cluster.dashboard.pieces import STATES
+from hpstage.cluster.dashboard.study import ACTIVITIES, Activity, StudyView
+from hpstage.events import WorkerId
+
+_MOST_STUDIES = 50
+"""Studies exported at most: those that were started last, and all at which a driver is at work."""
+_PLAN_LABEL = 12
+"""Characters of a plan's name that make its label."""
+_OUTCOMES = ("died", "lost", "closed", "unreachable", "unreadable", "full", "failed", "stopped")
+"""Of chains that are lost: each is there from the beginning, so that the first loss is an increase."""
+_LOSSES: tuple[StateLoss, ...] = ("evicted", "unreadable")
+_FAILING: tuple[Activity, ...] = ("train", "evaluate")
+
+_STUDY = ("plan", "study")
+_PLAN = ("plan",)
+_Family = tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, tuple[str, ...]]
+
+FAMILIES: Mapping[str, _Family] = {
+    "hpstage_stages": (
+        GaugeMetricFamily,
+        "Stages of the study's trials by state; reused: trained for another study.",
+        (*_STUDY, "state"),
+    ),
+    "hpstage_trials": (
+        GaugeMetricFamily,
+        "Trials of the study by state; open: not over, though the search has ended.",
+        (*_STUDY, "state"),
+    ),
+    "hpstage_steps_asked": (CounterMetricFamily, "Steps of all trials of the study, as far as asked.", _STUDY),
+    "hpstage_steps_distinct": (CounterMetricFamily, "Distinct steps among those that were asked.", _STUDY),
+    "hpstage_steps_trained": (CounterMetricFamily, "Steps that the study's own chains trained.", _STUDY),
+    "hpstage_steps_wasted": (CounterMetricFamily, "Steps that they trained and threw away.", _STUDY),
+    "hpstage_merge_rate": (GaugeMetricFamily, "Steps asked / distinct steps.", _STUDY),
+    "hpstage_worker_seconds": (
+        CounterMetricFamily,
+        "Seconds of workers (GPUs) that the study's own chains took, by activity.",
+        (*_STUDY, "activity"),
+    ),
+    "hpstage_alone_worker_seconds": (
+        GaugeMetricFamily,
+        "Estimated seconds of workers for the results so far, had each trial been trained alone.",
+        _STUDY,
+    ),
+    "hpstage_saved_worker_seconds": (
+        GaugeMetricFamily,
+        "Estimated seconds of workers saved so far: alone - used.",
+        _STUDY,
+    ),
+    "hpstage_training_workers": (GaugeMetricFamily, "Workers that train for the study now.", _STUDY),
+    "hpstage_study_drivers": (
+        GaugeMetricFamily,
+        "Drivers at work on the study; 0: it has ended, or is interrupted.",
+        _STUDY,
+    ),
+    "hpstage_chains_lost": (
+        CounterMetricFamily,
+        "Chains that were lost or threw training away, by outcome; what they did not reach is begun again.",
+        (*_STUDY, "outcome"),
+    ),
+    "hpstage_plan_steps_asked": (CounterMetricFamily, "Steps of all trials of the plan, as far as asked.", _PLAN),
+    "hpstage_plan_steps_distinct": (CounterMetricFamily, "Distinct steps among those that were asked.", _PLAN),
+    "hpstage_plan_steps_trained": (CounterMetricFamily, "Steps that were trained.", _PLAN),
+    "hpstage_plan_steps_wasted": (CounterMetricFamily, "Steps that were trained and thrown away.", _PLAN),
+    "hpstage_plan_merge_rate": (GaugeMetricFamily, "Steps asked / distinct steps, over all studies.", _PLAN),
+    "hpstage_plan_worker_seconds": (
+        CounterMetricFamily,
+        "Seconds of workers (GPUs) that the plan took, by activity.",
+        (*_PLAN, "activity"),
+    ),
+    "hpstage_plan_checkpoints": (GaugeMetricFamily, "Checkpoints that are kept.", _PLAN),
+    "hpstage_plan_checkpoint_bytes": (GaugeMetricFamily, "Bytes of the checkpoints that are kept.", _PLAN),
+    "hpstage_plan_checkpoints_lost": (
+        CounterMetricFamily,
+        "Checkpoints that are gone, by reason: evicted under a budget, or missing or damaged when they were loaded.",
+        (*_PLAN, "reason"),
+    ),
+    "hpstage_plan_failures": (
+        CounterMetricFamily,
+        "Exceptions in the user's code, by activity; stages given up because their workers died count as training.",
+        (*_PLAN, "activity"),
+    ),
+    "hpstage_plan_drivers": (GaugeMetricFamily, "Drivers that have joined the plan and not left.", _PLAN),
+    "hpstage_plan_drivers_lost": (
+        CounterMetricFamily,
+        "Drivers that were taken for dead, since their lease ran out.",
+        _PLAN,
+    ),
+    "hpstage_plan_drivers_rejoined": (
+        CounterMetricFamily,
+        "Drivers that joined again after they had been taken for dead.",
+        _PLAN,
+    ),
+    "hpstage_plan_records": (CounterMetricFamily, "Records of the journal that were read.", _PLAN),
+    "hpstage_scheduler_workers": (
+        GaugeMetricFamily,
+        "Workers of the Dask scheduler; busy: one of the plans trains on it.",
+        ("scheduler", "state"),
+    ),
+}
+"""By name, counters without their ``_total``: kind, help, labels."""
+
+_boards: weakref.WeakKeyDictionary[Any, Board] = weakref.WeakKeyDictionary()
+
+
+def export(scheduler: Any, board: Board) -> None:
+    """Export what ``board`` knows for as long as ``scheduler`` lives."""
+    _boards[scheduler] = board
+    _COLLECTOR.register()
+
+
+class _Collector(Collector):
+    def __init__(self) -> None:
+        self._registered = False
+
+    def register(self) -> None:
+        if not self._registered:
+            self._registered = True
+            REGISTRY.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        return _families().values()
+
+    def collect(self) -> Iterable[Metric]:
+        sheet = _Sheet()
+        found = [(scheduler, board) for scheduler, board in list(_boards.items()) if scheduler.status.name == "running"]
+        with ExitStack() as held:
+            for board in sorted({board for _, board in found}, key=id):
+                held.enter_context(board.lock)
+            plans: dict[str, PlanView] = {}
+            for _, board in found:
+                for plan, view in board.plans.items():
+                    known = plans.get(plan)
+                    if view.whole and not view.problem and (known is None or known.position < view.position):
+                        plans[plan] = view
+            for name, view in plans.items():
+                sheet.plan(name[:_PLAN_LABEL], view)
+            busy = {plan: view.workers() for plan, view in plans.items()}
+            driven = {plan: view.driven() for plan, view in plans.items()}
+            for plan, study in _chosen(plans, driven):
+                workers = len(busy[plan].get(study.name, ()))
+                sheet.study(plan[:_PLAN_LABEL], study, workers, driven[plan][study.name])
+            for scheduler, _ in found:
+                sheet.workers(scheduler, plans.values())
+        return sheet.families.values()
+
+
+_COLLECTOR = _Collector()
+
+
+def _families() -> dict[str, Metric]:
+    return {name: kind(name, text, labels=labels) for name, (kind, text, labels) in FAMILIES.items()}
+
+
+def _chosen(plans: Mapping[str, PlanView], driven: Mapping[str, Counter[str]]) -> list[tuple[str, StudyView]]:
+    """Studies to export, with their plans."""
+    found = [(plan, study) for plan, view in plans.items() for study in view.studies.values()]
+    found.sort(key=lambda one: one[1].started.at, reverse=True)
+    return found[:_MOST_STUDIES] + [one for one in found[_MOST_STUDIES:] if one[1].name in driven[one[0]]]
+
+
+class _Sheet:
+    """The families of one scrape, while they are filled."""
+
+    def __init__(self) -> None:
+        self.families = _families()
+
+    def _add(self, name: str, value: float, *labels: str) -> None:
+        # JSON can carry half a surrogate pair, which UTF-8 cannot: one such name would cost the whole scrape.
+        self.families[name].add_metric([label.encode("utf-8", "replace").decode() for label in labels], value)  # type: ignore[attr-defined]
+
+    def plan(self, plan: str, view: PlanView) -> None:
+        totals = view.plan.totals
+        self._add("hpstage_plan_steps_asked", totals.steps_asked, plan)
+        self._add("hpstage_plan_steps_distinct", totals.steps_unique, plan)
+        self._add("hpstage_plan_steps_trained", totals.steps_trained, plan)
+        self._add("hpstage_plan_steps_wasted", totals.steps_wasted, plan)
+        self._add("hpstage_plan_merge_rate", view.plan.merge_rate, plan)
+        for activity, seconds in _seconds(totals).items():
+            self._add("hpstage_plan_worker_seconds", seconds, plan, activity)
+        self._add("hpstage_plan_checkpoints", len(view.plan.kept), plan)
+        self._add("hpstage_plan_checkpoint_bytes", view.plan.kept_bytes, plan)
+        for reason in _LOSSES:
+            self._add("hpstage_plan_checkpoints_lost", view.states_lost[reason], plan, reason)
+        for activity in _FAILING:
+            self._add("hpstage_plan_failures", view.failures[activity], plan, activity)
+        self._add("hpstage_plan_drivers", len(view.plan.drivers), plan)
+        self._add("hpstage_plan_drivers_lost", view.drivers_lost, plan)
+        self._add("hpstage_plan_drivers_rejoined", view.drivers_rejoined, plan)
+        self._add("hpstage_plan_records", view.position, plan)
+
+    def study(self, plan: str, study: StudyView, workers: int, drivers: int) -> None:
+        labels = (plan, study.name)
+        for state in STATES:
+            self._add("hpstage_stages", study.stages[state], *labels, state)
+        unfinished = study.trials_by_end[None]
+        trials = {"running": 0, "open": 0, "complete": 0, "pruned": 0, "fail": 0}
+        trials |= {end.lower(): count for end, count in study.trials_by_end.items() if end is not None}
+        trials["open" if study.ended else "running"] = unfinished
+        for end, count in trials.items():
+            self._add("hpstage_trials", count, *labels, end)
+        self._add("hpstage_steps_asked", study.steps_asked, *labels)
+        self._add("hpstage_steps_distinct", study.steps_unique, *labels)
+        self._add("hpstage_steps_trained", study.steps_trained, *labels)
+        self._add("hpstage_steps_wasted", study.steps_wasted, *labels)
+        self._add("hpstage_merge_rate", study.merge_rate, *labels)
+        for activity, seconds in study.seconds.items():
+            self._add("hpstage_worker_seconds", seconds, *labels, activity)
+        self._add("hpstage_alone_worker_seconds", study.seconds_alone, *labels)
+        self._add("hpstage_saved_worker_seconds", study.seconds_alone - study.seconds_spent, *labels)
+        self._add("hpstage_training_workers", workers, *labels)
+        self._add("hpstage_study_drivers", drivers, *labels)
+        for outcome in dict.fromkeys((*_OUTCOMES, *study.chains_lost)):
+            self._add("hpstage_chains_lost", study.chains_lost[outcome], *labels, outcome)
+
+    def workers(self, scheduler: Any, plans: Iterable[PlanView]) -> None:
+        known = set(scheduler.workers)
+        busy: set[WorkerId] = set()
+        for view in plans:
+            for chain in view.plan.chains.values():
+                driver = view.plan.drivers.get(chain.driver)
+                if driver is not None and driver.pool == scheduler.id and chain.worker in known:
+                    busy.add(chain.worker)
+        self._add("hpstage_scheduler_workers", len(busy), scheduler.address, "busy")
+        self._add("hpstage_scheduler_workers", len(known) - len(busy), scheduler.address, "idle")
+
+
+def _seconds(totals: Totals) -> dict[Activity, float]:
+    found: dict[Activity, float] = {
+        "train": totals.train_seconds,
+        "evaluate": totals.evaluate_seconds,
+        "load": totals.load_seconds,
+        "save": totals.save_seconds,
+        "wasted": totals.wasted_seconds,
+    }
+    assert found.keys() == set(ACTIVITIES)
+    return found

@@ -1,0 +1,104 @@
+"""The Grafana dashboard of ``cluster/deploy``: it can be imported, and asks for all that is exported, and no more."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+from hpstage.cluster.dashboard.metrics import FAMILIES
+from hpstage.store import MemoryJournal
+from tests.dask.studies import Steady, search
+from tests.dask.test_metrics import scrape
+
+DASHBOARD = Path(__file__).parents[2] / "cluster/deploy/grafana.json"
+_METRIC = re.compile(r"\bhpstage_[a-z_]+")
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return found
+
+
+def shown(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def queries(dashboard: dict[str, Any]) -> list[str]:
+    found = [target["expr"] for panel in shown(dashboard) for target in panel["targets"]]
+    return found + [variable["definition"] for variable in dashboard["templating"]["list"]]
+
+
+def test_what_it_asks_for_is_exported_and_what_is_exported_is_asked_for(
+    dashboard: dict[str, Any], cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
+    search(Steady(None), client, MemoryJournal(), tmp_path / "states", name="drawn", n_trials=2)
+    exported: dict[str, set[str]] = {}
+    for name, labels in scrape(cluster):
+        exported.setdefault(name, set()).update(dict(labels))
+    assert {name for query in queries(dashboard) for name in _METRIC.findall(query)} == exported.keys()
+    for query in queries(dashboard):
+        named = set(re.findall(r'([a-z]+)=~?"', query)) | {
+            label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")
+        }
+        for name in _METRIC.findall(query):
+            assert named <= exported[name], query
+
+
+def test_states_and_legends_are_those_that_are_exported(
+    dashboard: dict[str, Any], cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
+    search(Steady(None), client, MemoryJournal(), tmp_path / "states", name="drawn", n_trials=2)
+    values: dict[tuple[str, str], set[str]] = {}
+    for name, labels in scrape(cluster):
+        for label, value in labels:
+            values.setdefault((name, label), set()).add(value)
+    for panel in shown(dashboard):
+        for target in panel["targets"]:
+            for name, wanted in re.findall(r'(hpstage_[a-z_]+)\{[^}]*state=~"([a-z|]+)"', target["expr"]):
+                assert set(wanted.split("|")) <= values[name, "state"]
+            for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+                [name] = _METRIC.findall(target["expr"])
+                assert label in FAMILIES[name.removesuffix("_total")][2]
+                coloured = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
+                if label not in ("study", "plan"):
+                    assert coloured <= values[name, label]
+
+
+def test_it_can_be_imported(dashboard: dict[str, Any]) -> None:
+    assert dashboard["id"] is None and dashboard["uid"] == "hpstage" and dashboard["schemaVersion"] >= 36
+    [source] = dashboard["__inputs"]
+    assert source["type"] == "datasource" and source["pluginId"] == "prometheus"
+    for one in [*shown(dashboard), *dashboard["templating"]["list"]]:
+        assert one["datasource"] == {"type": "prometheus", "uid": f"${{{source['name']}}}"}
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["plan", "study"]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_panels_have_units_and_descriptions_and_do_not_overlap(dashboard: dict[str, Any]) -> None:
+    for panel in shown(dashboard):
+        assert panel["title"] and panel["description"].endswith(".") and panel["fieldConfig"]["defaults"]["unit"]
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 for place in places)
+    for one, other in itertools.combinations(places, 2):
+        apart = (
+            one["x"] + one["w"] <= other["x"]
+            or other["x"] + other["w"] <= one["x"]
+            or one["y"] + one["h"] <= other["y"]
+            or other["y"] + other["h"] <= one["y"]
+        )
+        assert apart, (one, other)
+
+
+def test_rates_are_taken_of_counters_only(dashboard: dict[str, Any]) -> None:
+    for query in queries(dashboard):
+        for name in re.findall(r"(?:rate|increase)\((hpstage_[a-z_]+)", query):
+            assert FAMILIES[name.removesuffix("_total")][0].__name__ == "CounterMetricFamily" and name.endswith(
+                "_total"
+            )

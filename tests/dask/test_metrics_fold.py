@@ -1,0 +1,217 @@
+"""The numbers of the board, which are kept as records come, against those that are counted from the whole."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpstage
+from hpstage.cluster.dashboard.board import Board, PlanView
+from hpstage.cluster.dashboard.follower import RECORDS
+from hpstage.cluster.dashboard.tree import draw
+from hpstage.driver import Driver, open_plan
+from hpstage.events import (
+    DriverId,
+    DriverJoined,
+    DriverLeft,
+    Fact,
+    SearchEnded,
+    SearchStarted,
+    StageFailed,
+    StateLost,
+    TrialAdded,
+    TrialId,
+    TrialProposed,
+    UserFailure,
+    WorkerId,
+)
+from hpstage.report.account import new_account
+from hpstage.scheduling import Scheduler
+from hpstage.simulate import SimulatedExecutor
+from hpstage.store import MemoryJournal
+from tests.dask.studies import Steady, search
+from tests.pure.searches import WORKLOAD, searches
+
+
+def started(study: str) -> SearchStarted:
+    return SearchStarted(study, "algorithm", ("value",), 8, None, "sampler", 0.0, identity=study)
+
+
+class Study:
+    """A driver at work on a study, with two simulated workers of its own."""
+
+    def __init__(self, name: str, journal: MemoryJournal, pid: int) -> None:
+        self.name = name
+        # A node's seconds per step change as it is trained on.
+        self.executor = SimulatedExecutor(
+            2,
+            step_seconds=lambda values: 0.5 + float(values["a"] or 0),
+            evaluate_seconds=0.3,
+            load_seconds=0.1,
+            save_seconds=0.2,
+            state_bytes=7,
+        )
+        self.plan = open_plan(journal, WORKLOAD, {})
+        self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=3)
+        self.driver = Driver(self.plan, self.scheduler, self.executor, journal)
+        self.driver.remember([DriverJoined(DriverId(name), name, "a host", pid, 0.0), started(name)])
+        self.left = 0
+
+    def ask(self, trials: Sequence[TrialAdded], stops: Sequence[int]) -> None:
+        mine = [TrialAdded(TrialId(f"{self.name}/{i}"), added.schedules, added.steps) for i, added in enumerate(trials)]
+        proposed: list[Fact] = [TrialProposed(self.name, i, added.trial, {}) for i, added in enumerate(mine)]
+        self.driver.remember(proposed)
+        self.driver.add(mine)
+        for added, stop in zip(mine, stops, strict=True):
+            self.driver.ask(added.trial, stop)
+        self.left += len(mine)
+
+    def turn(self) -> None:
+        self.left -= len(self.driver.wait())
+
+
+def check_stages(view: PlanView) -> None:
+    for study in view.studies.values():
+        tree = draw(view, study, most=10**9)
+        assert Counter(piece.state for piece in tree.pieces) == +study.stages
+        assert all(count >= 0 for count in study.stages.values())
+        assert study.trials_by_end == Counter(study.trials.values())
+        ranked = sorted(
+            study.standing.values(),
+            key=lambda result: (
+                study.trials[result.trial] != "COMPLETE", result.value, len(result.trial), result.trial,
+            ),
+        )  # fmt: skip
+        assert study.best(5) == ranked[:5]
+
+
+wishes = searches().flatmap(
+    lambda trials: st.tuples(st.just(trials), st.lists(st.integers(1, 8), min_size=len(trials), max_size=len(trials)))
+)
+
+
+@given(st.lists(wishes, min_size=2, max_size=2), st.integers(), st.integers(1, 12), st.integers(0, 6))
+@settings(max_examples=60, deadline=None)
+def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(wishes, seed, when, deaths):
+    journal = MemoryJournal()
+    choose = random.Random(seed)
+    dying, other = Study("dying", journal, 1), Study("other", journal, 2)
+    for study, (trials, stops) in zip((dying, other), wishes, strict=True):
+        study.ask(trials, stops)
+    for number in range(deaths):
+        other.executor.join(number)
+        other.executor.kill(WorkerId(f"sim-{number}"), number + 0.5)
+    for _ in range(when):
+        choose.choice([dying, other]).turn()
+    other.driver.remember([DriverLeft(DriverId("dying"), 0.0, "gone")])
+    while other.left > 0:
+        other.turn()
+    other.driver.finish()
+    other.driver.remember([SearchEnded("other", 1.0)])
+    board = Board()
+    for position, record in enumerate(journal.read()):
+        board.offer("plan", position, [record])
+        check_stages(board.plans["plan"])
+    [view] = board.plans.values()
+    assert not view.problem and view.position == len(journal)
+    assert view.drivers_lost == 1 and view.drivers_rejoined == 0
+    at_once = Board()
+    at_once.offer("plan", 0, journal.read())
+    assert {study.name: +study.stages for study in at_once.plans["plan"].studies.values()} == {
+        study.name: +study.stages for study in view.studies.values()
+    }
+    # Whatever a study's chains took is the plan's, lost chains included: there is no other study.
+    totals = view.plan.totals
+    assert sum(study.seconds_spent for study in view.studies.values()) == pytest.approx(totals.worker_seconds)
+    assert sum(study.steps_trained for study in view.studies.values()) == totals.steps_trained
+    assert sum(study.steps_wasted for study in view.studies.values()) == totals.steps_wasted
+    account = new_account(journal)
+    account.catch_up(journal)
+    alone = sum(account.alone(trial) for trial in account.plan.trials if account.study_of(trial) == "other")
+    assert view.studies["other"].seconds_alone == pytest.approx(alone, abs=1e-3)
+
+
+@given(wishes, st.integers())
+@settings(max_examples=40, deadline=None)
+def test_stages_by_state_are_those_of_the_tree_whatever_the_users_code_raises(wish, seed):
+    journal = MemoryJournal()
+    choose = random.Random(seed)
+    study = Study("study", journal, 1)
+    study.ask(*wish)
+    while study.left > 0:
+        study.turn()
+    board = Board()
+    position, failures = 0, 0
+    for record in journal.read():
+        position = board.offer("plan", position, [record])
+        [view] = board.plans.values()
+        check_stages(view)
+        if view.plan.nodes and choose.random() < 0.3:
+            # Training comes past it later, as that of a search does that begins again.
+            node = choose.choice(view.plan.nodes)
+            step = view.front(node.id) + choose.randrange(3)
+            failed = StageFailed(node.id, step, False, UserFailure("", ""))
+            position = board.offer("plan", position, [msgspec.json.encode(failed)])
+            failures += 1
+            check_stages(view)
+        assert all(view.front(id) <= step for id, step in view.failed.items())
+    [view] = board.plans.values()
+    assert not view.problem and view.failures == ({"train": failures} if failures else {})
+
+
+def test_a_driver_that_was_taken_for_dead_and_joins_again_is_counted() -> None:
+    journal = MemoryJournal()
+    Study("first", journal, 1)
+    here = open_plan(journal, WORKLOAD, {})
+    driver = Driver(here, Scheduler(here, driver=DriverId("x"), pool="x"), SimulatedExecutor(1), journal)
+    driver.remember(
+        [
+            DriverLeft(DriverId("first"), 0.0, "gone"),
+            DriverJoined(DriverId("other"), "p", "a host", 2, 0.0),
+            DriverLeft(DriverId("other"), 0.0, "ended"),
+            DriverJoined(DriverId("again"), "p", "a host", 1, 0.0),
+            DriverJoined(DriverId("anew"), "p", "a host", 2, 0.0),
+        ]
+    )
+    board = Board()
+    board.offer("plan", 0, journal.read())
+    assert (board.plans["plan"].drivers_lost, board.plans["plan"].drivers_rejoined) == (1, 1)
+
+
+def test_a_plan_is_whole_when_a_driver_had_nothing_more_to_send() -> None:
+    journal = MemoryJournal()
+    search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=40)
+    records = journal.read()
+    assert len(records) > RECORDS
+    board = Board()
+    assert board.offer("plan", 0, []) == 0 and not board.plans["plan"].whole
+    assert board.offer("plan", 0, records[:RECORDS]) == RECORDS and not board.plans["plan"].whole
+    board.offer("plan", RECORDS, records[RECORDS : RECORDS + 1])
+    assert board.plans["plan"].whole
+
+
+def test_checkpoints_that_a_budget_has_no_room_for_are_evicted_and_others_unreadable(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
+    hpstage.optimize(
+        study, Steady(None), lambda trial: {"a": trial.suggest_float("a", 0, 1)}, metric="score", steps=4, n_trials=20,
+        store=journal, checkpoints=tmp_path, checkpoint_every=1, checkpoint_budget="2 kB",
+        executor=hpstage.InlineExecutor(),
+    )  # fmt: skip
+    board = Board()
+    board.offer("plan", 0, journal.read())
+    [view] = board.plans.values()
+    lost = sum(b"StateLost" in record for record in journal.read())
+    assert lost > 0 and view.states_lost == {"evicted": lost}
+    [state, *_] = view.plan.kept.values()
+    told = msgspec.json.encode(StateLost(state.node.id, state.step, "its file is not there"))
+    board.offer("plan", len(journal), [told, told])
+    assert view.states_lost == {"evicted": lost, "unreadable": 1}
