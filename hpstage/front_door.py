@@ -21,6 +21,7 @@ from hpstage.events import SearchStarted, WorkerId
 from hpstage.eviction import Eviction, budget_bytes
 from hpstage.executor import Executor
 from hpstage.identity import code_identity
+from hpstage.interrupt import Interruption
 from hpstage.keys import workload_key
 from hpstage.locations import open_places
 from hpstage.optuna.ledger import Ledger, samplers
@@ -77,6 +78,11 @@ def optimize(
     with a study in persistent storage; whatever was trained before, by any study on the same store, is not trained
     again.
 
+    In the main thread, the first Ctrl-C or SIGTERM stops the search cleanly: no stage is started any more, those that
+    run end at their next step with their states kept, and nothing is trained again when the search goes on. The second
+    stops at once, and loses the steps since the last states that were kept. SIGTERM then ends the process, as it does
+    by default. Signal handlers of your own are left alone.
+
     Args:
         study: an Optuna study. One with several objectives takes as many metrics, and full training.
         trainable: a ``TorchTrainable``, a function of one argument, or an object with ``setup``, ``train``,
@@ -119,6 +125,7 @@ def optimize(
         ClusterError: there are no workers, or they were all lost.
         CheckpointError: a checkpoint could not be written, and no other could go; everything before it is kept.
         TrainingError: an exception that ``catch`` does not name.
+        KeyboardInterrupt: Ctrl-C; all that was reached is kept.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
     metrics = (metric,) if isinstance(metric, str) else tuple(metric)
@@ -127,6 +134,7 @@ def optimize(
     setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)
     budget = None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget")
     with ExitStack() as closing:
+        interruption = closing.enter_context(Interruption())
         hands = _executor(executor)
         closing.callback(hands.close)
         described = {**code_identity(trainable), "sharing": "on" if sharing else "off"}
@@ -150,6 +158,7 @@ def optimize(
             catch=(catch,) if isinstance(catch, type) else tuple(catch),
             deadline=None if timeout is None else time.monotonic() + timeout,
             progress=closing.enter_context(Progress(show_progress_bar, study.study_name, n_trials)),
+            interruption=interruption,
         )
         began = time.monotonic()
         workers: list[WorkerId] = []
@@ -167,7 +176,7 @@ def optimize(
                 workers=workers,
             )
             try:
-                with joined as driver:
+                with joined as driver, interruption.heeded(hands.wake):
                     steps_before = driver.plan.totals.steps_trained
                     session = call.session(driver)
                     with _in_optimize_loop(study):
@@ -180,11 +189,6 @@ def optimize(
                     "over. It joins them again and goes on where the search is now."
                 )
                 workers = driver.abandon()
-            except KeyboardInterrupt:
-                logger.warning(
-                    "Interrupted. All that was reached is kept: the same call goes on with a study in storage."
-                )
-                raise
         plan, name = driver.plan, session.name
         before = plan.searches[name].before
         saved = savings(
@@ -215,6 +219,7 @@ class _Call:
     catch: tuple[type[Exception], ...]
     deadline: float | None
     progress: Progress
+    interruption: Interruption
 
     def session(self, driver: Driver) -> Session:
         study, setting = self.ledger.study, self.setting
@@ -244,6 +249,7 @@ class _Call:
             callbacks=self.callbacks,
             catch=self.catch,
             deadline=self.deadline,
+            interruption=self.interruption,
             on_change=lambda session: self.progress.update(driver.plan, driver.scheduler, session.finished),
         )
 

@@ -67,9 +67,10 @@ class Yielding:
             end = next((mark for mark in chain.marks if mark not in chain.fleeting), last)
             leg, step = place = max(chain.at, chain.passed)
             line = chain.legs[leg].line
-            # As far ahead as word of it takes; further each time that it came too late.
+            # As far ahead as word of it takes; further each time that it came too late, but for the first: where the
+            # chain was then, nobody knew exactly.
             spent = max(0.0, now - chain.since) if place == chain.at else 0.0
-            soon = leg, step + ((1 + int((spent + 2 * _NOTICE) / line.cost)) << chain.lateness)
+            soon = leg, step + ((1 + int((spent + 2 * _NOTICE) / line.cost)) << max(0, chain.lateness - 1))
             boundaries: tuple[Boundary, ...] = ()
             if soon < end and soon[1] < chain.legs[leg].stop:
                 chain.marks.add(soon)
