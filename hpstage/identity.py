@@ -18,7 +18,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from hpstage.errors import StateError, UsageError
-from hpstage.source import bytecode_text, globals_of, imports_of, is_users, syntax_tree, version_of
+from hpstage.source import bytecode_text, came_by_value, globals_of, imports_of, is_users, syntax_tree, version_of
 
 _FORMAT = "hpstage-code-1"
 _NOT_STATE = ("hp", "version", "data_version")
@@ -150,7 +150,7 @@ class _Walk:
             return self._instance(target)
         module = getattr(target, "__module__", None) or "builtins"
         name = getattr(target, "__qualname__", type(target).__qualname__)
-        if not is_users(module):
+        if not (is_users(module) or came_by_value(module)):
             self._library(module)
             return f"library {module}.{name}"
         if id(target) not in self._visited:
