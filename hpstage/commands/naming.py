@@ -42,7 +42,7 @@ def trainable_named(reference: str) -> object:
 
 
 def _kind(thing: object) -> str:
-    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
 
 
 def named(reference: str, what: str) -> Any:
