@@ -139,6 +139,7 @@ def optimize(
         closing.callback(hands.close)
         described = {**code_identity(trainable), "sharing": "on" if sharing else "off"}
         described |= {f"environment:{k}": v for k, v in hands.open(trainable, None).described.items()}
+        interruption.started(hands.wake)
         workload = workload_key(described)
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         hands.use(places.checkpoints)
@@ -176,12 +177,13 @@ def optimize(
                 workers=workers,
             )
             try:
-                with joined as driver, interruption.heeded(hands.wake):
+                with joined as driver:
                     steps_before = driver.plan.totals.steps_trained
                     session = call.session(driver)
                     with _in_optimize_loop(study):
                         session.run()
                     eviction.settle(driver)
+                    interruption.check()
                 break
             except LeaseLost:
                 logger.warning(

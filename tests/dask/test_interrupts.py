@@ -187,7 +187,8 @@ def test_the_first_signal_asks_and_the_second_raises() -> None:
     deeds = []
 
     def search() -> None:
-        with Interruption() as interruption, interruption.heeded(lambda: deeds.append("woken")):
+        with Interruption() as interruption:
+            interruption.started(lambda: deeds.append("woken"))
             signal.raise_signal(signal.SIGINT)
             deeds.append(f"asked: {interruption.asked}")
             signal.raise_signal(signal.SIGINT)
@@ -198,35 +199,52 @@ def test_the_first_signal_asks_and_the_second_raises() -> None:
     assert deeds == ["woken", "asked: True"]
 
 
-def test_who_was_asked_to_stop_is_interrupted_at_the_end() -> None:
+def test_who_was_asked_to_stop_and_comes_to_an_end_is_interrupted_there() -> None:
     def search() -> None:
         with Interruption() as interruption:
-            with interruption.heeded(nobody):
-                signal.raise_signal(signal.SIGINT)
-            pytest.fail("the interruption is lost")
+            interruption.started(nobody)
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         search()
 
 
-def test_a_signal_before_anything_runs_raises_at_once() -> None:
+def test_what_is_coming_up_is_torn_apart_by_the_third_signal_only() -> None:
+    deeds = []
+
     def search() -> None:
         with Interruption():
+            for number in range(4):
+                signal.raise_signal(signal.SIGINT)
+                deeds.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        search()
+    assert deeds == [0, 1]
+
+
+def test_a_search_that_was_asked_to_stop_before_it_started_does_not_start() -> None:
+    def search() -> None:
+        with Interruption() as interruption:
             signal.raise_signal(signal.SIGINT)
-            pytest.fail("nothing was there to be kept")
+            interruption.started(nobody)
+            pytest.fail("it has started")
 
     with pytest.raises(KeyboardInterrupt):
         search()
 
 
-def test_closing_is_torn_apart_by_two_more_signals_and_not_by_one() -> None:
+@pytest.mark.parametrize("signals", [1, 2])
+def test_closing_is_torn_apart_by_two_more_signals_and_not_by_one(signals: int) -> None:
     deeds = []
 
     def search() -> None:
         with Interruption() as interruption:
+            interruption.started(nobody)
             try:
-                with interruption.heeded(nobody):
+                for _ in range(signals):
                     signal.raise_signal(signal.SIGINT)
+                interruption.check()
             finally:
                 signal.raise_signal(signal.SIGINT)
                 deeds.append("closed")
@@ -243,7 +261,8 @@ def test_closing_is_torn_apart_by_two_more_signals_and_not_by_one() -> None:
 def test_handlers_of_the_users_own_stay(number: signal.Signals, own: Callable[..., object]) -> None:
     before = signal.signal(number, own)  # type: ignore[arg-type]
     try:
-        with Interruption() as interruption, interruption.heeded(nobody):
+        with Interruption() as interruption:
+            interruption.started(nobody)
             signal.raise_signal(number)
             assert not interruption.asked
         assert signal.getsignal(number) is own
