@@ -60,6 +60,9 @@ class Yielding:
 
     def part(self, running: list[RunningChain], now: float) -> list[Instruction]:
         """Instructions that end all chains as soon as can be, with the state kept from which others go on."""
+        measured = (
+            self._plan.totals.steps_trained > 0
+        )  # else what a step takes is a guess, and the chain tells where it is
         going, instructions = self._going(running)
         for chain, last in going:
             if chain.end is not None and chain.end in chain.marks and chain.end == chain.cut:
@@ -69,7 +72,7 @@ class Yielding:
             line = chain.legs[leg].line
             # As far ahead as word of it takes; further each time that it came too late, but for the first: where the
             # chain was then, nobody knew exactly.
-            spent = max(0.0, now - chain.since) if place == chain.at else 0.0
+            spent = max(0.0, now - chain.since) if place == chain.at and measured else 0.0
             soon = leg, step + ((1 + int((spent + 2 * _NOTICE) / line.cost)) << max(0, chain.lateness - 1))
             boundaries: tuple[Boundary, ...] = ()
             if soon < end and soon[1] < chain.legs[leg].stop:
