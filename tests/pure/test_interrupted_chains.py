@@ -71,6 +71,6 @@ def test_training_in_this_process_can_be_woken_at_any_step(tmp_path: Path) -> No
     assert 10 < len(Waking.trained) < 10**6
     assert plan.totals.steps_trained == len(Waking.trained), "all of it was reported"
     assert plan.totals.steps_wasted == 0
-    [(_, step)] = plan.kept
-    assert step == len(Waking.trained)
+    [state] = plan.kept.values()
+    assert state.step == len(Waking.trained)
     executor.close()
