@@ -60,9 +60,8 @@ class Yielding:
 
     def part(self, running: list[RunningChain], now: float) -> list[Instruction]:
         """Instructions that end all chains as soon as can be, with the state kept from which others go on."""
-        measured = (
-            self._plan.totals.steps_trained > 0
-        )  # else what a step takes is a guess, and the chain tells where it is
+        # Where nothing is measured yet, what a step takes is a guess, and it is the chain that tells where it is.
+        measured = self._plan.totals.steps_trained > 0
         going, instructions = self._going(running)
         for chain, last in going:
             if chain.end is not None and chain.end in chain.marks and chain.end == chain.cut:

@@ -80,7 +80,7 @@ def said(output: str) -> list[str]:
 
 def moments(where: str, most: int) -> list[int]:
     """Random ones, the same in each run."""
-    chance = random.Random(where)
+    chance = random.Random(f"{where} {most}")
     return [chance.randrange(1, 18) for _ in range(most)]
 
 
@@ -96,7 +96,17 @@ def a_place(where: str, folder: Path) -> Iterator[str]:
         yield processes.address
 
 
-@pytest.mark.parametrize(("where", "times"), [("inline", 4), ("local", 2), ("client", 2)])
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [
+        ("inline", 4),
+        ("local", 1),
+        ("client", 1),
+        pytest.param("inline", 10, marks=pytest.mark.slow),
+        pytest.param("local", 5, marks=pytest.mark.slow),
+        pytest.param("client", 5, marks=pytest.mark.slow),
+    ],
+)
 def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_once(
     where: str, times: int, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
@@ -119,13 +129,14 @@ def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_
     assert steps(tmp_path) == found["trained"] == found["unique"]
 
 
+@pytest.mark.parametrize("where", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
-    tmp_path: Path, undisturbed: dict[str, Any]
+    where: str, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    status, output = interrupted_after(tmp_path, "local", 7, signal.SIGTERM)
+    status, output = interrupted_after(tmp_path, where, 7, signal.SIGTERM)
     assert status == -signal.SIGTERM
     assert output.splitlines() == ["Stopping: keeping what runs; Ctrl-C again stops at once"]
-    with searching(tmp_path, "local") as process:
+    with searching(tmp_path, where) as process:
         process.communicate(timeout=60)
     assert found_in(tmp_path) == undisturbed
     assert steps(tmp_path) == undisturbed["unique"]
