@@ -100,7 +100,7 @@ def test_a_guard_that_guards_nothing_is_found_out_by_the_first_worker(tmp_path: 
         'if __name__ == "__main__":\n    search()\n',
         'if __name__ != "__main__":\n    raise SystemExit\nsearch()\n',
         pytest.param(
-            'def main():\n    search()\n\nif __name__ == "__main__" and True:\n    for _ in range(1):\n        main()\n',
+            'def main():\n    search()\n\nif __name__ == "__main__":\n    for _ in range(1):\n        main()\n',
             marks=pytest.mark.slow,
         ),
     ],
