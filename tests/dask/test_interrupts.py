@@ -81,7 +81,7 @@ def said(output: str) -> list[str]:
 def moments(where: str, most: int) -> list[int]:
     """Random ones, the same in each run."""
     chance = random.Random(f"{where} {most}")
-    return [chance.randrange(1, 18) for _ in range(most)]
+    return [chance.randrange(1, 12) for _ in range(most)]
 
 
 @contextmanager
@@ -112,17 +112,16 @@ def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_
 ) -> None:
     with a_place(where, tmp_path) as place:
         for moment in moments(where, times):
+            if steps(tmp_path) + moment > undisturbed["unique"] - 10:
+                break  # a call that has come to its end is not to be continued: another would add trials
             status, output = interrupted_after(tmp_path, place, moment, signal.SIGINT)
-            if (tmp_path / "found.json").exists():
-                break  # it was faster
-            assert status == -signal.SIGINT
+            assert status == -signal.SIGINT, output
             assert said(output) == ["Stopping: keeping what runs; Ctrl-C again stops at once"]
             assert output.count("Traceback") == 1
             assert "KeyboardInterrupt: interrupted; all that was reached is kept" in output.splitlines()[-1]
-        else:
-            with searching(tmp_path, place) as process:
-                output, _ = process.communicate(timeout=60)
-            assert process.returncode == 0, output
+        with searching(tmp_path, place) as process:
+            output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
     found = found_in(tmp_path)
     assert found == undisturbed
     assert found["wasted"] == 0
