@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import socket
 import threading
 import time
 import uuid
@@ -120,7 +122,7 @@ class DaskExecutor(Executor):
             raise
 
     def _open(self, packed: bytes, checkpoints: CheckpointStore | None) -> Environment:
-        self._plugin = side.TrainingPlugin(self._run, packed, ours=self._given is None)
+        self._plugin = side.TrainingPlugin(self._run, packed, driver=(socket.gethostname(), os.getpid()))
         self._where, self._security = self._place()
         try:
             connection = self._connect()

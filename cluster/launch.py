@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
+import signal
 import socket
 import warnings
 from typing import Any
@@ -15,7 +15,8 @@ from distributed import LocalCluster
 from hpstage.cluster import memory
 from hpstage.cluster.dashboard import install_on
 from hpstage.cluster.devices import environment_of, first_devices, visible_devices
-from hpstage.errors import ClusterError, UsageError
+from hpstage.cluster.main_guard import require_main_guard
+from hpstage.errors import ClusterError
 
 
 def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> LocalCluster:
@@ -29,14 +30,10 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> L
         gpus: how many GPUs to use (0: none; ``None``: all).
 
     Raises:
-        UsageError: a worker process, too, runs the script that calls this.
+        UsageError: worker processes, too, would run what calls this, since they import its script.
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UsageError(
-            "worker processes import your script, and so come to this call again; put what starts the search under "
-            '`if __name__ == "__main__":`'
-        )
+    require_main_guard()
     devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
     if n_workers is None:
         n_workers = len(devices) or CPU_COUNT
@@ -66,6 +63,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
                     dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}
                 ),
             )
+        self.sync(self._leave_ctrl_c_to_us)
         self.sync(self._add_page)
         for _ in range(n_workers):
             self.worker_spec.update(self.new_worker_spec())
@@ -79,6 +77,10 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
                     f'search under `if __name__ == "__main__":`, since workers import it'
                 ) from None
             raise
+
+    async def _leave_ctrl_c_to_us(self) -> None:
+        """Ctrl-C on a terminal goes to all its processes. The workers', children of this thread, are to go on."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     async def _add_page(self) -> None:
         install_on(self.scheduler)

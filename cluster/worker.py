@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import platform
-import signal
 import socket
 import sys
 import threading
@@ -45,11 +45,12 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
     Args:
         run: names the run.
         trainable: what the user passed, cloudpickled.
-        ours: the workers are children of the driver's process, which ends them: Ctrl-C on its terminal is for it alone.
+        driver: the driver's host and process. Signals to its group (Ctrl-C on its terminal, ``timeout``) are for it
+            alone, not for workers that it has started.
     """
 
-    def __init__(self, run: str, trainable: bytes, *, ours: bool = False) -> None:
-        self._ours = ours
+    def __init__(self, run: str, trainable: bytes, *, driver: tuple[str, int]) -> None:
+        self._driver = driver
         self.name = name_of(run)
         self._run = run
         self._trainable = trainable
@@ -59,8 +60,10 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
 
         A failure is told, not raised: a worker that joins while its plugin raises would not start.
         """
-        if self._ours and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self._driver == (socket.gethostname(), os.getppid()):
+            if os.getpgid(0) == os.getpgid(os.getppid()):
+                os.setpgid(0, 0)
+            logging.getLogger("distributed.worker.state_machine").addFilter(_is_news)
         site = _sites[self._run] = Site(self._run, worker)
         await asyncio.wrap_future(site.executor.submit(site.load, self._trainable))
         worker.log_event(self.name, {"ready": encode(site.description)})
@@ -75,6 +78,11 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
         site = _sites.get(self._run)
         if start == "executing" and finish in ("cancelled", "released") and site is not None:
             site.abandon(key)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """That a worker which its driver closes cuts its chain off is none."""
+    return not record.getMessage().endswith("ended with CancelledError")
 
 
 class Site:
@@ -137,6 +145,8 @@ class Site:
         reports: list[bytes] = []
         with _turn:
             for report in self._runner_for(checkpoints).run(chain, control):
+                if report is None:
+                    continue  # nobody pauses a chain here
                 told = encode(report)
                 # At once over the feed, which may lose; together in the result, which may not.
                 self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": told})

@@ -11,6 +11,7 @@ from hpstage.commands.export import export
 from hpstage.commands.gc import gc
 from hpstage.commands.plan import plan
 from hpstage.commands.report import report
+from hpstage.commands.run import run
 from hpstage.commands.status import status
 from hpstage.commands.tree import tree
 from hpstage.errors import HpstageError
@@ -27,6 +28,7 @@ app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
 app.command()(gc)
 app.command()(plan)
+app.command()(run)
 app.command()(status)
 app.command()(tree)
 app.command()(report)

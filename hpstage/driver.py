@@ -282,9 +282,10 @@ class Driver:
         self.scheduler.draining = True
 
     def finish(self) -> None:
-        """End what runs: what nobody waits for at once, what others wait for where they can go on from."""
+        """End what runs: what nobody waits for at once, the rest at the next step that can be, its state kept."""
         self.scheduler.draining = self.scheduler.leaving = True
         while self.scheduler.running:
+            self.scheduler.tick(self._executor.clock())  # reports may be rare
             self._perform()
             self._take(self._executor.wait(1.0))
         self.scheduler.draining = self.scheduler.leaving = False

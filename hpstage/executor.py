@@ -89,6 +89,12 @@ class Executor(ABC):
         The first call reports ``WorkerJoined`` for each worker present.
         """
 
+    def wake(self) -> None:  # noqa: B027  # most need none
+        """Have a ``wait`` that trains in the caller's own thread return at the next step, even if with no report.
+
+        Others return in time by themselves. Called from signal handlers: takes no lock.
+        """
+
     def show(self, journal: Journal) -> AbstractContextManager[object]:
         """Where the workers' cluster has a page that shows plans to people, keep that of ``journal`` on it until the
         context is left. The page is a reader like others: nothing waits for it, and it may be out of reach."""

@@ -21,6 +21,7 @@ from hpstage.events import SearchStarted, WorkerId
 from hpstage.eviction import Eviction, budget_bytes
 from hpstage.executor import Executor
 from hpstage.identity import code_identity
+from hpstage.interrupt import Interruption
 from hpstage.keys import workload_key
 from hpstage.locations import open_places
 from hpstage.optuna.ledger import Ledger, samplers
@@ -77,6 +78,11 @@ def optimize(
     with a study in persistent storage; whatever was trained before, by any study on the same store, is not trained
     again.
 
+    In the main thread, the first Ctrl-C or SIGTERM stops the search cleanly: no stage is started any more, those that
+    run end at their next step with their states kept, and nothing is trained again when the search goes on. The second
+    stops at once, and loses the steps since the last states that were kept. SIGTERM then ends the process, as it does
+    by default. Signal handlers of your own are left alone.
+
     Args:
         study: an Optuna study. One with several objectives takes as many metrics, and full training.
         trainable: a ``TorchTrainable``, a function of one argument, or an object with ``setup``, ``train``,
@@ -120,6 +126,7 @@ def optimize(
         ClusterError: there are no workers, or they were all lost.
         CheckpointError: a checkpoint could not be written, and no other could go; everything before it is kept.
         TrainingError: an exception that ``catch`` does not name.
+        KeyboardInterrupt: Ctrl-C; all that was reached is kept.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
     metrics = (metric,) if isinstance(metric, str) else tuple(metric)
@@ -128,10 +135,12 @@ def optimize(
     setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)
     budget = None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget")
     with ExitStack() as closing:
+        interruption = closing.enter_context(Interruption())
         hands = _executor(executor)
         closing.callback(hands.close)
         described = {**code_identity(trainable), "sharing": "on" if sharing else "off"}
         described |= {f"environment:{k}": v for k, v in hands.open(trainable, None).described.items()}
+        interruption.started(hands.wake)
         workload = workload_key(described)
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         hands.use(places.checkpoints)
@@ -152,6 +161,7 @@ def optimize(
             catch=(catch,) if isinstance(catch, type) else tuple(catch),
             deadline=deadline,
             progress=closing.enter_context(Progress(open_display(show_progress_bar), study, deadline=deadline)),
+            interruption=interruption,
         )
         began = time.monotonic()
         workers: list[WorkerId] = []
@@ -175,6 +185,7 @@ def optimize(
                     with _in_optimize_loop(study):
                         session.run()
                     eviction.settle(driver)
+                    interruption.check()
                 break
             except LeaseLost:
                 logger.warning(
@@ -182,11 +193,6 @@ def optimize(
                     "over. It joins them again and goes on where the search is now."
                 )
                 workers = driver.abandon()
-            except KeyboardInterrupt:
-                logger.warning(
-                    "Interrupted. All that was reached is kept: the same call goes on with a study in storage."
-                )
-                raise
         plan, name = driver.plan, session.name
         before = plan.searches[name].before
         saved = savings(
@@ -217,6 +223,7 @@ class _Call:
     catch: tuple[type[Exception], ...]
     deadline: float | None
     progress: Progress
+    interruption: Interruption
 
     def session(self, driver: Driver) -> Session:
         study, setting = self.ledger.study, self.setting
@@ -246,6 +253,7 @@ class _Call:
             callbacks=self.callbacks,
             catch=self.catch,
             deadline=self.deadline,
+            interruption=self.interruption,
             on_change=lambda session: self.progress.update(session, driver),
         )
 

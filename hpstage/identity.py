@@ -12,13 +12,14 @@ import ast
 import functools
 import hashlib
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from hpstage.errors import StateError, UsageError
-from hpstage.source import bytecode_text, globals_of, imports_of, is_users, syntax_tree, version_of
+from hpstage.source import bytecode_text, came_by_value, globals_of, imports_of, is_users, syntax_tree, version_of
 
 _FORMAT = "hpstage-code-1"
 _NOT_STATE = ("hp", "version", "data_version")
@@ -142,7 +143,7 @@ class _Walk:
         if isinstance(target, functools.partial):
             arguments = [self.refer(target.func), self.value(target.args), self.value(dict(target.keywords))]
             return f"partial({', '.join(map(str, arguments))})"
-        if isinstance(target, MethodType):
+        if isinstance(target, MethodType) and not _is_librarys(target):
             return f"{self.refer(target.__self__)}.{self.refer(target.__func__)}"
         if isinstance(target, ModuleType):
             return self._library(target.__name__) if not is_users(target.__name__) else f"module {target.__name__}"
@@ -150,7 +151,7 @@ class _Walk:
             return self._instance(target)
         module = getattr(target, "__module__", None) or "builtins"
         name = getattr(target, "__qualname__", type(target).__qualname__)
-        if not is_users(module):
+        if not (is_users(module) or came_by_value(module)):
             self._library(module)
             return f"library {module}.{name}"
         if id(target) not in self._visited:
@@ -234,6 +235,16 @@ class _Walk:
 
 # Python's own bookkeeping; what else it keeps under names like __slotnames__, sometimes late, is no function.
 _IGNORED_MEMBERS = frozenset(("_abc_impl", "__annotate__", "__annotate_func__", *_NOT_STATE))
+
+
+def _is_librarys(method: MethodType) -> bool:
+    """Whether it is a library's function, a method of an object of the library's own: ``random.shuffle``.
+
+    The state of those generators is another in each process, and before each step it is keyed from the seed.
+    """
+    module = getattr(method.__func__, "__module__", None) or "builtins"
+    library = None if is_users(module) else sys.modules.get(module)
+    return library is not None and getattr(library, method.__name__, None) == method
 
 
 def _functions_in(member: Any) -> Iterator[Any]:

@@ -24,7 +24,7 @@ class InlineExecutor(Executor):
         self._trainable: Trainable | None = None
         self._runner: ChainRunner | None = None
         self._events: deque[Report] = deque()
-        self._running: tuple[ChainId, Generator[ChainReport, None, None], Control] | None = None
+        self._running: tuple[ChainId, Generator[ChainReport | None, None, None], Control] | None = None
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         self._trainable = as_trainable(trainable)
@@ -58,15 +58,18 @@ class InlineExecutor(Executor):
         if self._running is not None and self._running[0] == chain:
             self._running[2].stop()
 
+    def wake(self) -> None:
+        if self._running is not None:
+            self._running[2].pause()
+
     def wait(self, timeout: float | None) -> list[Report]:
         if not self._events and self._running is not None:
-            report = next(self._running[1], None)
+            report = next(self._running[1])
             if report is None:
+                return []
+            self._events.append(report)
+            if isinstance(report, ChainEnded):
                 self._running = None
-            else:
-                self._events.append(report)
-                if isinstance(report, ChainEnded):
-                    self._running = None
         if not self._events and self._running is None and timeout:
             time.sleep(timeout)  # others may be at work for this driver
         events = list(self._events)

@@ -40,6 +40,7 @@ class Control:
         self._lock = threading.Lock()
         self.called = False  # read at every step without the lock: a stale value costs one step
         self.stopped = False
+        self.paused = False
 
     def amend(self, amendment: Amendment) -> None:
         with self._lock:
@@ -51,12 +52,18 @@ class Control:
             self.stopped = True
             self.called = True
 
+    def pause(self) -> None:
+        """Have the chain look up at its next step. From a signal handler, which may have come between any two lines
+        here: no lock."""
+        self.paused = True
+        self.called = True
+
     def take(self) -> list[Amendment]:
         """Amendments since the last call, in order."""
         with self._lock:
+            self.called = False  # first: a call that comes after it stands
             taken = list(self._amendments)
             self._amendments.clear()
-            self.called = False
             return taken
 
 
@@ -155,8 +162,8 @@ class ChainRunner:
         self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
 
-    def run(self, chain: Chain, control: Control) -> Generator[ChainReport, None, None]:
-        """Train a chain to its end; the last report is its ``ChainEnded``."""
+    def run(self, chain: Chain, control: Control) -> Generator[ChainReport | None, None, None]:
+        """Train a chain to its end; the last report is its ``ChainEnded``. ``None`` where it was told to pause."""
         flight = _Flight(chain)
         try:
             self._enter(chain, flight)
@@ -177,7 +184,9 @@ class ChainRunner:
         else:
             yield self._over(flight, outcome)
 
-    def _train(self, flight: _Flight, control: Control) -> Generator[ChainReport, None, Literal["done", "stopped"]]:
+    def _train(
+        self, flight: _Flight, control: Control
+    ) -> Generator[ChainReport | None, None, Literal["done", "stopped"]]:
         """Train from the chain's source on; reports boundaries, and returns how the chain ended."""
         course = flight.course
         values = Values(flight.stage)
@@ -200,6 +209,12 @@ class ChainRunner:
                 if stopped or not course.boundaries:
                     self._settle()
                     return "stopped" if stopped else "done"
+                if control.paused:
+                    control.paused = False
+                    flight.stop_clock()
+                    yield None
+                    flight.start_clock()
+                    continue
             if flight.step == flight.stage.stop:
                 flight.turn()
                 values = Values(flight.stage)

@@ -106,7 +106,7 @@ class Scheduler:
         layer = Layer(plan, self._tree, checkpoint_seconds=checkpoint_seconds, checkpoint_every=checkpoint_every)
         self._yielding = Yielding(plan, self._tree, layer)
         self._max_losses = max_losses
-        self._now = 0.0  # the latest time in a report
+        self._now = 0.0  # the latest time that was told
         self._workers: dict[WorkerId, Worker] = {}
         self._running: dict[ChainId, RunningChain] = {}
         self._others = Others(plan, self._tree, self._workers, self._running, pool)
@@ -114,7 +114,7 @@ class Scheduler:
         self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
         self.most_workers = 0
         self.draining = False  # no chain is started or prolonged any more
-        self.leaving = False  # nor goes on for others than this driver
+        self.leaving = False  # and those that run end as soon as can be
         plan.forget(driver)  # what an earlier life of this driver left
         for id, chain in plan.chains.items():
             if chain.driver in plan.drivers:
@@ -181,6 +181,10 @@ class Scheduler:
                 if gone is not None and gone.chain is not None:
                     self._lose(gone.chain, report.at, decision, report.reason)
         return decision
+
+    def tick(self, now: float) -> None:
+        """It is ``now``, on the clock of reports."""
+        self._now = max(self._now, now)
 
     def _boundary(self, report: BoundaryReached, decision: Decision) -> None:
         chain = self._running.get(report.chain)

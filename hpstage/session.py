@@ -16,6 +16,7 @@ from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Sett
 from hpstage.driver import Driver
 from hpstage.errors import TrainingError, UsageError
 from hpstage.events import SearchEnded, SearchStarted, TrialEnded, UserFailure, to_metric
+from hpstage.interrupt import Interruption
 from hpstage.optuna.ledger import Ledger
 from hpstage.roster import Roster, SessionTrial
 from hpstage.scheduling import Answer
@@ -49,6 +50,7 @@ class Session:
         callbacks: Sequence[Callback],
         catch: tuple[type[BaseException], ...],
         deadline: float | None,
+        interruption: Interruption,
         on_change: Callable[[Session], None],
     ) -> None:
         self.states: Counter[TrialState] = Counter()  # of trials that are over
@@ -67,6 +69,7 @@ class Session:
         self._callbacks = callbacks
         self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in catch)
         self._deadline = deadline
+        self._interruption = interruption
         self._on_change = on_change
         self._order: deque[tuple[int, int]] = deque()  # targets in the order of asking, if they are told in it
         self._open: set[tuple[int, int]] = set()  # targets that were asked for and not told
@@ -102,7 +105,10 @@ class Session:
     # --- the loop -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until the algorithm is done, the time is up, or a failure that is not caught stops the study."""
+        """Work until the algorithm is done, the time is up, or a failure that is not caught stops the study.
+
+        An interruption ends it early. Nothing is told any more then: the next call tells it, in the right order.
+        """
         self._roster.begin()
         for trial in self._roster.trials:
             if trial.finished:
@@ -114,6 +120,9 @@ class Session:
                 self._perform(self._search.added(trial.index))
         while True:
             self._propose()
+            if self._interruption.asked:
+                self._driver.finish()
+                return
             if not self._open and (self._stopping or not self._more()):
                 break
             if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -151,6 +160,9 @@ class Session:
         self._stopping = True
         self._driver.drain()
         while self._driver.scheduler.running:
+            if self._interruption.asked:
+                self._driver.finish()
+                return
             self._take(self._driver.wait(_HEARTBEAT))
             self._tell()
             self._on_change(self)
@@ -159,6 +171,8 @@ class Session:
 
     def _propose(self) -> None:
         while not self._stopping and self._more() and self._search.room() > 0:
+            if self._interruption.asked:
+                return
             self._exhausted = self._ledger.exhausted()
             if self._exhausted:
                 break
@@ -204,12 +218,14 @@ class Session:
     def _tell(self) -> None:
         """Tell the algorithm what is known: in the order of asking if it is synchronous, else as it comes."""
         if self.synchronous:
-            while self._order and self._order[0] in self._known:
+            while self._order and self._order[0] in self._known and not self._interruption.asked:
                 self._tell_one(self._order.popleft())
                 # Before the next result is told: what a proposal knows must not hang on what came in together.
                 self._propose()
         else:
             for target in list(self._known):
+                if self._interruption.asked:
+                    return
                 self._tell_one(target)
 
     def _tell_one(self, target: tuple[int, int]) -> None:

@@ -50,6 +50,12 @@ def is_users(module: str) -> bool:
     return bool(places) and not installed and not any(file.is_relative_to(library) for library in _LIBRARIES)
 
 
+def came_by_value(module: str) -> bool:
+    """Whether code of this module that is here was sent along, as a script's to a worker: there is no such module."""
+    package = module.partition(".")[0]
+    return package not in sys.modules and importlib.util.find_spec(package) is None
+
+
 @functools.cache
 def version_of(package: str) -> str:
     """The version of an installed package, by the name it is imported under; without importing it."""

@@ -60,6 +60,8 @@ class Yielding:
 
     def part(self, running: list[RunningChain], now: float) -> list[Instruction]:
         """Instructions that end all chains as soon as can be, with the state kept from which others go on."""
+        # Where nothing is measured yet, what a step takes is a guess, and it is the chain that tells where it is.
+        measured = self._plan.totals.steps_trained > 0
         going, instructions = self._going(running)
         for chain, last in going:
             if chain.end is not None and chain.end in chain.marks and chain.end == chain.cut:
@@ -67,9 +69,10 @@ class Yielding:
             end = next((mark for mark in chain.marks if mark not in chain.fleeting), last)
             leg, step = place = max(chain.at, chain.passed)
             line = chain.legs[leg].line
-            # As far ahead as word of it takes; further each time that it came too late.
-            spent = max(0.0, now - chain.since) if place == chain.at else 0.0
-            soon = leg, step + ((1 + int((spent + 2 * _NOTICE) / line.cost)) << chain.lateness)
+            # As far ahead as word of it takes; further each time that it came too late, but for the first: where the
+            # chain was then, nobody knew exactly.
+            spent = max(0.0, now - chain.since) if place == chain.at and measured else 0.0
+            soon = leg, step + ((1 + int((spent + 2 * _NOTICE) / line.cost)) << max(0, chain.lateness - 1))
             boundaries: tuple[Boundary, ...] = ()
             if soon < end and soon[1] < chain.legs[leg].stop:
                 chain.marks.add(soon)

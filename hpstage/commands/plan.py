@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import importlib.util
 import json
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpstage.commands.naming import algorithm_named, space_named, trainable_named
 from hpstage.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpstage.algorithm import Algorithm
     from hpstage.costs import Costs
     from hpstage.stand_in_metrics import Precedent
 
@@ -69,9 +65,7 @@ def plan(
     described = algorithm_named(algorithm)
     fleets = _numbers(gpus)
     size = None if checkpoint_bytes is None else budget_bytes(checkpoint_bytes, "--checkpoint-bytes")
-    function = named(space, "the space")
-    if not callable(function):
-        raise UsageError(f"{space} is a {type(function).__name__}; name a function of an optuna.Trial")
+    function = space_named(space)
     own = named_sampler(sampler, function, steps, seed)
     known: Costs | None = None
     precedent: Precedent | None = None
@@ -82,10 +76,7 @@ def plan(
     if trainable is not None:
         from hpstage.costs import measured
 
-        subject = named(trainable, "the trainable")
-        known = measured(
-            subject() if isinstance(subject, type) else subject, values_met(function, steps, sampler=own, most=6)
-        )
+        known = measured(trainable_named(trainable), values_met(function, steps, sampler=own, most=6))
     found = preflight(
         function,
         steps=steps,
@@ -110,87 +101,6 @@ def plan(
 def _first(*figures: Any) -> Any:
     """The first that is there; the last, if none is."""
     return next((figure for figure in figures if figure is not None), figures[-1])
-
-
-def algorithm_named(text: str) -> Algorithm:
-    """The algorithm that ``SuccessiveHalving(15, 4, tree_aware=False)`` describes; nothing but its class is called.
-
-    Raises:
-        UsageError: it is no name of ``hpstage.algos`` with plain values, or the algorithm refuses them.
-    """
-    from hpstage import algos
-    from hpstage.algorithm import Algorithm
-
-    kinds = {name: kind for name in algos.__all__ if issubclass(kind := getattr(algos, name), Algorithm)}
-    try:
-        expression = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise UsageError(f"--algorithm {text!r} cannot be read: {error.msg}") from None
-    call = expression if isinstance(expression, ast.Call) else ast.Call(expression, [], [])
-    if not isinstance(call.func, ast.Name) or call.func.id not in kinds:
-        raise UsageError(f"--algorithm {text!r}: give one of {', '.join(kinds)}, with its arguments in brackets")
-    try:
-        arguments = [ast.literal_eval(argument) for argument in call.args]
-        named_arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except ValueError:
-        raise UsageError(f"--algorithm {text!r}: arguments are plain values, such as 15 or 'asynchronous'") from None
-    try:
-        described: Algorithm = kinds[call.func.id](*arguments, **named_arguments)
-    except TypeError as error:
-        raise UsageError(f"--algorithm {text!r}: {error}") from None
-    return described
-
-
-def named(reference: str, what: str) -> Any:
-    """What ``MODULE:NAME`` or ``path/to/script.py:NAME`` names; the module is imported as if it were run from here.
-
-    Raises:
-        UsageError: there is no such module or name.
-    """
-    module_name, colon, name = reference.rpartition(":")
-    if not colon or not name:
-        raise UsageError(f"{what} is {reference!r}; give MODULE:NAME, or path/to/script.py:NAME")
-    module = _script(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
-    if not hasattr(module, name):
-        raise UsageError(f"{what} is {reference!r}, but {module_name} has no {name}")
-    return getattr(module, name)
-
-
-def _script(path: Path) -> Any:
-    path = path.resolve()
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}")
-    loaded = sys.modules.get(path.stem)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-        return loaded
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    _import_from(path.parent)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where classes of the script look for their module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[path.stem]
-        raise
-    return module
-
-
-def _module(name: str) -> Any:
-    _import_from(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and one that it imports is not
-        raise UsageError(
-            f"there is no module {name!r} here; a script is named by its path: path/to/{name}.py"
-        ) from None
-
-
-def _import_from(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

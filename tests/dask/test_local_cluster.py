@@ -14,6 +14,7 @@ from distributed import Client
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, launch, local_cluster
 from hpstage.errors import ClusterError
+from tests.dask.processes import ROOT
 from tests.dask.toys import Counter, chain, ended, outcome, workers
 
 
@@ -40,19 +41,76 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         local_cluster(gpus=2)
 
 
-def test_a_script_without_a_main_guard_is_told_so_at_once(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("from hpstage.cluster import local_cluster\nlocal_cluster(1, gpus=0)\n")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+SEARCH = """
+import optuna
+import hpstage
+from hpstage.cluster import DaskExecutor
+from tests.toys import Tape
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+def search():
+    hpstage.optimize(
+        optuna.create_study(), Tape(), lambda trial: {"a": trial.suggest_int("a", 1, 2)},
+        metric="score", steps=2, n_trials=2, executor=DaskExecutor(n_workers=1, gpus=0),
+    )
+    print("found")
+"""
+
+
+def ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    return subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode != 0
-    assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
+
+
+def test_a_script_without_a_main_guard_is_told_so_before_a_worker_starts(tmp_path: Path) -> None:
+    done = ran(tmp_path, f"{SEARCH}\nsearch()\n")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    last = done.stderr.splitlines()[-1]
+    line = len(SEARCH.splitlines()) + 2
+    assert last.startswith(
+        f"hpstage.errors.UsageError: worker processes import your script, and so would come to line {line}"
+    )
+    assert last.endswith('put what starts it under `if __name__ == "__main__":`')
+    assert not (tmp_path / ".hpstage").exists()
+
+
+def test_a_guard_that_guards_nothing_is_found_out_by_the_first_worker(tmp_path: Path) -> None:
+    done = ran(tmp_path, f"{SEARCH}\nif optuna is not None:\n    search()\n")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.startswith(
+        "hpstage: a worker process has come to the start of the search; put what starts it under"
+    )
+    assert "ClusterError: the local workers did not start" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        'if __name__ == "__main__":\n    search()\n',
+        'if __name__ != "__main__":\n    raise SystemExit\nsearch()\n',
+        pytest.param(
+            'def main():\n    search()\n\nif __name__ == "__main__":\n    for _ in range(1):\n        main()\n',
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_guard_of_any_kind_is_one(start: str, tmp_path: Path) -> None:
+    # A worker that leaves while it imports the script does not start, whoever is right: what is not refused is run.
+    done = ran(tmp_path, f"{SEARCH}\n{start}")
+    assert "UsageError" not in done.stderr
+    if "!=" not in start:
+        assert done.stdout == "found\n", done.stderr
 
 
 def test_an_executor_without_a_client_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:

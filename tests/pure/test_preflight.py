@@ -14,7 +14,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, Hyperband, MedianStopping, OptunaPruner, SuccessiveHalving
 from hpstage.cli import app
-from hpstage.commands.plan import algorithm_named, named
+from hpstage.commands.naming import algorithm_named, named
 from hpstage.costs import Timing, by_values, costs_of_plan, measured
 from hpstage.errors import StoreError, UsageError
 from hpstage.rehearsal import most_needed, values_met

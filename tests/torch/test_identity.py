@@ -6,6 +6,7 @@ import copy
 import functools
 import importlib
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -199,6 +200,26 @@ def test_the_identity_is_equal_in_every_process(tmp_path: Path) -> None:
             subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         )
     assert len(outputs) == 1
+
+
+def test_the_state_of_global_generators_does_not_count() -> None:
+    """They are keyed before each step; as they stand, they would give each process an identity of its own."""
+
+    def train(run: Any) -> Any:
+        return random.shuffle, np.random.permutation, np.random.normal, np.random.seed
+
+    before = code_identity(train)
+    random.seed(1)
+    np.random.seed(1)
+    assert code_identity(train) == before
+    generator = np.random.default_rng(0)
+
+    def draw(run: Any) -> Any:
+        return generator.normal
+
+    before = code_identity(draw)
+    generator.normal()
+    assert code_identity(draw) != before, "an object of the user's own counts as it is"
 
 
 def test_code_without_source_is_identified_by_its_bytecode() -> None:

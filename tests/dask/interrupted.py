@@ -1,0 +1,106 @@
+"""A search in a process of its own, to be interrupted: ``python -m tests.dask.interrupted FOLDER WHERE``.
+
+``WHERE`` is ``inline``, ``local`` (a local cluster) or the address of a scheduler. When it is through it writes
+found.json: every trial's state, value and intermediate values, and what was trained, wasted and distinct on the plan.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import optuna
+from distributed import Client
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
+from hpstage.cluster import DaskExecutor
+from hpstage.executor import Executor
+from tests.toys import Tape
+
+STEPS = 24
+TRIALS = 8
+SECONDS = 0.02
+
+
+class Slow(Tape):
+    """A Tape whose steps take a while, and leave a byte each in a file; one goes on for ever if it is told to.
+
+    Args:
+        folder: where ``steps`` grows, and where ``hang`` lies if the next step is not to end.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def train(self, step, hp):
+        with open(Path(self.folder) / "steps", "a") as steps:
+            steps.write(".")
+        time.sleep(SECONDS)  # stands for work
+        while (Path(self.folder) / "hang").exists():
+            time.sleep(SECONDS)
+        super().train(step, hp)
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    return {
+        "a": s.piecewise({0: trial.suggest_int("a", 1, 2), 14: trial.suggest_int("late", 1, 3)}),
+        "b": 1.0,
+    }
+
+
+def search(folder: Path, executor: Executor | Client) -> hpstage.Result:
+    study = optuna.create_study(
+        study_name="interrupted",
+        storage=JournalStorage(JournalFileBackend(str(folder / "optuna.log"))),
+        sampler=optuna.samplers.TPESampler(seed=7, n_startup_trials=3),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    return hpstage.optimize(
+        study,
+        Slow(str(folder)),
+        space,
+        metric="score",
+        steps=STEPS,
+        n_trials=TRIALS,
+        algorithm=SuccessiveHalving(min_steps=12, reduction_factor=2),
+        executor=executor,
+        store=folder / "plan",
+        checkpoint_every=1000,  # only where trials part, and at rungs
+    )
+
+
+def found(result: hpstage.Result) -> dict[str, object]:
+    totals = result.plan.totals
+    return {
+        "trials": [
+            [t.params, t.state.name, t.value, sorted(t.intermediate_values.items())] for t in result.study.trials
+        ],
+        "trained": totals.steps_trained,
+        "wasted": totals.steps_wasted,
+        "unique": totals.steps_unique,
+    }
+
+
+def main() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    folder, where = Path(sys.argv[1]), sys.argv[2]
+    if where == "inline":
+        result = search(folder, hpstage.InlineExecutor())
+    elif where == "local":
+        result = search(folder, DaskExecutor(n_workers=2, gpus=0))
+    else:
+        with Client(where, set_as_default=False) as client:
+            result = search(folder, client)
+    (folder / "found.json").write_text(json.dumps(found(result)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""``hpstage run``: a search from the command line, on a local cluster and on a given one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from typer.testing import CliRunner
+
+import hpstage
+from hpstage.cli import app
+from hpstage.commands.naming import space_named, trainable_named
+from hpstage.commands.run import as_text
+from hpstage.commands.studies import open_study
+from hpstage.driver import open_existing_plan
+from hpstage.errors import HpstageError, UsageError
+from hpstage.store import MemoryJournal, SQLiteJournal
+from tests.dask.processes import ROOT, Processes, until
+
+SCRIPT = """
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hpstage import schedule as s
+from near_the_script import TRUTH
+
+
+class Line:
+    '''Least squares by gradient descent.'''
+
+    def setup(self, hp):
+        self.w = np.zeros(3)
+
+    def train(self, step, hp):
+        with open("steps", "a") as steps:
+            steps.write(".")
+        x = np.random.normal(size=(32, 3))
+        self.w = self.w - hp["lr"] * x.T @ (x @ self.w - x @ TRUTH) / 32
+        time.sleep(0.02)
+
+    def evaluate(self):
+        return {"loss": float(np.square(self.w - TRUTH).sum()), "norm": float(np.square(self.w).sum())}
+
+    def state_dict(self):
+        return {"w": self.w}
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+class Sized(Line):
+    def __init__(self, size):
+        self.size = size
+
+
+def space(trial):
+    drop = trial.suggest_categorical("drop", [6, 8])
+    return {"lr": s.multistep(trial.suggest_categorical("lr", [0.1, 0.2]), milestones=[drop], gamma=0.5)}
+
+
+number = 3
+"""
+WORDS = ["search_it.py:Line", "search_it.py:space", "--metric", "loss", "--steps", "10", "--n-trials", "5"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command is given, with a script in it."""
+    (tmp_path / "search_it.py").write_text(SCRIPT)
+    (tmp_path / "near_the_script.py").write_text("import numpy as np\n\nTRUTH = np.array([1.0, 2.0, 3.0])\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpstage", "run", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(folder: Path, *words: str) -> tuple[int, str, str]:
+    with start(folder, *words) as process:
+        out, err = process.communicate(timeout=90)
+    return process.returncode, out, err
+
+
+def trials(folder: Path, name: str = "Line") -> list[tuple[object, ...]]:
+    storage = JournalStorage(JournalFileBackend(str(folder / ".hpstage" / "optuna.log")))
+    study = optuna.load_study(study_name=name, storage=storage)
+    return [(trial.params, trial.state.name, trial.value) for trial in study.trials]
+
+
+@pytest.fixture
+def inline(folder: Path) -> hpstage.Result:
+    """The same search in this process, by the same names."""
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
+    result = hpstage.optimize(
+        study,
+        trainable_named("search_it.py:Line"),
+        space_named("search_it.py:space"),
+        metric="loss",
+        steps=10,
+        n_trials=5,
+        executor=hpstage.InlineExecutor(),
+        store=MemoryJournal(),
+    )
+    del sys.modules["search_it"], sys.modules["near_the_script"]
+    (folder / "steps").unlink()
+    return result
+
+
+def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, inline: hpstage.Result) -> None:
+    words = [*WORDS, "--direction", "minimize", "--n-workers", "1", "--report", "report"]
+    with start(folder, *words) as process:
+        until(lambda: (folder / "steps").exists() and (folder / "steps").stat().st_size > 12, "steps")
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines() == [
+        "Stopping: keeping what runs; Ctrl-C again stops at once",
+        "hpstage: interrupted; all is kept, and the same command goes on (study Line in .hpstage/optuna.log)",
+    ]
+    status, out, err = run(folder, *words)
+    assert (status, err) == (0, "")
+    assert trials(folder) == [(trial.params, trial.state.name, trial.value) for trial in inline.study.trials]
+    assert (folder / "steps").stat().st_size == inline.savings.steps_trained == inline.savings.steps_unique
+    best = inline.best_trial
+    assert out.splitlines()[0] == f"Best trial {best.number}: loss {best.value:.6g} with {best.params}"
+    assert re.search(r"^merge rate +\d", out, re.MULTILINE)
+    assert out.splitlines()[-2:] == [
+        "study                 Line in .hpstage/optuna.log",
+        "report                report/index.html",
+    ]
+    assert (folder / "report" / "index.html").exists()
+    assert [path.name for path in (folder / ".hpstage").glob("Line-*")] != []
+
+
+def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: hpstage.Result, tmp_path: Path) -> None:
+    (folder / "near_the_script.py").rename(folder / "search_it_too.py")
+    script = SCRIPT.replace("from near_the_script import TRUTH", "TRUTH = np.array([1.0, 2.0, 3.0])")
+    (folder / "search_it.py").write_text(script.replace('"steps"', f"{str(folder / 'steps')!r}"))
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with Processes(logs, PYTHONPATH=str(ROOT)) as processes:
+        processes.scheduler()
+        processes.worker()
+        status, _, err = run(folder, *WORDS, "--direction", "minimize", "--scheduler", processes.address)
+    assert (status, err) == (0, ""), processes.logs()
+    assert trials(folder) == [(trial.params, trial.state.name, trial.value) for trial in inline.study.trials]
+    [plan] = (folder / ".hpstage").glob("Line-*/plan.sqlite")
+    journal = SQLiteJournal(plan, read_only=True)
+    header = next(iter(journal.read(0, 1)))
+    assert open_existing_plan(journal).totals.steps_trained == inline.savings.steps_trained
+    journal.close()
+    assert b"environment:numpy" in header, "the worker knows whose code it is, and which libraries it names"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["nowhere.py:Line", "search_it.py:space"], "there is no file .*nowhere.py"),
+        (["search_it.py:Lime", "search_it.py:space"], "search_it.py has no Lime"),
+        (["search_it.py:Sized", "search_it.py:space"], "cannot be made without arguments .*'size'.*name an instance"),
+        (["search_it.py:Line", "search_it.py:number"], "search_it.py:number is of type int; name a function"),
+        (["search_it.py:Line", "search_it.py:Line"], "is the class Line; name a function"),
+        (["search_it.py:Line", "search_it.py:space", "--direction", "up"], "'up': give minimize or maximize"),
+        (
+            ["search_it.py:Line", "search_it.py:space"],
+            "no study 'Line' in .hpstage/optuna.log yet; say with --direction",
+        ),
+        (["search_it.py:Line", "search_it.py:space", "--algorithm", "Magic"], "give one of ASHA, FullTraining"),
+        (["search_it.py:Line", "search_it.py:space", "--sampler", "magic"], "sampler is 'magic'; give one of"),
+        (["search_it.py:Line", "search_it.py:space", "--n-workers", "0"], "--n-workers 0"),
+        (
+            ["search_it.py:Line", "search_it.py:space", "--n-workers", "2", "--scheduler", "tcp://127.0.0.1:1"],
+            "--n-workers sizes the local cluster",
+        ),
+        (
+            ["search_it.py:Line", "search_it.py:space", "--storage", "magic://user:secret@host/it"],
+            r"--storage magic://user:\*\*\*@host/it cannot be opened",
+        ),
+        (["search_it.py:Line", "search_it.py:space", "--metric", "norm", "--direction", "minimize"], "1 objective, "),
+    ],
+)
+def test_bad_words_are_named_with_the_remedy(folder: Path, words: list[str], complaint: str) -> None:
+    told = [] if "--direction" in words or complaint.startswith("no study") else ["--direction", "minimize"]
+    command = ["run", *words, "--metric", "loss", "--steps", "10", "--n-trials", "2", *told]
+    with pytest.raises(HpstageError, match=complaint):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    assert not (folder / "steps").exists()
+    sys.modules.pop("search_it", None)
+
+
+def test_a_scheduler_that_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
+    status, out, err = run(folder, *WORDS, "--direction", "minimize", "--scheduler", "tcp://127.0.0.1:1")
+    assert (status, out) == (1, "")
+    assert err.startswith("hpstage: no scheduler answers at tcp://127.0.0.1:1 (")
+    assert len(err.splitlines()) == 1
+
+
+def test_an_error_in_the_script_is_shown_as_the_users_own(folder: Path) -> None:
+    (folder / "search_it.py").write_text("import no_such_library\n")
+    status, _, err = run(folder, *WORDS)
+    assert status == 1
+    assert err.splitlines()[-1] == "ModuleNotFoundError: No module named 'no_such_library'"
+    assert 'search_it.py", line 1' in err
+
+
+def test_a_study_that_is_there_keeps_its_direction(tmp_path: Path) -> None:
+    storage, sampler = str(tmp_path / "new" / "optuna.log"), optuna.samplers.RandomSampler(seed=0)
+    made = open_study("s", storage, directions=["maximize", "minimize"], sampler=sampler)
+    assert open_study("s", storage, directions=[], sampler=sampler).directions == made.directions
+    assert open_study("s", storage, directions=["maximize", "minimize"], sampler=sampler).sampler is sampler
+    with pytest.raises(UsageError, match="is to maximize and minimize; leave --direction out"):
+        open_study("s", storage, directions=["minimize"], sampler=sampler)
+
+
+def test_names_are_shown_and_not_obeyed(inline: hpstage.Result) -> None:
+    inline.study.enqueue_trial({"lr": 0.1})
+    shown = as_text(inline, ["\x1b[31mevil"])
+    assert "\x1b" not in shown
+    assert "\\x1b[31mevil" in shown
+    assert "1 trial not at an end yet" in shown
+
+
+def test_a_search_without_a_value_says_so(inline: hpstage.Result) -> None:
+    study = optuna.create_study()
+    assert as_text(replaced(inline, study), ["loss"]).startswith("No trial has ended with a value.\n")
+
+
+def replaced(result: hpstage.Result, study: optuna.Study) -> hpstage.Result:
+    return hpstage.Result(study, result.savings, result.store, result.plan, result.journal)
