@@ -34,11 +34,9 @@ def savings_of(book: Book) -> Savings:
     merged = plan.merged(book.trials.values())
     longest = max(book.alone.values(), default=0.0)
     bound = max(longest, (train_seconds + evaluate_seconds) / max(1, workers))
-    # What earlier searches or other studies have trained makes another task of it.
-    whole = steps_trained >= merged.steps_unique and len(book.studies) == 1
-    whole = whole and not any(
-        plan.searches[study].before.steps_trained for study in book.studies if study in plan.searches
-    )
+    # What was trained before the searches began makes another task of it.
+    began_with = [plan.searches[study].before.steps_trained for study in book.studies if study in plan.searches]
+    whole = steps_trained >= merged.steps_unique and not any(began_with)
     return Savings(
         trials=len(book.trials),
         failed=sum(1 for id, ended in plan.ended.items() if ended.state == "FAIL" and book.is_mine(id)),
