@@ -1,18 +1,25 @@
-"""The Optuna side: a sampler that shares beginnings, and samplers' random states for searches that are interrupted."""
+"""The Optuna side: a sampler that shares beginnings, plots for optuna-dashboard, samplers' random states for searches
+that are interrupted."""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpstage.optuna.saved_plots import save_stage_tree
     from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 
-__all__ = ["StageTreeSampler"]
+__all__ = ["StageTreeSampler", "save_stage_tree"]
+
+_HOMES = {"StageTreeSampler": "stage_tree_sampler", "save_stage_tree": "saved_plots"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "StageTreeSampler":
-        from hpstage.optuna.stage_tree_sampler import StageTreeSampler
-
-        return StageTreeSampler
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"hpstage.optuna.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'hpstage.optuna' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

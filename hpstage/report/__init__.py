@@ -59,6 +59,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'hpstage.report' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
 def write_report(
     folder: str | PathLike[str], source: Journal | str | PathLike[str] | Result, *, study: str | None = None
 ) -> Path:
