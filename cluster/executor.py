@@ -22,6 +22,7 @@ from hpstage.cluster import worker as side
 from hpstage.cluster.admission import environment_of, refusal
 from hpstage.cluster.connection import Connection, Departure
 from hpstage.cluster.courier import Courier
+from hpstage.cluster.dashboard import page_of
 from hpstage.cluster.dashboard.follower import Follower
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.launch import local_cluster
@@ -315,6 +316,11 @@ class DaskExecutor(Executor):
 
     def show(self, journal: Journal) -> AbstractContextManager[object]:
         return closing(Follower(journal, self._present_client))
+
+    @property
+    def page(self) -> str | None:
+        client = self._present_client()
+        return None if client is None else page_of(client)
 
     def _present_client(self) -> Client | None:
         connection = self._connection

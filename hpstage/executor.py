@@ -100,6 +100,11 @@ class Executor(ABC):
         context is left. The page is a reader like others: nothing waits for it, and it may be out of reach."""
         return nullcontext()
 
+    @property
+    def page(self) -> str | None:
+        """The address of that page, after ``open``, for people; ``None`` where there is none."""
+        return None
+
     @abstractmethod
     def clock(self) -> float:
         """Now, in seconds, on the clock of the reports' ``at``."""

@@ -149,6 +149,8 @@ def optimize(
         eviction = Eviction(places.checkpoints, budget)
         closing.callback(eviction.close)
         deadline = None if timeout is None else time.monotonic() + timeout
+        display = open_display(show_progress_bar)
+        page = None if display is None else hands.page
         call = _Call(
             ledger=Ledger(study),
             hands=hands,
@@ -160,7 +162,7 @@ def optimize(
             callbacks=tuple(callbacks or ()),
             catch=(catch,) if isinstance(catch, type) else tuple(catch),
             deadline=deadline,
-            progress=closing.enter_context(Progress(open_display(show_progress_bar), study, deadline=deadline)),
+            progress=closing.enter_context(Progress(display, study, page=page, deadline=deadline)),
             interruption=interruption,
         )
         began = time.monotonic()

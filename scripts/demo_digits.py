@@ -4,6 +4,7 @@
     ./scripts/demo --compare        and without sharing as well, checked bit for bit
     ./scripts/demo --tree-aware     trials that are one state at a rung as one candidate (hpstage's default)
     ./scripts/demo --json FILE      write all figures
+    ./scripts/demo --wait           keep the dashboard's page open at the end
 
 Without --tree-aware this is successive halving as published: it trains more, and keeps two workers busier.
 
@@ -15,14 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import torch
+from distributed import Client
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from sklearn.datasets import load_digits
@@ -32,7 +36,8 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
-from hpstage.cluster import DaskExecutor
+from hpstage.cluster import local_cluster
+from hpstage.cluster.dashboard import page_of
 
 STEPS = 120
 N_TRIALS = 48
@@ -106,7 +111,7 @@ def open_study(folder: Path) -> optuna.Study:
     )
 
 
-def search(folder: Path, executor: DaskExecutor, *, sharing: bool, tree_aware: bool, quiet: bool) -> hpstage.Result:
+def search(folder: Path, executor: Client, *, sharing: bool, tree_aware: bool, quiet: bool) -> hpstage.Result:
     study = open_study(folder)
     if sum(trial.state.is_finished() for trial in study.trials) >= N_TRIALS:
         # Killed after its end, before its figures were written: another call would add trials to it.
@@ -138,15 +143,14 @@ def states(result: hpstage.Result) -> dict[str, list[object]]:
     return found
 
 
-def phase(folder: Path, options: argparse.Namespace, *, sharing: bool) -> dict[str, Any]:
+def phase(folder: Path, options: argparse.Namespace, client: Client, *, sharing: bool) -> dict[str, Any]:
     """Figures of the search; taken from the file that an interrupted demo left, if it had come so far."""
     place = folder / ("stage-tree" if sharing else "alone")
     written = place / "figures.json"
     if written.exists():
         return json.loads(written.read_text())
     began = time.perf_counter()
-    executor = DaskExecutor(n_workers=options.workers)
-    result = search(place, executor, sharing=sharing, tree_aware=options.tree_aware, quiet=options.quiet)
+    result = search(place, client, sharing=sharing, tree_aware=options.tree_aware, quiet=options.quiet)
     wall = time.perf_counter() - began
     best = result.best_trial
     figures: dict[str, Any] = {
@@ -186,6 +190,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--folder", type=Path, default=Path(".hpstage/demo"), help="default: .hpstage/demo")
     parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
+    parser.add_argument("--wait", action="store_true", help="keep the dashboard's page open at the end, until Ctrl-C")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -193,7 +198,18 @@ def main() -> int:
     if (folder / "finished").exists():
         shutil.rmtree(folder)
 
-    ours = phase(folder, options, sharing=True)
+    with local_cluster(options.workers) as cluster, Client(cluster) as client:
+        status = compare(folder, options, client)
+        if options.wait:
+            print(f"\n{page_of(client) or cluster.dashboard_link} stays open until Ctrl-C", flush=True)
+            with suppress(KeyboardInterrupt):
+                signal.pause()
+    return status
+
+
+def compare(folder: Path, options: argparse.Namespace, client: Client) -> int:
+    """Train what is asked for, and print the figures."""
+    ours = phase(folder, options, client, sharing=True)
     bound = ours["lower_bound_seconds"]
     over = ours["makespan"] / bound if bound else None
     print(f"\nBest trial {ours['best_trial']}: accuracy {ours['best_value']:.4f} with {ours['best_params']}\n")
@@ -206,7 +222,7 @@ def main() -> int:
     figures["makespan_over_bound"] = over
     failed = False
     if options.compare:
-        alone = phase(folder, options, sharing=False)
+        alone = phase(folder, options, client, sharing=False)
         figures |= compared(ours, alone)
         print(f"\n{'':<19} {'stage tree':>12} {'alone':>12}")
         for name, key, style in (

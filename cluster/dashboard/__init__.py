@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
 
-__all__ = ["dask_setup", "install"]
+__all__ = ["PAGE", "dask_setup", "install", "page_of"]
+
+PAGE = "hpstage"
+"""The page's name among those of the dashboard."""
 
 
 def install(client: Client) -> Any:
@@ -30,6 +33,16 @@ def install(client: Client) -> Any:
     hpstage must be installed where the scheduler runs. For an asynchronous client, await what is returned.
     """
     return client.run_on_scheduler(_on_scheduler)
+
+
+def page_of(client: Client) -> str | None:
+    """The page's address as the client's configuration gives it, if its scheduler has the page."""
+    from hpstage.cluster.dashboard.follower import INSTALLED
+
+    link: str | None = client.dashboard_link
+    if not link or client.get_metadata([INSTALLED], None) != "page":
+        return None
+    return f"{link.rpartition('/')[0]}/{PAGE}"
 
 
 def _on_scheduler(dask_scheduler: Scheduler) -> bool:
@@ -61,5 +74,5 @@ def install_on(scheduler: Scheduler) -> bool:
         export(scheduler, board)
     if board.has_page or measured:
         scheduler.handlers[HANDLER] = board.offer
-        scheduler.set_metadata(keys=[INSTALLED], value=True)
+        scheduler.set_metadata(keys=[INSTALLED], value="page" if board.has_page else "metrics")
     return board.has_page

@@ -19,7 +19,7 @@ HANDLER = "hpstage_facts"
 """The scheduler's handler for records."""
 INSTALLED = "hpstage-dashboard"
 """Names the scheduler's metadata by which drivers know that it has the page: to call a handler that is not there would
-leave a warning in its log each time."""
+leave a warning in its log each time. Their value: ``"page"``, or ``"metrics"`` where those are all."""
 
 NO_MORE = -1
 """The answer of a page that cannot show a plan."""

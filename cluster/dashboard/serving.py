@@ -8,11 +8,11 @@ from typing import Any
 from bokeh.server.tornado import BokehTornado
 from distributed.dashboard import scheduler as dask_dashboard
 
+from hpstage.cluster.dashboard import PAGE
 from hpstage.cluster.dashboard.board import Board
 from hpstage.cluster.dashboard.page import individual, page_doc
 from hpstage.cluster.dashboard.plots import PLOTS
 
-PAGE = "hpstage"
 _ENTRY = f"&#{ord(PAGE[0])};{PAGE[1:]}"
 """The page in the navigation bar, where Dask would begin its name with a capital."""
 

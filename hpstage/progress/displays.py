@@ -42,6 +42,10 @@ class LineDisplay(Display):
         self._stream.write(_encodable(line(view), self._stream) + "\n")
         self._stream.flush()
 
+    def tell(self, text: str) -> None:
+        self._stream.write(_encodable(text, self._stream) + "\n")
+        self._stream.flush()
+
     def show(self, view: ProgressView) -> None:
         if self._clock() >= self._next:
             self.begin(view)
@@ -75,6 +79,9 @@ class TerminalDisplay(Display):
                 setattr(sys, name, above)
         self._redirect_loggers({id(stream): cast(TextIO, above) for _, stream, above in self._lent})
         self.show(view)
+
+    def tell(self, text: str) -> None:
+        self._write_above(text + "\n")
 
     def show(self, view: ProgressView) -> None:
         with self._lock:

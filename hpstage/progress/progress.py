@@ -39,6 +39,10 @@ class Display(ABC):
         """Show the first view."""
 
     @abstractmethod
+    def tell(self, text: str) -> None:
+        """Show a line of text that stays; between the first view and the last."""
+
+    @abstractmethod
     def show(self, view: ProgressView) -> None: ...
 
     @abstractmethod
@@ -61,6 +65,7 @@ class Progress:
     Args:
         display: ``None``: nothing is shown, and nothing is done.
         study: whose search it is.
+        page: where to watch the search in a browser, which is told first.
         deadline: when the search stops by itself, on ``clock``.
         clock: seconds.
     """
@@ -70,11 +75,13 @@ class Progress:
         display: Display | None,
         study: optuna.Study,
         *,
+        page: str | None = None,
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._display = display
         self._study = study
+        self._page = page
         self._deadline = deadline
         self._clock = clock
         self._began = clock()
@@ -97,6 +104,8 @@ class Progress:
         view = self._view(session, driver, now)
         if self._last is None:
             self._display.begin(view)
+            if self._page is not None:
+                self._display.tell(f"Watch it at {self._page}")
         else:
             self._display.show(view)
         self._last = view

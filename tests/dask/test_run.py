@@ -128,7 +128,7 @@ def inline(folder: Path) -> hpstage.Result:
 
 def said(err: str) -> list[str]:
     """What is on standard error besides the progress of the search."""
-    return [line for line in err.splitlines() if not line.startswith("Line: ")]
+    return [line for line in err.splitlines() if not line.startswith(("Line: ", "Watch it at http"))]
 
 
 def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, inline: hpstage.Result) -> None:
