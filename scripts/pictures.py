@@ -33,9 +33,9 @@ PICTURES = FOLDER / "pictures"
 RECORDED = FOLDER / "recorded" / "digits"
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_WIDTH, _HEIGHT = 1400, 1050
-_TRIALS = 30  # of the demo that are over when its page is looked at
-_SETTLED = 4000  # milliseconds in which the page has drawn all
+_WIDTH, _HEIGHT = 1400, 830
+_TRIALS = 45  # of the demo that are over when its page is looked at
+_SETTLED = 1500  # milliseconds in which the page has drawn all
 
 
 def stage_tree() -> None:
