@@ -90,6 +90,7 @@ def search(
     name: str = "study",
     seed: int = 7,
     n_trials: int = TRIALS,
+    show_progress_bar: bool = False,
 ) -> hpstage.Result:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
@@ -107,6 +108,7 @@ def search(
         store=store,
         checkpoints=checkpoints,
         checkpoint_every=INTERVAL,
+        show_progress_bar=show_progress_bar,
     )
 
 

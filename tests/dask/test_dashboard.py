@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.cluster.dashboard import install
+from hpstage.cluster.dashboard import install, page_of
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED, NO_MORE
 from hpstage.cluster.dashboard.plots import PLOTS, summary
@@ -314,6 +314,15 @@ def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path)
     assert f"{result.savings.steps_trained:,} trained" in text and "ended" in text
 
 
+def test_who_watches_the_progress_is_told_where_the_page_is(
+    cluster: LocalCluster, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search(Steady(tmp_path), client, MemoryJournal(), tmp_path / "states", show_progress_bar=True)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith("study: 0/")
+    assert second == f"Watch it at {base(cluster)}/hpstage"
+
+
 def test_a_page_that_has_forgotten_all_is_told_all_again(client: Client, tmp_path: Path) -> None:
     running = Running(Steady(tmp_path, 0.05), client, tmp_path)
     until(lambda: len(running.reached()) > 2, "states are reached")
@@ -332,7 +341,9 @@ def test_the_page_is_added_once_to_a_cluster_that_runs() -> None:
         with pytest.raises(urllib.error.HTTPError):
             get(base(cluster) + "/hpstage")
         assert client.get_metadata([INSTALLED], False) is False
+        assert page_of(client) is None
         assert install(client) is install(client) is True
+        assert page_of(client) == base(cluster) + "/hpstage"
         assert get(base(cluster) + "/hpstage")[0] == 200
         listed = json.loads(get(base(cluster) + "/individual-plots.json")[1])
         assert set(PAGES) <= set(listed.values()) and "/individual-task-stream" in listed.values()

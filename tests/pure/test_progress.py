@@ -74,6 +74,9 @@ class Views(Display):
     def begin(self, view: ProgressView) -> None:
         self.all.append(view)
 
+    def tell(self, text: str) -> None:
+        raise AssertionError("there is nothing to tell")
+
     show = end = begin
 
 
@@ -92,7 +95,7 @@ def searched(
     monkeypatch.setattr(
         front_door,
         "Progress",
-        lambda _, study, deadline: Progress(views, study, deadline=deadline, clock=executor.clock),
+        lambda _, study, page, deadline: Progress(views, study, page=page, deadline=deadline, clock=executor.clock),
     )
     settings: dict[str, object] = {"metric": "value", "steps": 100, "n_trials": 64, "store": MemoryJournal()}
     space = options.pop("space", grid)
@@ -138,7 +141,9 @@ def half_time_error(views: list[ProgressView]) -> float:
 def test_a_search_with_a_timeout_is_not_said_to_take_longer(monkeypatch):
     views = Views()
     executor = SimulatedExecutor(1, step_seconds=1000.0)
-    monkeypatch.setattr(front_door, "Progress", lambda _, study, deadline: Progress(views, study, deadline=deadline))
+    monkeypatch.setattr(
+        front_door, "Progress", lambda _, study, page, deadline: Progress(views, study, deadline=deadline)
+    )
     hpstage.optimize(
         optuna.create_study(), Failing(), grid, metric="value", steps=100, n_trials=3, timeout=3600,
         executor=executor, store=MemoryJournal(),
@@ -272,7 +277,7 @@ def test_stages_left_are_the_nodes_with_something_to_train_and_all_become_done(m
 
 def test_an_interrupted_search_ends_with_what_it_has_reached(monkeypatch):
     views = Views()
-    monkeypatch.setattr(front_door, "Progress", lambda _, study, deadline: Progress(views, study))
+    monkeypatch.setattr(front_door, "Progress", lambda _, study, page, deadline: Progress(views, study))
 
     def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if trial.number == 9:
@@ -350,9 +355,12 @@ def test_a_log_has_a_line_at_the_beginning_at_most_one_in_ten_seconds_and_one_at
     stream = io.StringIO()
     display = LineDisplay(stream, clock=lambda: now)
     display.begin(VIEW)
+    display.tell("Watch it at http://näher")
     for tick in range(1, 5 * 35):
         now = tick / 5
         display.show(VIEW)
     display.end(VIEW)
     assert LINE_SECONDS == 10.0
-    assert stream.getvalue() == (line(VIEW) + "\n") * 5
+    first, told, *others = stream.getvalue().splitlines()
+    assert told == "Watch it at http://näher"
+    assert [first, *others] == [line(VIEW)] * 5
