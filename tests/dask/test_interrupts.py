@@ -141,7 +141,7 @@ def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
     assert steps(tmp_path) == undisturbed["unique"]
 
 
-@pytest.mark.parametrize("where", ["inline", "local"])
+@pytest.mark.parametrize("where", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_a_second_signal_ends_a_step_that_does_not_end(where: str, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     with searching(tmp_path, where) as process:
         until(lambda: steps(tmp_path) >= 15, "steps")

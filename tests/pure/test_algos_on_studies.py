@@ -193,11 +193,12 @@ def interruptions(kind: str, tmp_path, stride: int):
             yield call(folder, kind, place="train", n_trials=14)
 
 
+@pytest.mark.parametrize("stride", [11, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["hyperband", "bohb", "median", "pbt", "pruner", "stage-tree"])
-def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(kind, tmp_path):
+def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(kind, stride, tmp_path):
     expected = outcome(call(tmp_path / "undisturbed", kind, n_trials=14).study)
     assert len(expected) >= 14
-    for again in interruptions(kind, tmp_path, stride=4):
+    for again in interruptions(kind, tmp_path, stride):
         assert outcome(again.study) == expected
         again.plan.validate()
 

@@ -119,13 +119,14 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", SEARCHES)
-def test_an_interruption_anywhere_changes_nothing_of_the_study(kind, tmp_path):
+def test_an_interruption_anywhere_changes_nothing_of_the_study(kind, every, tmp_path):
     undisturbed = call(tmp_path / "undisturbed", kind)
     expected = outcome(undisturbed.study)
     assert len(expected) == 8
     for place in ("train", "space before", "space after", "callback", "tell", "told"):
-        stride = 1 if kind.endswith("halving") or place != "train" else 5
+        stride = every * (1 if kind.endswith("halving") or place != "train" else 5)
         for at in range(1, 100, stride):
             folder = tmp_path / f"{place} {at}"
             fuse = Fuse(at)
