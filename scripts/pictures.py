@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/pictures.py [NAME ...]
 
-They go to notebooks/pictures. stage_tree, savings, merge_rate and metrics are drawn from the recorded plan
-(scripts/record.py); dashboard and terminal are taken of the demo while it runs, the dashboard by a headless chromium
-(needs playwright, which the tests bring, and Debian's chromium).
+They go to notebooks/pictures. stage_tree and savings are drawn from the recorded plan (scripts/record.py); dashboard is
+taken of the demo while it runs, by a headless chromium (needs playwright, which the tests bring, and Debian's
+chromium).
 """
 
 from __future__ import annotations
@@ -44,14 +44,6 @@ def stage_tree() -> None:
 
 def savings() -> None:
     report.save(report.draw_savings(report.open_book(RECORDED)), PICTURES / "savings.png")
-
-
-def metrics() -> None:
-    report.save(report.draw_metrics(report.open_book(RECORDED, "digits")), PICTURES / "metrics.png")
-
-
-def timeline() -> None:
-    report.save(report.draw_timeline(report.open_book(RECORDED, "digits")), PICTURES / "timeline.png")
 
 
 def dashboard() -> None:
@@ -100,7 +92,7 @@ def dashboard() -> None:
         searching.join()
 
 
-MADE: dict[str, Callable[[], None]] = {one.__name__: one for one in (stage_tree, savings, metrics, timeline, dashboard)}
+MADE: dict[str, Callable[[], None]] = {one.__name__: one for one in (stage_tree, savings, dashboard)}
 
 
 def main() -> None:
