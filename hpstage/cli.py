@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -18,12 +20,28 @@ from hpstage.errors import HpstageError
 
 app = typer.Typer(
     name="hpstage",
-    help="Hyper-parameter search that never trains the same thing twice.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,  # else [brackets] in help texts are markup, and lost
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hpstage {version('hpstage')}")
+        raise typer.Exit
+
+
+@app.callback()
+def hpstage(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Hyper-parameter search that never trains the same thing twice."""
+
+
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
 app.command()(gc)

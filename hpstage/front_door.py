@@ -134,8 +134,11 @@ def optimize(
         raise UsageError(f"{trainable.__name__} is a class: pass an instance of it, {trainable.__name__}(...)")
     setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)
     budget = None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget")
+    display = open_display(show_progress_bar)
     with ExitStack() as closing:
         interruption = closing.enter_context(Interruption())
+        if display is not None:
+            display.tell("Setting up the workers")  # which takes seconds
         hands = _executor(executor)
         closing.callback(hands.close)
         described = {**code_identity(trainable), "sharing": "on" if sharing else "off"}
@@ -149,7 +152,6 @@ def optimize(
         eviction = Eviction(places.checkpoints, budget)
         closing.callback(eviction.close)
         deadline = None if timeout is None else time.monotonic() + timeout
-        display = open_display(show_progress_bar)
         page = None if display is None else hands.page
         call = _Call(
             ledger=Ledger(study),

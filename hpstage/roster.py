@@ -160,7 +160,7 @@ class Roster(Trials):
         """Say what a new search leaves behind."""
         known = self._driver.plan.trials
         name = self._started.study
-        if record is not None and not record.ended:
+        if record is not None and not record.ended and record.open:
             logger.warning(
                 "Study %r holds an interrupted search with other arguments (%s); its open trials stay as they are. "
                 "Make its call again to go on with it, or add extend=True to take over its trials.",
@@ -176,7 +176,8 @@ class Roster(Trials):
                 self._started.steps,
             )
         for trial in self._ledger.trials():
-            if "hpstage:search" in trial.user_attrs and TrialId(f"{name}/{trial.number}") not in known:
+            ours = "hpstage:search" in trial.user_attrs and trial.state != TrialState.FAIL
+            if ours and TrialId(f"{name}/{trial.number}") not in known:
                 logger.warning(
                     "Study %r holds trials of another workload (other code, data, environment or store): nothing of "
                     "them is reused, and its best trial may be one of them. Use another study_name to keep them apart.",

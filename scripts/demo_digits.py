@@ -36,7 +36,7 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
-from hpstage.cluster import local_cluster
+from hpstage.cluster import DaskExecutor, local_cluster
 from hpstage.cluster.dashboard import page_of
 
 STEPS = 120
@@ -111,7 +111,7 @@ def open_study(folder: Path) -> optuna.Study:
     )
 
 
-def search(folder: Path, executor: Client, *, sharing: bool, tree_aware: bool, quiet: bool) -> hpstage.Result:
+def search(folder: Path, executor: DaskExecutor, *, sharing: bool, tree_aware: bool, quiet: bool) -> hpstage.Result:
     study = open_study(folder)
     if sum(trial.state.is_finished() for trial in study.trials) >= N_TRIALS:
         # Killed after its end, before its figures were written: another call would add trials to it.
@@ -143,14 +143,15 @@ def states(result: hpstage.Result) -> dict[str, list[object]]:
     return found
 
 
-def phase(folder: Path, options: argparse.Namespace, client: Client, *, sharing: bool) -> dict[str, Any]:
+def phase(folder: Path, options: argparse.Namespace, client: Client | None, *, sharing: bool) -> dict[str, Any]:
     """Figures of the search; taken from the file that an interrupted demo left, if it had come so far."""
     place = folder / ("stage-tree" if sharing else "alone")
     written = place / "figures.json"
     if written.exists():
         return json.loads(written.read_text())
     began = time.perf_counter()
-    result = search(place, client, sharing=sharing, tree_aware=options.tree_aware, quiet=options.quiet)
+    executor = DaskExecutor(client) if client is not None else DaskExecutor(n_workers=options.workers)
+    result = search(place, executor, sharing=sharing, tree_aware=options.tree_aware, quiet=options.quiet)
     wall = time.perf_counter() - began
     best = result.best_trial
     figures: dict[str, Any] = {
@@ -196,18 +197,21 @@ def main() -> int:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder: Path = options.folder
     if (folder / "finished").exists():
+        print(f"The demo that was finished makes way for a new one ({folder})", file=sys.stderr)
         shutil.rmtree(folder)
 
+    if not options.wait:
+        return compare(folder, options, None)
     with local_cluster(options.workers) as cluster, Client(cluster) as client:
         status = compare(folder, options, client)
-        if options.wait:
-            print(f"\n{page_of(client) or cluster.dashboard_link} stays open until Ctrl-C", flush=True)
-            with suppress(KeyboardInterrupt):
-                signal.pause()
+        print(f"\n{page_of(client) or cluster.dashboard_link} stays open until Ctrl-C", flush=True)
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+        print("\nClosing", file=sys.stderr)
     return status
 
 
-def compare(folder: Path, options: argparse.Namespace, client: Client) -> int:
+def compare(folder: Path, options: argparse.Namespace, client: Client | None) -> int:
     """Train what is asked for, and print the figures."""
     ours = phase(folder, options, client, sharing=True)
     bound = ours["lower_bound_seconds"]

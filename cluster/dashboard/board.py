@@ -293,6 +293,10 @@ class Shown:
     view: PlanView
     study: StudyView
 
+    @property
+    def is_driven(self) -> bool:
+        return not self.study.ended and self.view.is_driven(self.study.name)
+
 
 class Board:
     """All plans that drivers have told of, since the scheduler began."""
@@ -327,16 +331,16 @@ class Board:
         return NO_MORE if view.problem else view.position
 
     def studies(self) -> list[Shown]:
-        """Those of all plans, the latest first."""
+        """Those of all plans: first those that are being driven, then the others, the latest first."""
         found = [
             Shown(f"{plan} {name}", view, study)
             for plan, view in self.plans.items()
             for name, study in view.studies.items()
         ]
-        return sorted(found, key=lambda shown: shown.study.started.at, reverse=True)
+        return sorted(found, key=lambda shown: (shown.is_driven, shown.study.started.at), reverse=True)
 
     def find(self, key: str | None) -> Shown | None:
-        """The study of this key; the latest if there is none."""
+        """The study of this key; the first of :meth:`studies` if there is none."""
         studies = self.studies()
         return next((shown for shown in studies if shown.key == key), studies[0] if studies else None)
 

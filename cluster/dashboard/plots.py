@@ -376,6 +376,10 @@ class Summary(Plot):
             self.root.text = summary(shown)
 
 
+_NAME = 40
+"""Characters of a study's name in the summary."""
+
+
 def summary(shown: Shown) -> str:
     """The study in figures, as HTML."""
     study, view = shown.study, shown.view
@@ -390,6 +394,7 @@ def summary(shown: Shown) -> str:
         state = "running" if view.is_driven(study.name) else "interrupted"
     best = study.best(1)
     facts = [
+        ("study", study.name if len(study.name) <= _NAME else study.name[: _NAME - 1] + "…"),
         ("", state),
         ("algorithm", study.started.algorithm),
         ("trials", f"{over:,} of {trials:,} over" + (f", {failed:,} failed" if failed else "")),

@@ -124,7 +124,9 @@ def run(
             typer.echo(f"hpstage: interrupted; all is kept, and the same command goes on (study {where})", err=True)
             raise typer.Exit(130) from None
     echo(as_text(result, metric))
-    echo(f"{'study':<20}  {where}")
+    there = len(result.study.get_trials(deepcopy=False))
+    more = f", which has {there:,} trials now" if there != result.savings.trials else ""
+    echo(f"{'study':<20}  {where}{more}")
     if report is not None:
         echo(f"{'report':<20}  {clean(result.write_report(report))}")
 

@@ -248,7 +248,7 @@ def _cut(lines: list[str], all: int) -> list[str]:
 
 def _trials(study: StudyRow) -> str:
     told = ", ".join(f"{number:,} {state.lower()}" for state, number in study.trials.items()) or "none"
-    return told if study.n_trials is None else f"{told} (of {study.n_trials:,})"
+    return told if study.n_trials is None or study.state == "ended" else f"{told} (of {study.n_trials:,})"
 
 
 def _told(best: Best) -> str:

@@ -144,7 +144,8 @@ def draw(account: Account, roots: list[Branch], *, depth: int | None, lines: int
         shown = [child for child in branch.children if child.shown]
         shown.sort(key=lambda child: (-child.node.start, -child.node.id))
         # Where a line only goes on, it is not moved: a trial of a hundred changes stays on the screen.
-        inner = level if len(branch.children) == 1 else level + 1
+        goes_on = len(branch.children) == 1 and branch.children[0].node.start == branch.reach
+        inner = level if goes_on else level + 1
         waiting += [(child, inner) for child in shown]
     if left_out:
         yield f"... {count_of(left_out, 'node')} left out (--lines, --depth, --study)"

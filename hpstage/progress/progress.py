@@ -40,7 +40,7 @@ class Display(ABC):
 
     @abstractmethod
     def tell(self, text: str) -> None:
-        """Show a line of text that stays; between the first view and the last."""
+        """Show a line of text that stays; not after the last view."""
 
     @abstractmethod
     def show(self, view: ProgressView) -> None: ...

@@ -61,7 +61,13 @@ class Rendered:
         columns = min(_BAR[1], left - cell_len(known) - 2)
         if view.n_trials and columns >= _BAR[0]:
             head.append("  ")
-            bar = ProgressBar(view.n_trials, min(view.finished, view.n_trials), width=columns)
+            bar = ProgressBar(
+                view.n_trials,
+                min(view.finished, view.n_trials),
+                width=columns,
+                complete_style="cyan",  # these are told from the bar's grey where there are 16 colours
+                finished_style="green",
+            )
             for segment in console.render(bar, options.update(width=columns)):
                 head.append(segment.text.rstrip("\n"), segment.style)
             head.append(" " * (cell_len(known) + 2 + columns - cell_len(head.plain)))

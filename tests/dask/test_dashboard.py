@@ -318,9 +318,10 @@ def test_who_watches_the_progress_is_told_where_the_page_is(
     cluster: LocalCluster, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     search(Steady(tmp_path), client, MemoryJournal(), tmp_path / "states", show_progress_bar=True)
-    first, second, *_ = capsys.readouterr().err.splitlines()
-    assert first.startswith("study: 0/")
-    assert second == f"Watch it at {base(cluster)}/hpstage"
+    first, second, third, *_ = capsys.readouterr().err.splitlines()
+    assert first == "Setting up the workers"
+    assert second.startswith("study: 0/")
+    assert third == f"Watch it at {base(cluster)}/hpstage"
 
 
 def test_a_page_that_has_forgotten_all_is_told_all_again(client: Client, tmp_path: Path) -> None:

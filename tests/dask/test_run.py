@@ -128,7 +128,7 @@ def inline(folder: Path) -> hpstage.Result:
 
 def said(err: str) -> list[str]:
     """What is on standard error besides the progress of the search."""
-    return [line for line in err.splitlines() if not line.startswith(("Line: ", "Watch it at http"))]
+    return [line for line in err.splitlines() if not line.startswith(("Line: ", "Setting up the workers", "Watch it at"))]
 
 
 def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, inline: hpstage.Result) -> None:
@@ -138,7 +138,7 @@ def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, 
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    assert err.startswith("Line: 0/5 trials; ")
+    assert err.startswith("Setting up the workers\nLine: 0/5 trials; ")
     assert said(err) == [
         "Stopping: keeping what runs; Ctrl-C again stops at once",
         "hpstage: interrupted; all is kept, and the same command goes on (study Line in .hpstage/optuna.log)",
