@@ -77,6 +77,8 @@ WORDS = ["search_it.py:Line", "search_it.py:space", "--metric", "loss", "--steps
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command is given, with a script in it."""
     (tmp_path / "search_it.py").write_text(SCRIPT)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "json.py").write_text(SCRIPT)
     (tmp_path / "near_the_script.py").write_text("import numpy as np\n\nTRUTH = np.array([1.0, 2.0, 3.0])\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -204,6 +206,9 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
             r"--storage magic://user:\*\*\*@host/it cannot be opened",
         ),
         (["search_it.py:Line", "search_it.py:space", "--metric", "norm", "--direction", "minimize"], "1 objective, "),
+        (["search_it.py:Line", ":space"], "':space'; give MODULE:NAME"),
+        (["search_it.py:Line", ".search_it:space"], "'.search_it:space'; give MODULE:NAME"),
+        (["search_it.py:Line", "below/json.py:space"], r"json\.py has the name of the module 'json', which is in use"),
     ],
 )
 def test_bad_words_are_named_with_the_remedy(folder: Path, words: list[str], complaint: str) -> None:
