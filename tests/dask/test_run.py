@@ -24,6 +24,7 @@ from hpstage.driver import open_existing_plan
 from hpstage.errors import HpstageError, UsageError
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.dask.processes import ROOT, Processes, until
+from tests.redis_server import RedisServer
 
 SCRIPT = """
 import time
@@ -234,6 +235,12 @@ def test_an_error_in_the_script_is_shown_as_the_users_own(folder: Path) -> None:
     assert status == 1
     assert err.splitlines()[-1] == "ModuleNotFoundError: No module named 'no_such_library'"
     assert 'search_it.py", line 1' in err
+
+
+@pytest.mark.redis
+def test_a_study_on_redis_is_opened_without_a_word(shared_redis: RedisServer, recwarn: pytest.WarningsRecorder) -> None:
+    open_study("s", shared_redis.url, directions=["minimize"], sampler=optuna.samplers.RandomSampler(seed=0))
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_a_study_that_is_there_keeps_its_direction(tmp_path: Path) -> None:
