@@ -158,7 +158,7 @@ def test_a_second_signal_ends_a_step_that_does_not_end(where: str, tmp_path: Pat
     assert process.returncode == -signal.SIGINT
     assert said(output) == []
     assert output.count("Traceback") == 1
-    assert not any(map(is_running, workers))
+    until(lambda: not any(map(is_running, workers)), "the end of all processes", seconds=10.0)  # the last end after it
     (tmp_path / "hang").unlink()
     with searching(tmp_path, where) as process:
         process.communicate(timeout=60)
