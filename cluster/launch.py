@@ -6,6 +6,7 @@ import importlib.util
 import signal
 import socket
 import warnings
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask.config
@@ -80,6 +81,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
 
     async def _leave_ctrl_c_to_us(self) -> None:
         """Ctrl-C on a terminal goes to all its processes. The workers', children of this thread, are to go on."""
+        resource_tracker.ensure_running()  # unblocks the signal in the thread that starts it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     async def _add_page(self) -> None:

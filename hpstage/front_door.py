@@ -302,6 +302,9 @@ def _checked(
     for metric in metrics:
         if not isinstance(metric, str) or not metric:
             raise UsageError(f"metric is {metric!r}; give the name of one of the numbers that evaluate() returns")
+    for what, name in (("the study's name", study.study_name), *(("metric", name) for name in metrics)):
+        if any("\ud800" <= c <= "\udfff" for c in str(name)):
+            raise UsageError(f"{what} is {name!r}, which is not valid Unicode and cannot be stored; give another")
     if len(metrics) != len(study.directions):
         raise UsageError(
             f"the study has {len(study.directions)} objective{'s' * (len(study.directions) > 1)}, but metric names "

@@ -340,8 +340,10 @@ def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samp
     ``"grid"`` is over all that the space's first trial can choose from.
 
     Raises:
-        UsageError: there is none, it needs more than a seed, or the space has no grid.
+        UsageError: there is none, the seed is none of NumPy's, it needs more than a seed, or the space has no grid.
     """
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed is {seed}; give a whole number from 0 to {2**32 - 1:,}")
     known = {kind.removesuffix("Sampler").lower(): kind for kind in optuna.samplers.__all__ if kind.endswith("Sampler")}
     known.pop("base", None)
     plain = name.lower().removesuffix("sampler").replace("-", "").replace("_", "")

@@ -27,7 +27,7 @@ class Precedent:
     maximize: bool
 
     def __post_init__(self) -> None:
-        measured = {name for node in self.plan.nodes for state in node.states.values() for name in state.metrics or ()}
+        measured = measured_on(self.plan)
         if self.metric not in measured:
             there = ", ".join(map(repr, sorted(measured))) or "none"
             raise UsageError(f"metric is {self.metric!r}, which was not measured on this plan; it has {there}")
@@ -44,6 +44,11 @@ class Precedent:
                     if start < step <= stop and not math.isnan(value):
                         found[other.key(other.trials[trial.id].node_at(step), step)] = value
         return found
+
+
+def measured_on(plan: SearchPlan) -> set[str]:
+    """The metrics that some state of the plan has."""
+    return {name for node in plan.nodes for state in node.states.values() for name in state.metrics or ()}
 
 
 class StandIn:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hpstage.algorithm import Algorithm
     from hpstage.space import Space
 
+# Modules that are scripts, which another script of the same name may follow.
+_scripts: set[str] = set()
+
 
 def space_named(reference: str) -> Space:
     """The search space, a function. Raises as :func:`named` does, and where it is none."""
@@ -52,7 +55,7 @@ def named(reference: str, what: str) -> Any:
         UsageError: there is no such module or name.
     """
     module_name, colon, name = reference.rpartition(":")
-    if not colon or not name:
+    if not colon or not name or not module_name or module_name.startswith("."):
         raise UsageError(f"{what} is {reference!r}; give MODULE:NAME, or path/to/script.py:NAME")
     module = _script(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
     if not hasattr(module, name):
@@ -75,6 +78,8 @@ def _script(path: Path) -> Any:
     loaded = sys.modules.get(path.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return loaded
+    if loaded is not None and path.stem not in _scripts:
+        raise UsageError(f"{path} has the name of the module {path.stem!r}, which is in use; give the script another")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     _import_from(path.parent)
@@ -85,6 +90,7 @@ def _script(path: Path) -> Any:
     except BaseException:
         del sys.modules[path.stem]
         raise
+    _scripts.add(path.stem)
     return module
 
 

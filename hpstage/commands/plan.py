@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpstage.commands.naming import algorithm_named, space_named, trainable_named
+from hpstage.commands.terminal import clean
 from hpstage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +96,12 @@ def plan(
     )
     typer.echo(str(found))
     if json_file is not None:
-        json_file.write_text(json.dumps(found.as_dict(), indent=2) + "\n")
+        try:
+            json_file.write_text(json.dumps(found.as_dict(), indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(
+                f"--json {clean(json_file)} cannot be written: {error.strerror or error}; give another file"
+            ) from error
 
 
 def _first(*figures: Any) -> Any:
@@ -111,16 +117,18 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[Costs, Precedent | None]:
-    """Costs, and what was measured of the metric; by default that of the latest search."""
+    """Costs, and what was measured of the metric; by default that of the latest search, if it was measured."""
     from hpstage.costs import costs_of_plan
     from hpstage.locations import open_existing
-    from hpstage.stand_in_metrics import Precedent
+    from hpstage.stand_in_metrics import Precedent, measured_on
 
     with ExitStack() as closing:
         trained, _ = open_existing(store, checkpoints, closing=closing, sweep=False)
         searches = [record.started for record in trained.searches.values()]
         latest = max(searches, key=lambda started: started.at, default=None)
-        name = metric if metric is not None else latest.metric[0] if latest is not None else None
+        name = metric
+        if metric is None and latest is not None and latest.metric[0] in measured_on(trained):
+            name = latest.metric[0]
         told = [
             direction
             for started in searches

@@ -89,6 +89,7 @@ def run(
     import optuna
 
     import hpstage
+    import hpstage.cluster  # before the script, which may have the name of a module that this needs
     from hpstage.rehearsal import named_sampler
 
     function = space_named(space)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,12 +67,16 @@ def open_study(
 
 
 def _open(storage: str) -> optuna.storages.BaseStorage:
+    from optuna.exceptions import ExperimentalWarning
     from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
 
     try:
         if re.match("(rediss?|unix)://", storage):
-            return JournalStorage(JournalRedisBackend(storage))
+            with warnings.catch_warnings():
+                # Who runs a command did not choose the class, and can do nothing about it.
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                return JournalStorage(JournalRedisBackend(storage))
         if "://" in storage:
             return RDBStorage(storage)
         Path(storage).parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from hpstage.report import lanes as lay_out
 from hpstage.report import style
 from hpstage.report.book import Book
 from hpstage.report.lanes import Lane
-from hpstage.report.stage_tree import Measured, measured, merit, trial_name
+from hpstage.report.stage_tree import Measured, can_be_drawn, measured, merit, trial_name
 
 MOST_ROWS = 600
 """Rows of the stage tree whose nodes are drawn: more than that are a blot."""
@@ -159,7 +159,7 @@ def _limit(axes: Axes, values: list[float], maximize: bool) -> int:
 
 def _not_finite(shown: Sequence[Lane], metric: str) -> int:
     return sum(
-        state.metrics is not None and metric in state.metrics and not math.isfinite(state.metrics[metric])
+        state.metrics is not None and metric in state.metrics and not can_be_drawn(state.metrics[metric])
         for lane in shown
         for step, state in lane.node.states.items()
         if step <= lane.reach

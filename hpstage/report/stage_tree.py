@@ -27,6 +27,8 @@ _LABELLED = 6.5  # points from row to row; with less, the numbers of trials are 
 _LOWEST = 2.0  # inches: the names of the scale and its ticks have room
 _FEWEST = 4  # rows that are taken to be there, so that few do not drift apart
 _BAR = 2.6  # inches, the scale of colours at its longest
+# Beyond it, sums and margins of an axis overflow: what grew so large has diverged.
+_LARGEST = 1e300
 _NAMED = 4  # trials named at the end of a row
 
 Segment = tuple[tuple[float, float], tuple[float, float]]
@@ -40,15 +42,20 @@ class Measured:
     value: float | None = None
 
 
+def can_be_drawn(value: float) -> bool:
+    """Finite, and no larger than an axis can show."""
+    return abs(value) <= _LARGEST
+
+
 def measured(lanes: Mapping[NodeId, Lane], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
-    """The metric on each lane, as far as it is finite. ``lanes``: parents before children."""
+    """The metric on each lane, as far as it can be drawn. ``lanes``: parents before children."""
     better = max if maximize else min
     found: dict[NodeId, Measured] = {}
     for id, lane in reversed(list(lanes.items())):
         mine = Measured()
         for step, state in sorted(lane.node.states.items()):
             value = None if state.metrics is None or metric is None else state.metrics.get(metric)
-            if value is not None and step <= lane.reach and math.isfinite(value):
+            if value is not None and step <= lane.reach and can_be_drawn(value):
                 mine.points.append((step, value))
         values = [value for _, value in mine.points]
         values += [value for child in lane.children if (value := found[child.node.id].value) is not None]

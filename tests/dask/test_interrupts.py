@@ -158,13 +158,36 @@ def test_a_second_signal_ends_a_step_that_does_not_end(where: str, tmp_path: Pat
     assert process.returncode == -signal.SIGINT
     assert said(output) == []
     assert output.count("Traceback") == 1
-    assert not any(map(is_running, workers))
+    until(lambda: not any(map(is_running, workers)), "the end of all processes", seconds=10.0)  # the last end after it
     (tmp_path / "hang").unlink()
     with searching(tmp_path, where) as process:
         process.communicate(timeout=60)
     found = found_in(tmp_path)
     assert found == undisturbed, "nothing that was acknowledged was trained again"
     assert steps(tmp_path) <= found["unique"] + 2 * RUNG
+
+
+def test_ctrl_c_while_local_workers_start_is_for_the_search_alone(tmp_path: Path) -> None:
+    with searching(tmp_path, "local") as process:
+        until(lambda: len(workers_of(process.pid)) == 2, "workers that start")
+        blocked = [mask_of(pid) for pid in workers_of(process.pid)]
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert all(mask & 1 << signal.SIGINT - 1 for mask in blocked)
+    assert process.returncode == -signal.SIGINT
+    assert said(output) == ["Stopping as soon as all is up that can be closed"]
+    assert output.count("Traceback") == 1
+
+
+def workers_of(pid: int) -> list[int]:
+    """Its children that Python's multiprocessing has started as workers."""
+    return [child for child in children(pid) if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def mask_of(pid: int) -> int:
+    """The signals that its main thread blocks, a bit each."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
 
 
 def settled(folder: Path) -> bool:

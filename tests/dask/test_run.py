@@ -24,6 +24,7 @@ from hpstage.driver import open_existing_plan
 from hpstage.errors import HpstageError, UsageError
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.dask.processes import ROOT, Processes, until
+from tests.redis_server import RedisServer
 
 SCRIPT = """
 import time
@@ -77,6 +78,8 @@ WORDS = ["search_it.py:Line", "search_it.py:space", "--metric", "loss", "--steps
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command is given, with a script in it."""
     (tmp_path / "search_it.py").write_text(SCRIPT)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "json.py").write_text(SCRIPT)
     (tmp_path / "near_the_script.py").write_text("import numpy as np\n\nTRUTH = np.array([1.0, 2.0, 3.0])\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -204,6 +207,9 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
             r"--storage magic://user:\*\*\*@host/it cannot be opened",
         ),
         (["search_it.py:Line", "search_it.py:space", "--metric", "norm", "--direction", "minimize"], "1 objective, "),
+        (["search_it.py:Line", ":space"], "':space'; give MODULE:NAME"),
+        (["search_it.py:Line", ".search_it:space"], "'.search_it:space'; give MODULE:NAME"),
+        (["search_it.py:Line", "below/json.py:space"], r"json\.py has the name of the module 'json', which is in use"),
     ],
 )
 def test_bad_words_are_named_with_the_remedy(folder: Path, words: list[str], complaint: str) -> None:
@@ -229,6 +235,12 @@ def test_an_error_in_the_script_is_shown_as_the_users_own(folder: Path) -> None:
     assert status == 1
     assert err.splitlines()[-1] == "ModuleNotFoundError: No module named 'no_such_library'"
     assert 'search_it.py", line 1' in err
+
+
+@pytest.mark.redis
+def test_a_study_on_redis_is_opened_without_a_word(shared_redis: RedisServer, recwarn: pytest.WarningsRecorder) -> None:
+    open_study("s", shared_redis.url, directions=["minimize"], sampler=optuna.samplers.RandomSampler(seed=0))
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_a_study_that_is_there_keeps_its_direction(tmp_path: Path) -> None:

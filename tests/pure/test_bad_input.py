@@ -53,6 +53,23 @@ def check_values(result: hpstage.Result, steps: int = 8) -> None:
         assert trial.value == alone(schedules, steps).score
 
 
+@pytest.mark.parametrize("what", ["the study's name", "metric"])
+def test_names_that_no_journal_can_hold_are_refused_before_anything_is_trained(what: str) -> None:
+    bad = "\udcff"  # what a byte that is no UTF-8 becomes on a command line
+    study = optuna.create_study(study_name=bad if what != "metric" else "study")
+    with pytest.raises(UsageError, match=rf"{what} is '\\udcff', which is not valid Unicode"):
+        hpstage.optimize(
+            study,
+            Tape(),
+            space,
+            metric=bad if what == "metric" else "score",
+            steps=8,
+            n_trials=1,
+            executor=hpstage.InlineExecutor(),
+            store=MemoryJournal(),
+        )
+
+
 # --- stores -----------------------------------------------------------------------------------------------
 
 

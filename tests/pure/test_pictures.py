@@ -22,7 +22,7 @@ from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.driver import open_plan
 from hpstage.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan import SearchPlan
-from hpstage.report import style
+from hpstage.report import save, style
 from hpstage.report.account import Account, ChainRecord, Charge, Waste
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import causes_of
@@ -435,6 +435,18 @@ def test_values_that_diverged_are_left_out_of_the_axis_and_counted() -> None:
     assert f"{diverged} value" in title and title.endswith(f"{lost} not finite")
     low, high = figure.axes[0].get_ylim()
     assert -1.0 < low < high < 2.0
+
+
+@pytest.mark.parametrize("draw", [draw_stage_tree, draw_metrics])
+@pytest.mark.parametrize("huge", [1.7e308, -1.7e308])
+def test_values_at_the_end_of_what_floats_can_hold_do_not_spoil_a_picture(
+    draw: Callable[[Book], Figure], huge: float, tmp_path: Path
+) -> None:
+    def measure(key: str, step: int) -> dict[str, float]:
+        return {"value": huge if int(key[0], 16) < 12 else huge / 2 if int(key[0], 16) < 14 else 0.5}
+
+    _, journal = search(n_trials=12, measure=measure, space=continuous)
+    assert save(draw(open_book(journal)), tmp_path / "picture.png").stat().st_size > 0
 
 
 def test_the_best_value_is_in_the_picture_however_far_it_is_from_the_others() -> None:

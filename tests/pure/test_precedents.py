@@ -11,6 +11,7 @@ from hpstage.algos import ASHA, MedianStopping, SuccessiveHalving
 from hpstage.cli import app
 from hpstage.driver import open_existing_plan
 from hpstage.errors import UsageError
+from hpstage.events import BoundaryReached
 from hpstage.simulate import SimulatedExecutor
 from hpstage.stand_in_metrics import Precedent
 from hpstage.store import MemoryJournal
@@ -97,6 +98,36 @@ def test_the_command_rehearses_with_what_the_store_has_measured(tmp_path):
     assert isinstance(refused.exception, UsageError)
     alone = CliRunner().invoke(app, [*map(str, words[:-2]), "--metric", "value"])
     assert isinstance(alone.exception, UsageError)
+
+
+def test_a_store_on_which_nothing_was_evaluated_yet_tells_its_seconds_all_the_same(tmp_path):
+    class Interrupted(SimulatedExecutor):
+        boundaries = 0
+
+        def wait(self, timeout):
+            reports = super().wait(timeout)
+            self.boundaries += sum(isinstance(report, BoundaryReached) for report in reports)
+            if self.boundaries > 1:
+                raise KeyboardInterrupt
+            return reports
+
+    with pytest.raises(KeyboardInterrupt):
+        hpstage.optimize(
+            optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0), direction="maximize"),
+            object(),
+            space,
+            metric="value",
+            steps=STEPS,
+            n_trials=4,
+            executor=Interrupted(1, step_seconds=3.0),
+            store=tmp_path / "store",
+            checkpoint_every=5,
+        )
+    words = ["plan", "tests.pure.test_preflight:space", "--steps", STEPS, "--n-trials", 4, "--gpus", 1]
+    words += ["--store", tmp_path / "store", "--algorithm", "SuccessiveHalving(15, 4)"]
+    found = CliRunner().invoke(app, [*map(str, words)])
+    assert found.exit_code == 0, found.exception
+    assert "rehearsals with random ones" in found.output
 
 
 def test_keys_are_those_of_the_other_workload():

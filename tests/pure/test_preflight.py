@@ -389,6 +389,19 @@ def test_the_command_takes_seconds_from_a_store(script, tmp_path):
     assert "120.0 s" in found.output and "1.0 MB" in found.output  # 40 steps of 3 s
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--seed", -1], "seed is -1; give a whole number from 0"),
+        (["--seed", 2**32], "seed is 4294967296; give a whole number from 0"),
+        (["--json", "no/such/folder/figures.json"], "--json no/such/folder/figures.json cannot be written: No such"),
+    ],
+)
+def test_the_command_names_what_it_cannot_use(script, words, complaint):
+    found = command(f"{script}:space", "--steps", 40, "--n-trials", 4, *words)
+    assert isinstance(found.exception, UsageError) and str(found.exception).startswith(complaint)
+
+
 def test_the_command_takes_seconds_from_a_trainable(script):
     found = command(f"{script}:space", "--steps", 40, "--n-trials", 4, "--trainable", f"{script}:Tape")
     assert found.exit_code == 0, found.output
