@@ -131,7 +131,9 @@ def inline(folder: Path) -> hpstage.Result:
 
 def said(err: str) -> list[str]:
     """What is on standard error besides the progress of the search."""
-    return [line for line in err.splitlines() if not line.startswith(("Line: ", "Setting up the workers", "Watch it at"))]
+    return [
+        line for line in err.splitlines() if not line.startswith(("Line: ", "Setting up the workers", "Watch it at"))
+    ]
 
 
 def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, inline: hpstage.Result) -> None:

@@ -102,7 +102,7 @@ def spoken(upto: int) -> set[str]:
 
 def of_the_display(lines: list[str]) -> list[str]:
     """Lines that are neither the search's own speech nor a warning's."""
-    own = re.compile(r"(printed|error|LOG logged) \d+$|<string>:\d+: UserWarning: warned \d+$")
+    own = re.compile(r"Setting up the workers$|(printed|error|LOG logged) \d+$|<string>:\d+: UserWarning: warned \d+$")
     return [line for line in lines if not own.match(line)]
 
 
