@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
@@ -21,8 +21,7 @@ _HEIGHT = 3.4
 _STEEP = 8.0  # a merge rate that was ever so many times what it came to is drawn on a logarithmic axis
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True, gc=False):
     """What had been asked of a book's trials, and trained for them, ``seconds`` after the first stage began."""
 
     seconds: float

@@ -27,10 +27,11 @@ from hpstage.report.account import Account, ChainRecord, Waste, charged
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import causes_of
 from hpstage.report.lanes import Lane, extend, foremost, lanes_of, rows
+from hpstage.report.measured import measured, merit
 from hpstage.report.merge_rate import draw_merge_rate, moments
 from hpstage.report.metric_curves import curves, draw_metrics
 from hpstage.report.savings import draw_savings, steps
-from hpstage.report.stage_tree import MOST_ROWS, draw_stage_tree, measured, merit
+from hpstage.report.stage_tree import MOST_ROWS, draw_stage_tree
 from hpstage.report.timeline import MOST_BARS, bars, draw_timeline
 from hpstage.simulate import Measure, SimulatedExecutor, value_of_key
 from hpstage.store.memory import MemoryJournal
