@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from hpstage.report.gallery import Picture
 
 _TABLES = (trials, stages, states, workers)
-# Pictures that take long, and share what they work out: the forks begin with these.
-_COSTLY = ("stage_tree", "metrics", "timeline")
+# The forks begin with the first, this process with the last, whose sums it has worked out for the page. The stage tree
+# and the metrics share what they work out, and so does the one process that draws both.
+_ORDER = ("stage_tree", "metrics", "timeline", "merge_rate", "savings")
 
 Job = Callable[[Book], bytes]
 Start = Callable[[Job], Callable[[], bytes]]
@@ -53,14 +54,11 @@ def write_book(folder: Path, book: Book, *, tables: bool = True, processes: int 
 
 
 def _write(folder: Path, book: Book, start: Start, *, tables: bool) -> Path:
+    drawing = {name: start(partial(_draw, name)) for name in _ORDER}
     # Not before there are forks: this brings NumPy, and with it threads.
-    drawing = {name: start(partial(_draw, name)) for name in _COSTLY}
     from hpstage.report.gallery import PICTURES
     from hpstage.report.page import page
 
-    drawing |= {
-        picture.name: start(partial(_draw, picture.name)) for picture in PICTURES if picture.name not in _COSTLY
-    }
     writing = [start(partial(_write_table, number, folder)) for number in range(len(_TABLES) if tables else 0)]
     saved = savings_of(book)
     with replacing(folder / "savings.json") as path:
