@@ -160,22 +160,20 @@ def _shared(account: Account, trial: PlannedTrial, answered: Sequence[int]) -> t
     plan = account.plan
     totals = plan.totals
     same, others = _Part(), _Part()
-
-    def part_of(asker: TrialId) -> _Part:
-        return same if account.study_of(asker) == account.study_of(trial.id) else others
-
+    study = account.study_of(trial.id)
     for node, start, stop in trial.legs(max(answered, default=0)):
         if trial.fresh.get(node.id, 0) == node.reach - node.start:
             continue  # all that was ever asked of the node was asked of this trial first
         for begin, end, asker in account.askers(node, start, stop):
             if asker != trial.id:
-                part = part_of(asker)
+                part = same if account.study_of(asker) == study else others
                 part.steps += end - begin
                 part.seconds += (end - begin) * plan.step_seconds(node)
     for step in answered:
         asker = account.targeted[trial.node_at(step).id, step]
         if asker != trial.id:
-            part_of(asker).seconds += totals.evaluate_seconds / totals.evaluations
+            part = same if account.study_of(asker) == study else others
+            part.seconds += totals.evaluate_seconds / totals.evaluations
     return same, others
 
 
