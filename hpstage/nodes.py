@@ -155,5 +155,5 @@ class PlannedTrial:
         for node, end in zip(self.path, self.stops, strict=True):
             if start >= stop:
                 return
-            yield node, start, min(end, stop)
+            yield node, start, end if end < stop else stop
             start = end

@@ -59,7 +59,8 @@ class Book:
     @cached_property
     def charges(self) -> list[Charge]:
         """What workers reported, in the order of the journal."""
-        return [charge for charge in self.account.charges if self.is_mine(charge.trial)]
+        charges = self.account.charges
+        return list(charges) if self.study is None else [charge for charge in charges if self.is_mine(charge.trial)]
 
     @cached_property
     def wastes(self) -> list[Waste]:
