@@ -61,7 +61,7 @@ class Node:
         self.start = start
         self.names = names  # sorted
         self.forms = forms  # in the order of names
-        self.varying = tuple(i for i, form in enumerate(forms) if varies(form))
+        self.varying = tuple([i for i, form in enumerate(forms) if varies(form)])
         self.children: dict[int, dict[tuple[object, ...], Node]] = {}
         self.states: dict[int, State] = {}
         self.reach = start  # the farthest step that any trial asked for
@@ -155,5 +155,5 @@ class PlannedTrial:
         for node, end in zip(self.path, self.stops, strict=True):
             if start >= stop:
                 return
-            yield node, start, min(end, stop)
+            yield node, start, end if end < stop else stop
             start = end

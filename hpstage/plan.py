@@ -8,8 +8,9 @@ apart by their values at that step, so that finding the way costs a look-up per 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hpstage.accounts import Merged, Totals
 from hpstage.errors import InternalError, UsageError
@@ -42,11 +43,8 @@ from hpstage.events import (
     WorkerId,
     to_numbers,
 )
-from hpstage.keys import History
+from hpstage.node_tree import NodeTree
 from hpstage.nodes import Node, PlannedTrial, State, distinct
-from hpstage.ordered import Ordered
-from hpstage.schedule import agreement
-from hpstage.trial_schedules import pieces
 
 FORMAT = 2
 """Version of the journal's events. A plan of another format is refused, never guessed at."""
@@ -105,7 +103,8 @@ class SearchPlan:
         self.workload = workload
         self.sharing = sharing
         self.position = 0  # records of the journal that were folded
-        self.nodes: list[Node] = []
+        self._tree = NodeTree(workload, sharing=sharing)
+        self.nodes = self._tree.nodes
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
         self.failures: list[StageFailed] = []
@@ -116,78 +115,84 @@ class SearchPlan:
         self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
         self.chains: dict[ChainId, OpenChain] = {}
         self.losses: dict[StateRef, list[ChainLost]] = {}  # workers that died in a row on the way from a state
-        self.milestones: Ordered[int] = Ordered()  # the steps at which trials part somewhere
-        self.partings: dict[int, int] = {}  # at each of them: how many nodes begin there
+        self.milestones = self._tree.milestones
+        self.partings = self._tree.partings
         self.searches: dict[str, SearchRecord] = {}  # the latest of each study
-        self._roots: dict[tuple[object, ...], Node] = {}
 
     # --- folding ------------------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> None:
-        match fact:
-            case StateReached():
-                self._reached(fact)
-            case TrialAdded():
-                self._add(fact)
-            case TargetAsked():
-                self._ask(fact)
-            case StateLost():
-                self._node(fact.node)
-                state = self.nodes[fact.node].states.get(fact.step)
-                if state is None:
-                    raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
-                self._keep(state, None)  # two drivers may find the same checkpoint gone, and both say so
-            case StageFailed():
-                self._node(fact.node)
-                self.failures.append(fact)
-                self.losses.pop(StateRef(fact.node, fact.step), None)
-                for state in self.beyond(fact):
-                    state.waiting.clear()
-            case ChainLost():
-                self._node(fact.node)
-                self.totals.steps_wasted += fact.steps
-                self.totals.wasted_seconds += fact.seconds
-                if fact.outcome in ("died", "lost"):
-                    self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
-            case ChainStarted():
-                chain = OpenChain(fact.driver, fact.worker, list(fact.stretches))
-                source = self.source_of(chain)
-                if source is not None:
-                    source.used = max(source.used, fact.at)
-                self.chains[fact.chain] = chain
-            case ChainProlonged():
-                if fact.chain in self.chains:
-                    self.chains[fact.chain].prolong(fact.stretches)
-            case ChainClosed():
-                self.chains.pop(fact.chain, None)
-            case DriverJoined():
-                self.drivers[fact.driver] = fact
-            case DriverLeft():
-                self.drivers.pop(fact.driver, None)
-                self.forget(fact.driver)
-            case SearchStarted():
-                before = replace(self.totals, sources=dict(self.totals.sources))
-                last = self._search(fact.study) if fact.extends else SearchRecord(fact, before)
-                self.searches[fact.study] = record = SearchRecord(fact, before)
-                if fact.extends:
-                    record.proposed, record.open = list(last.proposed), dict(last.open)
-            case TrialProposed():
-                record = self._search(fact.study)
-                record.proposed.append(fact)
-                if fact.trial is not None:
-                    record.open[fact.trial] = None
-            case TrialEnded():
-                self._search(fact.study).open.pop(fact.trial, None)
-                self.ended[fact.trial] = fact
-            case SearchEnded():
-                record = self._search(fact.study)
-                record.ended = True
-                record.open.clear()
-            case PlanCreated():
-                if fact.format != FORMAT:
-                    raise UsageError(other_format(fact.format))
-                if fact.workload != self.workload:
-                    raise InternalError("a journal of another workload was folded")
+        _HANDLERS[fact.__class__](self, fact)
+
+    def _create(self, fact: PlanCreated) -> None:
+        if fact.format != FORMAT:
+            raise UsageError(other_format(fact.format))
+        if fact.workload != self.workload:
+            raise InternalError("a journal of another workload was folded")
+
+    def _lose(self, fact: StateLost) -> None:
+        self._node(fact.node)
+        state = self.nodes[fact.node].states.get(fact.step)
+        if state is None:
+            raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
+        self._keep(state, None)  # two drivers may find the same checkpoint gone, and both say so
+
+    def _fail(self, fact: StageFailed) -> None:
+        self._node(fact.node)
+        self.failures.append(fact)
+        self.losses.pop(StateRef(fact.node, fact.step), None)
+        for state in self.beyond(fact):
+            state.waiting.clear()
+
+    def _waste(self, fact: ChainLost) -> None:
+        self._node(fact.node)
+        self.totals.steps_wasted += fact.steps
+        self.totals.wasted_seconds += fact.seconds
+        if fact.outcome in ("died", "lost"):
+            self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
+
+    def _start(self, fact: ChainStarted) -> None:
+        chain = OpenChain(fact.driver, fact.worker, list(fact.stretches))
+        source = self.source_of(chain)
+        if source is not None and source.used < fact.at:
+            source.used = fact.at
+        self.chains[fact.chain] = chain
+
+    def _prolong(self, fact: ChainProlonged) -> None:
+        if fact.chain in self.chains:
+            self.chains[fact.chain].prolong(fact.stretches)
+
+    def _close(self, fact: ChainClosed) -> None:
+        self.chains.pop(fact.chain, None)
+
+    def _join(self, fact: DriverJoined) -> None:
+        self.drivers[fact.driver] = fact
+
+    def _leave(self, fact: DriverLeft) -> None:
+        self.drivers.pop(fact.driver, None)
+        self.forget(fact.driver)
+
+    def _begin(self, fact: SearchStarted) -> None:
+        before = replace(self.totals, sources=dict(self.totals.sources))
+        last = self._search(fact.study) if fact.extends else SearchRecord(fact, before)
+        self.searches[fact.study] = record = SearchRecord(fact, before)
+        if fact.extends:
+            record.proposed, record.open = list(last.proposed), dict(last.open)
+
+    def _propose(self, fact: TrialProposed) -> None:
+        record = self._search(fact.study)
+        record.proposed.append(fact)
+        if fact.trial is not None:
+            record.open[fact.trial] = None
+
+    def _finish(self, fact: TrialEnded) -> None:
+        self._search(fact.study).open.pop(fact.trial, None)
+        self.ended[fact.trial] = fact
+
+    def _end(self, fact: SearchEnded) -> None:
+        record = self._search(fact.study)
+        record.ended = True
+        record.open.clear()
 
     def _search(self, study: str) -> SearchRecord:
         if study not in self.searches:
@@ -205,7 +210,8 @@ class SearchPlan:
             raise InternalError(f"steps {fact.start} to {fact.step} do not lie on node {fact.node}")
         state = self.touch(node, fact.step)
         steps = fact.step - fact.start
-        self.losses.pop(StateRef(node.id, fact.start), None)
+        if self.losses:
+            self.losses.pop(StateRef(node.id, fact.start), None)
         node.trained += steps
         node.seconds += fact.train_seconds
         totals = self.totals
@@ -219,7 +225,8 @@ class SearchPlan:
             totals.loads += fact.source in ("live", "disk")
         if fact.metrics is not None:
             totals.evaluations += 1
-            state.metrics = {**(state.metrics or {}), **to_numbers(fact.metrics)}
+            numbers = to_numbers(fact.metrics)
+            state.metrics = numbers if state.metrics is None else state.metrics | numbers
             state.waiting.clear()
         if fact.kept is not None:
             totals.saves += 1
@@ -244,13 +251,13 @@ class SearchPlan:
             if known.steps < fact.steps or dict(known.schedules) != dict(fact.schedules):
                 self._extend(known, fact)
             return
-        path, stops = self._walk(fact)
+        path, stops = self._tree.walk(fact)
         self.trials[fact.trial] = PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules)
 
     def _extend(self, known: PlannedTrial, fact: TrialAdded) -> None:
         """The trial again, for more steps or other ones than it was asked for. What it was asked for stays as it is."""
         self.check(fact)
-        known.path, known.stops = self._walk(fact)
+        known.path, known.stops = self._tree.walk(fact)
         known.steps, known.schedules = fact.steps, fact.schedules
 
     def check(self, fact: TrialAdded) -> None:
@@ -273,49 +280,6 @@ class SearchPlan:
                     f"trial {fact.trial} was trained to step {known.asked} under another schedule of {name!r}; a "
                     f"trial's past is fixed: keep the space's schedules as they were up to there"
                 )
-
-    def _walk(self, fact: TrialAdded) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-        """The trial's way, with nodes made where its values part from all that is there. O(segments)."""
-        names = tuple(sorted(fact.schedules))
-        salt = "" if self.sharing else fact.trial
-        node: Node | None = None
-        path: list[Node] = []
-        stops: list[int] = []
-        for start, stop, forms in pieces([fact.schedules[name] for name in names], fact.steps):
-            step = start
-            while step < stop:
-                if node is not None:
-                    agreed = stop
-                    for mine, theirs in zip(forms, node.forms, strict=True):
-                        if mine is not theirs:
-                            agreed = agreement(theirs, mine, step, agreed)
-                            if agreed == step:
-                                break
-                    if agreed > step:
-                        step = agreed
-                        continue
-                values = tuple([distinct(form.value(step)) for form in forms])
-                if node is None:
-                    siblings, values = self._roots, (salt, names, values)
-                else:
-                    path.append(node)
-                    stops.append(step)
-                    siblings = node.children.setdefault(step, {})
-                child = siblings.get(values)
-                if child is None:
-                    child = Node(NodeId(len(self.nodes)), node, step, names, forms)
-                    if node is None:
-                        child.begin(History(self.workload, names, salt=salt))
-                    else:
-                        self.milestones.add(step)
-                        self.partings[step] = self.partings.get(step, 0) + 1
-                    self.nodes.append(child)
-                    siblings[values] = child
-                node = child
-        assert node is not None
-        path.append(node)
-        stops.append(fact.steps)
-        return tuple(path), tuple(stops)
 
     def forget(self, driver: DriverId) -> None:
         """The driver is gone, and with it its chains and what it waits for."""
@@ -505,6 +469,27 @@ class SearchPlan:
         assert self.steps_unique == sum(sum(trial.fresh.values()) for trial in self.trials.values())
         assert self.steps_asked == sum(trial.asked for trial in self.trials.values())
         assert self.steps_unique == sum(unique.values()) == sum(node.reach - node.start for node in self.nodes)
+
+
+# By type, since a match over all of them would take as long as what is done.
+_HANDLERS: dict[type, Callable[[SearchPlan, Any], None]] = {
+    PlanCreated: SearchPlan._create,
+    TrialAdded: SearchPlan._add,
+    TargetAsked: SearchPlan._ask,
+    StateReached: SearchPlan._reached,
+    StateLost: SearchPlan._lose,
+    StageFailed: SearchPlan._fail,
+    ChainLost: SearchPlan._waste,
+    ChainStarted: SearchPlan._start,
+    ChainProlonged: SearchPlan._prolong,
+    ChainClosed: SearchPlan._close,
+    DriverJoined: SearchPlan._join,
+    DriverLeft: SearchPlan._leave,
+    SearchStarted: SearchPlan._begin,
+    TrialProposed: SearchPlan._propose,
+    TrialEnded: SearchPlan._finish,
+    SearchEnded: SearchPlan._end,
+}
 
 
 def other_format(format: int) -> str:

@@ -113,7 +113,9 @@ def seconds_alone(plan: SearchPlan, planned: PlannedTrial) -> float:
         return 0.0
     totals = plan.totals
     per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
-    own = sum((stop - start) * plan.step_seconds(node) for node, start, stop in planned.legs(max(answered)))
+    own = 0.0
+    for node, start, stop in planned.legs(max(answered)):
+        own += (stop - start) * plan.step_seconds(node)
     return own + per_evaluation * len(answered)
 
 

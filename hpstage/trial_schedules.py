@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from hpstage.errors import ScheduleError
 from hpstage.schedule import Form, Schedule
@@ -10,20 +11,22 @@ from hpstage.schedule import Form, Schedule
 
 def pieces(schedules: Sequence[Schedule], steps: int) -> Iterator[tuple[int, int, tuple[Form, ...]]]:
     """``(start, stop, forms)`` for each stretch of ``[0, steps)`` on which no schedule changes its form."""
-    columns = [list(schedule.pieces()) for schedule in schedules]
-    at = [0] * len(columns)
+    forms = [schedule.segments[0].form for schedule in schedules]
+    joints: list[tuple[int, int, Form]] = []  # (step, which schedule, its form from there on)
+    for index, schedule in enumerate(schedules):
+        if len(schedule.segments) > 1:
+            joints += [(begin, index, form) for begin, _, form in schedule.pieces()[1:] if begin < steps]
+    joints.sort(key=_step)
     start = 0
-    while start < steps:
-        stop = steps
-        for column, i in zip(columns, at, strict=True):
-            end = column[i][1]
-            if end is not None and end < stop:
-                stop = end
-        yield start, stop, tuple([column[i][2] for column, i in zip(columns, at, strict=True)])
-        for j, (column, i) in enumerate(zip(columns, at, strict=True)):
-            if column[i][1] == stop:
-                at[j] = i + 1
-        start = stop
+    for step, index, form in joints:
+        if step > start:
+            yield start, step, tuple(forms)
+            start = step
+        forms[index] = form
+    yield start, steps, tuple(forms)
+
+
+_step = itemgetter(0)
 
 
 def check_trial(schedules: Mapping[str, Schedule], steps: int, trial: str) -> None:

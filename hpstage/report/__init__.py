@@ -64,7 +64,11 @@ def __dir__() -> list[str]:
 
 
 def write_report(
-    folder: str | PathLike[str], source: Journal | str | PathLike[str] | Result, *, study: str | None = None
+    folder: str | PathLike[str],
+    source: Journal | str | PathLike[str] | Result,
+    *,
+    study: str | None = None,
+    tables: bool = True,
 ) -> Path:
     """Write the report of a plan, or of one of its studies, into ``folder`` (made if needed) and return its first page.
 
@@ -76,6 +80,7 @@ def write_report(
         source: an open journal; a store as for ``optimize(store=...)``, which is read and not changed, also while
             searches run; or the result of a search.
         study: the one that is reported. If it is not given: all of the plan; of a result its own.
+        tables: write these, too. If not, those of an earlier report stay as they are.
 
     Raises:
         UsageError: the plan has no such study, or nothing can be written in the folder.
@@ -83,4 +88,4 @@ def write_report(
     """
     from hpstage.report.writing import write_book
 
-    return write_book(Path(folder), open_book(source, study))
+    return write_book(Path(folder), open_book(source, study), tables=tables)

@@ -74,20 +74,18 @@ class ChainRecord(msgspec.Struct):
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What a worker reported, and the trial that paid for it."""
+    """What a worker reported, the trial that paid for it, and what that is in rounded seconds."""
 
     fact: StateReached
     trial: TrialId
+    seconds: float
 
-    @property
-    def seconds(self) -> float:
-        fact = self.fact
-        return (
-            rounded(fact.train_seconds)
-            + rounded(fact.load_seconds)
-            + rounded(fact.evaluate_seconds)
-            + rounded(fact.save_seconds)
-        )
+
+def charged(fact: StateReached, trial: TrialId) -> Charge:
+    seconds = rounded(fact.train_seconds) + rounded(fact.evaluate_seconds)
+    if fact.load_seconds or fact.save_seconds:  # often neither took any time
+        seconds += rounded(fact.load_seconds) + rounded(fact.save_seconds)
+    return Charge(fact, trial, seconds)
 
 
 class Waste(msgspec.Struct, frozen=True):
@@ -213,9 +211,11 @@ class Account:
             payer = next(iter(state.waiting), None) if state is not None else None
         self.plan.apply(fact)
         self._now = fact.at
-        charge = Charge(fact, self._payer(fact.node, fact.step) if payer is None else payer)
+        if payer is None:
+            payer = self._payer(fact.node, fact.step)
+        charge = charged(fact, payer)
         self.charges.append(charge)
-        self._pay(charge.trial, charge.seconds)
+        self._pay(payer, charge.seconds)
         self.trained[fact.node] = max(self.trained.get(fact.node, 0), fact.step)
 
     def _waste(self, fact: ChainLost) -> None:

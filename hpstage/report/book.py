@@ -16,12 +16,25 @@ from hpstage.events import Fact, NodeId, PlanCreated, SearchStarted, TrialId
 from hpstage.locations import open_journal
 from hpstage.nodes import PlannedTrial
 from hpstage.plan import SearchPlan
-from hpstage.report.account import Account, Charge, Waste, new_account, uncollected
+from hpstage.report.account import Account, Charge, Waste, new_account, rounded, uncollected
+from hpstage.report.lanes import Lane, lanes_of
+from hpstage.report.measured import Measured, measured
 from hpstage.result import Result
 from hpstage.store import Journal
 
 # Studies that a message lists.
 _NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Rounded seconds of workers, by what they did."""
+
+    train: float
+    evaluate: float
+    load: float
+    save: float
+    wasted: float
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,8 @@ class Book:
     @cached_property
     def charges(self) -> list[Charge]:
         """What workers reported, in the order of the journal."""
-        return [charge for charge in self.account.charges if self.is_mine(charge.trial)]
+        charges = self.account.charges
+        return list(charges) if self.study is None else [charge for charge in charges if self.is_mine(charge.trial)]
 
     @cached_property
     def wastes(self) -> list[Waste]:
@@ -66,6 +80,29 @@ class Book:
                 if stop > found.get(node.id, 0):
                     found[node.id] = stop
         return found
+
+    @cached_property
+    def lanes(self) -> dict[NodeId, Lane]:
+        """The lanes of the trials' tree, as far as they were asked for, parents before children."""
+        return lanes_of(self.trials)
+
+    @cached_property
+    def measured(self) -> dict[NodeId, Measured]:
+        """The first objective on each of the lanes."""
+        return measured(self.lanes, self.metric, maximize=self.maximize)
+
+    @cached_property
+    def spent(self) -> Spent:
+        """What workers did for the trials."""
+        facts = [charge.fact for charge in self.charges]
+        return Spent(
+            # Multiples of 2**-20: any order of summing gives the same.
+            train=math.fsum([rounded(fact.train_seconds) for fact in facts]),
+            evaluate=math.fsum([rounded(fact.evaluate_seconds) for fact in facts]),
+            load=math.fsum([rounded(fact.load_seconds) for fact in facts]),
+            save=math.fsum([rounded(fact.save_seconds) for fact in facts]),
+            wasted=math.fsum([waste.seconds for waste in self.wastes]),
+        )
 
     @property
     def started(self) -> SearchStarted | None:

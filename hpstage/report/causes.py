@@ -95,10 +95,11 @@ def causes_of(book: Book) -> Causes:
     alone = early = prefix = other = 0.0
     early_steps = prefix_steps = other_steps = 0
     for id, trial in book.trials.items():
-        alone += account.alone(id)
+        alone += book.alone[id]
         ended = plan.ended.get(id)
-        if ended is not None and ended.state != "FAIL" and id not in carried_on:
-            never = _after(plan, trial, max(answered[id], default=0))
+        last = max(answered[id], default=0)
+        if last < trial.steps and ended is not None and ended.state != "FAIL" and id not in carried_on:
+            never = _after(plan, trial, last)
             early += rounded(never.seconds)
             early_steps += never.steps
         same, others = _shared(account, trial, answered[id])
@@ -107,14 +108,8 @@ def causes_of(book: Book) -> Causes:
         prefix_steps += same.steps
         other_steps += others.steps
 
-    train = evaluate = load = save = 0.0
-    for charge in book.charges:
-        fact = charge.fact
-        train += rounded(fact.train_seconds)
-        evaluate += rounded(fact.evaluate_seconds)
-        load += rounded(fact.load_seconds)
-        save += rounded(fact.save_seconds)
-    wasted = sum((waste.seconds for waste in book.wastes), 0.0)
+    spent = book.spent
+    load, save, wasted = spent.load, spent.save, spent.wasted
     used = sum((account.used.get(id, 0.0) for id in book.trials), 0.0)
     live = _live(book)
     again, again_steps, unanswered = _beyond(book, {id: max(targets, default=0) for id, targets in answered.items()})
@@ -133,8 +128,8 @@ def causes_of(book: Book) -> Causes:
         unanswered=unanswered,
         estimates=used - known,
         used=used,
-        train=train,
-        evaluate=evaluate,
+        train=spent.train,
+        evaluate=spent.evaluate,
         load=load,
         idle=idle_seconds(book),
         early_steps=early_steps,
@@ -165,20 +160,20 @@ def _shared(account: Account, trial: PlannedTrial, answered: Sequence[int]) -> t
     plan = account.plan
     totals = plan.totals
     same, others = _Part(), _Part()
-
-    def part_of(asker: TrialId) -> _Part:
-        return same if account.study_of(asker) == account.study_of(trial.id) else others
-
+    study = account.study_of(trial.id)
     for node, start, stop in trial.legs(max(answered, default=0)):
+        if trial.fresh.get(node.id, 0) == node.reach - node.start:
+            continue  # all that was ever asked of the node was asked of this trial first
         for begin, end, asker in account.askers(node, start, stop):
             if asker != trial.id:
-                part = part_of(asker)
+                part = same if account.study_of(asker) == study else others
                 part.steps += end - begin
                 part.seconds += (end - begin) * plan.step_seconds(node)
     for step in answered:
         asker = account.targeted[trial.node_at(step).id, step]
         if asker != trial.id:
-            part_of(asker).seconds += totals.evaluate_seconds / totals.evaluations
+            part = same if account.study_of(asker) == study else others
+            part.seconds += totals.evaluate_seconds / totals.evaluations
     return same, others
 
 
@@ -198,6 +193,8 @@ def _beyond(book: Book, answered: dict[TrialId, int]) -> tuple[float, int, float
     again = unanswered = 0.0
     again_steps = 0
     account = book.account
+    # Whatever was asked first of others has a result, or others after it.
+    behind = {node for id, trial in account.plan.trials.items() if answered[id] < trial.asked for node in trial.fresh}
     for index, fresh in enumerate(_fresh(account)):
         charge = account.charges[index]
         fact = charge.fact
@@ -206,14 +203,16 @@ def _beyond(book: Book, answered: dict[TrialId, int]) -> tuple[float, int, float
             continue
         node = account.plan.nodes[fact.node]
         repeated = steps - sum(stop - start for start, stop in fresh)
-        vain = sum(
-            end - max(begin, min(end, answered[asker]))
-            for start, stop in fresh
-            for begin, end, asker in account.askers(node, start, stop)
-        )
-        again_steps += repeated
-        again += rounded(fact.train_seconds * repeated / steps)
-        unanswered += rounded(fact.train_seconds * vain / steps)
+        if repeated:
+            again_steps += repeated
+            again += rounded(fact.train_seconds * repeated / steps)
+        if node.id in behind:
+            vain = sum(
+                end - max(begin, min(end, answered[asker]))
+                for start, stop in fresh
+                for begin, end, asker in account.askers(node, start, stop)
+            )
+            unanswered += rounded(fact.train_seconds * vain / steps)
     return again, again_steps, unanswered
 
 
@@ -225,18 +224,29 @@ def _fresh(account: Account) -> Iterator[list[tuple[int, int]]]:
         pieces: list[tuple[int, int]] = []
         if fact.step > fact.start:
             known = trained.setdefault(fact.node, [])
-            at = fact.start
-            for start, stop in known:
-                if start >= fact.step:
-                    break
-                if stop > at:
-                    if start > at:
-                        pieces.append((at, start))
-                    at = stop
-            if at < fact.step:
-                pieces.append((at, fact.step))
-            trained[fact.node] = _union([*known, *pieces])
+            if not known or known[-1][1] < fact.start:
+                pieces.append((fact.start, fact.step))
+                known += pieces
+            else:
+                pieces = _gaps(known, fact.start, fact.step)
+                trained[fact.node] = _union([*known, *pieces])
         yield pieces
+
+
+def _gaps(known: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
+    """What is not ``known`` of ``[start, stop)``."""
+    found: list[tuple[int, int]] = []
+    at = start
+    for begin, end in known:
+        if begin >= stop:
+            break
+        if end > at:
+            if begin > at:
+                found.append((at, begin))
+            at = end
+    if at < stop:
+        found.append((at, stop))
+    return found
 
 
 def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:

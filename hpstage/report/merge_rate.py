@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
@@ -14,15 +14,13 @@ from hpstage.events import NodeId, TrialId
 from hpstage.report import style
 from hpstage.report.account import began
 from hpstage.report.book import Book
-from hpstage.report.lanes import Lane, extend
 
 _POINTS = 1000  # of a curve: more cannot be told apart
 _HEIGHT = 3.4
 _STEEP = 8.0  # a merge rate that was ever so many times what it came to is drawn on a logarithmic axis
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True, gc=False):
     """What had been asked of a book's trials, and trained for them, ``seconds`` after the first stage began."""
 
     seconds: float
@@ -55,14 +53,18 @@ def moments(book: Book) -> list[Moment]:
             changes.append((now, ask.trial, ask.step, 0))
     changes += [(charge.fact.at, None, 0, charge.fact.step - charge.fact.start) for charge in book.charges]
     changes.sort(key=lambda change: change[0])  # stable
-    lanes: dict[NodeId, Lane] = {}
+    reach: dict[NodeId, int] = {}
     reached: dict[TrialId, int] = {}
     asked = distinct = trained = 0
     found: list[Moment] = []
     for at, trial, step, steps in changes:
         if trial is not None:
             before = reached.get(trial, 0)
-            distinct += extend(lanes, book.trials[trial], before, step)
+            for node, start, stop in book.trials[trial].legs(step):
+                fresh = stop - reach.get(node.id, start)
+                if fresh > 0:
+                    distinct += fresh
+                    reach[node.id] = stop
             asked += step - before
             reached[trial] = step
         trained += steps

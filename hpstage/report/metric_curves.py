@@ -17,7 +17,8 @@ from hpstage.report import lanes as lay_out
 from hpstage.report import style
 from hpstage.report.book import Book
 from hpstage.report.lanes import Lane
-from hpstage.report.stage_tree import Measured, can_be_drawn, measured, merit, trial_name
+from hpstage.report.measured import Measured, can_be_drawn, merit
+from hpstage.report.stage_tree import trial_name
 
 MOST_ROWS = 600
 """Rows of the stage tree whose nodes are drawn: more than that are a blot."""
@@ -56,11 +57,11 @@ def curves(shown: Sequence[Lane], found: dict[NodeId, Measured]) -> list[Curve]:
 def draw_metrics(book: Book) -> Figure:
     """The first objective against the training step; each node is drawn once, and the best trial's way on top."""
     metric = book.metric
-    lanes = lay_out.lanes_of(book.trials)
+    lanes = book.lanes
     if metric is None or not lanes:
         return style.nothing("No trial was asked for: there are no curves.")
     maximize = book.maximize
-    found = measured(lanes, metric, maximize=maximize)
+    found = book.measured
     best = book.trials[book.best] if book.best is not None else None
     way = {} if best is None else {node.id: stop for node, _, stop in best.legs(best.asked)}
     shown = lay_out.foremost(

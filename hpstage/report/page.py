@@ -26,11 +26,24 @@ _FRONT = 100
 _TOP = 10
 _NAMES = 12  # trials that are named
 _PIECES = 12  # of a schedule
+_TABLES = (
+    "The rows behind this page lie beside it: <code>trials.csv</code>, <code>stages.csv</code>, "
+    "<code>states.csv</code>, <code>workers.csv</code> and <code>savings.json</code>."
+)
+_NO_TABLES = (
+    "The figures lie beside this page in <code>savings.json</code>. The rows behind them are written by "
+    "<code>hpstage report --tables</code> and <code>hpstage export</code>."
+)
 _TEXT = 300  # characters of a value or a summary
 
 
-def page(book: Book, saved: Savings, pictures: Mapping[Picture, bytes]) -> str:
-    """The whole page. All text that comes from the user is escaped; nothing is loaded from elsewhere."""
+def page(book: Book, saved: Savings, pictures: Iterable[tuple[Picture, bytes]], *, tables: bool) -> str:
+    """The whole page. All text that comes from the user is escaped; nothing is loaded from elsewhere.
+
+    Args:
+        pictures: asked for when all else is there.
+        tables: they lie beside the page, as CSV files.
+    """
     rows = study_rows(book, lambda study: False)
     several = f"{len(rows):,} studies on one plan" if rows else "A plan without studies"
     name = escape(rows[0].study if len(rows) == 1 else several)
@@ -52,10 +65,8 @@ def page(book: Book, saved: Savings, pictures: Mapping[Picture, bytes]) -> str:
             *_savings(saved),
             *_winners(book),
             *_failures(failures_of(book), book),
-            *(line for picture, png in pictures.items() for line in _figure(picture, png)),
-            '<p class="note">The rows behind this page lie beside it: <code>trials.csv</code>, '
-            "<code>stages.csv</code>, <code>states.csv</code>, <code>workers.csv</code> and "
-            "<code>savings.json</code>.</p>",
+            *(line for picture, png in pictures for line in _figure(picture, png)),
+            f'<p class="note">{_TABLES if tables else _NO_TABLES}</p>',
             "</body></html>",
             "",
         ]
@@ -252,7 +263,7 @@ def _front(book: Book) -> Iterable[str]:
     params = list(dict.fromkeys(name for id in book.front[:_FRONT] for name in _params(book, id)))
     yield from _listing(book, book.front[:_FRONT], [*started.metric], params)
     if len(book.front) > _FRONT:
-        yield f"<p>And {len(book.front) - _FRONT:,} more, in <code>trials.csv</code>.</p>"
+        yield f"<p>And {len(book.front) - _FRONT:,} more, in the table of trials.</p>"
 
 
 def _runners_up(book: Book) -> Iterable[str]:

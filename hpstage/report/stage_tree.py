@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -18,6 +17,7 @@ from hpstage.report import lanes as lay_out
 from hpstage.report import style
 from hpstage.report.book import Book
 from hpstage.report.lanes import Lane
+from hpstage.report.measured import merit
 
 MOST_ROWS = 140
 """Rows drawn: more than that cannot be told apart on a page."""
@@ -27,46 +27,9 @@ _LABELLED = 6.5  # points from row to row; with less, the numbers of trials are 
 _LOWEST = 2.0  # inches: the names of the scale and its ticks have room
 _FEWEST = 4  # rows that are taken to be there, so that few do not drift apart
 _BAR = 2.6  # inches, the scale of colours at its longest
-# Beyond it, sums and margins of an axis overflow: what grew so large has diverged.
-_LARGEST = 1e300
 _NAMED = 4  # trials named at the end of a row
 
 Segment = tuple[tuple[float, float], tuple[float, float]]
-
-
-@dataclass(slots=True)
-class Measured:
-    """What was measured on a lane, by step; ``value`` is the best of it and of what lies below."""
-
-    points: list[tuple[int, float]] = field(default_factory=list)
-    value: float | None = None
-
-
-def can_be_drawn(value: float) -> bool:
-    """Finite, and no larger than an axis can show."""
-    return abs(value) <= _LARGEST
-
-
-def measured(lanes: Mapping[NodeId, Lane], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
-    """The metric on each lane, as far as it can be drawn. ``lanes``: parents before children."""
-    better = max if maximize else min
-    found: dict[NodeId, Measured] = {}
-    for id, lane in reversed(list(lanes.items())):
-        mine = Measured()
-        for step, state in sorted(lane.node.states.items()):
-            value = None if state.metrics is None or metric is None else state.metrics.get(metric)
-            if value is not None and step <= lane.reach and can_be_drawn(value):
-                mine.points.append((step, value))
-        values = [value for _, value in mine.points]
-        values += [value for child in lane.children if (value := found[child.node.id].value) is not None]
-        mine.value = better(values) if values else None
-        found[id] = mine
-    return found
-
-
-def merit(value: float | None, *, maximize: bool) -> float:
-    """The greater the better."""
-    return -math.inf if value is None else value if maximize else -value
 
 
 def draw_stage_tree(book: Book) -> Figure:
@@ -76,11 +39,11 @@ def draw_stage_tree(book: Book) -> Figure:
     is the number of trials that train as one. Of a tree with more than 140 rows, those lines are drawn that most trials
     go along, among equals the best; a tick shows where others part, and the legend tells how many.
     """
-    lanes = lay_out.lanes_of(book.trials)
+    lanes = book.lanes
     if not lanes:
         return style.nothing("No trial was asked for: there is no stage tree.")
     maximize = book.maximize
-    found = measured(lanes, book.metric, maximize=maximize)
+    found = book.measured
     best = book.trials[book.best] if book.best is not None else None
     way = [] if best is None else [(node.id, start, stop) for node, start, stop in best.legs(best.asked)]
     shown = lay_out.foremost(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import msgspec
 
-from hpstage.events import TrialId, to_metric
+from hpstage.events import NodeId, TrialId, to_metric
 from hpstage.nodes import PlannedTrial
-from hpstage.plan import SearchRecord
+from hpstage.plan import SearchPlan, SearchRecord
 from hpstage.report.account import Account
 from hpstage.report.book import Book
 
@@ -67,7 +67,7 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
         ended = plan.ended.get(id)
         states[ended.state if ended is not None else "RUNNING" if account.is_open(id) else "OPEN"] += 1
     trials = [plan.trials[id] for id in ids]
-    asked, unique = sum(trial.asked for trial in trials), _unique(trials)
+    asked, unique = sum(trial.asked for trial in trials), _unique(plan, trials)
     seconds = math.fsum(book.alone[id] for id in ids)
     used = math.fsum(account.used.get(id, 0.0) for id in ids)
     over = record is None or record.ended
@@ -87,13 +87,19 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
     )
 
 
-def _unique(trials: Iterable[PlannedTrial]) -> int:
+def _unique(plan: SearchPlan, trials: Collection[PlannedTrial]) -> int:
     """Distinct steps that these trials ask for."""
-    reach: dict[int, tuple[int, int]] = {}
+    if len(trials) == len(plan.trials):
+        return plan.steps_unique
+    unique = 0
+    reach: dict[NodeId, int] = {}
     for trial in trials:
         for node, start, stop in trial.legs(trial.asked):
-            reach[node.id] = start, max(stop, reach.get(node.id, (start, stop))[1])
-    return sum(stop - start for start, stop in reach.values())
+            before = reach.get(node.id, start)
+            if stop > before:
+                unique += stop - before
+                reach[node.id] = stop
+    return unique
 
 
 def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Best]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hpstage.events import NodeId, StageFailed, TrialId
-from hpstage.report.account import began, rounded
+from hpstage.report.account import began
 from hpstage.report.book import Book
 from hpstage.result import Savings
 
@@ -21,19 +21,14 @@ def savings_of(book: Book) -> Savings:
     plan = book.account.plan
     facts = [charge.fact for charge in book.charges]
     wastes = [waste.fact for waste in book.wastes]
-    # Multiples of 2**-20: any order of summing gives the same.
-    train_seconds = math.fsum(rounded(fact.train_seconds) for fact in facts)
-    load_seconds = math.fsum(rounded(fact.load_seconds) for fact in facts)
-    evaluate_seconds = math.fsum(rounded(fact.evaluate_seconds) for fact in facts)
-    save_seconds = math.fsum(rounded(fact.save_seconds) for fact in facts)
-    wasted_seconds = math.fsum(waste.seconds for waste in book.wastes)
+    spent = book.spent
     steps_trained = sum(fact.step - fact.start for fact in facts)
     first = min([*map(began, facts), *(fact.at - fact.seconds for fact in wastes)], default=0.0)
     last = max([*(fact.at for fact in facts), *(fact.at for fact in wastes)], default=0.0)
     workers = len({*(fact.worker for fact in facts), *(fact.worker for fact in wastes)})
     merged = plan.merged(book.trials.values())
     longest = max(book.alone.values(), default=0.0)
-    bound = max(longest, (train_seconds + evaluate_seconds) / max(1, workers))
+    bound = max(longest, (spent.train + spent.evaluate) / max(1, workers))
     # What was trained before the searches began makes another task of it.
     began_with = [plan.searches[study].before.steps_trained for study in book.studies if study in plan.searches]
     whole = steps_trained >= merged.steps_unique and not any(began_with)
@@ -46,13 +41,13 @@ def savings_of(book: Book) -> Savings:
         steps_wasted=sum(fact.steps for fact in wastes),
         merge_rate=merged.rate,
         cost_weighted_merge_rate=merged.cost_weighted_rate,
-        worker_seconds=train_seconds + load_seconds + evaluate_seconds + save_seconds + wasted_seconds,
+        worker_seconds=spent.train + spent.load + spent.evaluate + spent.save + spent.wasted,
         worker_seconds_alone=math.fsum(book.alone.values()),
-        train_seconds=train_seconds,
-        evaluate_seconds=evaluate_seconds,
-        load_seconds=load_seconds,
-        save_seconds=save_seconds,
-        wasted_seconds=wasted_seconds,
+        train_seconds=spent.train,
+        evaluate_seconds=spent.evaluate,
+        load_seconds=spent.load,
+        save_seconds=spent.save,
+        wasted_seconds=spent.wasted,
         critical_path_seconds=longest,
         lower_bound_seconds=bound if whole and bound else None,
         kept=len(plan.kept),

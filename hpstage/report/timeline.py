@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
@@ -46,8 +46,7 @@ _NAME = 30  # characters of a worker's name
 _Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(msgspec.Struct, frozen=True, gc=False):
     """A worker did ``activity`` from ``began`` on for ``seconds``. ``stage`` counts the worker's reports."""
 
     worker: WorkerId

@@ -10,26 +10,33 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
-from hpstage.report import tables
 from hpstage.report.account import uncollected
 from hpstage.report.book import Book
 from hpstage.report.files import replacing
 from hpstage.report.sums import savings_of
+from hpstage.report.tables import stages, states, trials, workers
 
-_TABLES = (tables.trials, tables.stages, tables.states, tables.workers)
+if TYPE_CHECKING:
+    from hpstage.report.gallery import Picture
+
+_TABLES = (trials, stages, states, workers)
+# The forks begin with the first, this process with the last, whose sums it has worked out for the page. The stage tree
+# and the metrics share what they work out, and so does the one process that draws both.
+_ORDER = ("stage_tree", "metrics", "timeline", "merge_rate", "savings")
 
 Job = Callable[[Book], bytes]
 Start = Callable[[Job], Callable[[], bytes]]
-"""Starts a job, at the latest when what it returns is called, which gives the job's result."""
+"""Takes on a job. What it returns gives the job's result, and does the job if nobody has begun with it."""
 
 
-def write_book(folder: Path, book: Book, *, processes: int = 1) -> Path:
+def write_book(folder: Path, book: Book, *, tables: bool = True, processes: int = 1) -> Path:
     """Write the report of a book into ``folder`` and return its first page: see :func:`hpstage.report.write_report`.
 
     Args:
-        processes: with more than one, tables and pictures are made in so many forks of this process, which must have
+        processes: that tables and pictures are made in, this one among them; the others are its forks, and it must have
             no other threads.
 
     Raises:
@@ -39,32 +46,38 @@ def write_book(folder: Path, book: Book, *, processes: int = 1) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with uncollected():
             if processes == 1:
-                return _write(folder, book, lambda job: partial(job, book))
-            with _forks(book, processes) as start:
-                return _write(folder, book, start)
+                return _write(folder, book, lambda job: partial(job, book), tables=tables)
+            with _forks(book, processes - 1) as start:
+                return _write(folder, book, start, tables=tables)
     except OSError as error:
         raise UsageError(f"cannot write to {str(folder)!r}: {error.strerror or error}; give another folder") from error
 
 
-def _write(folder: Path, book: Book, start: Start) -> Path:
-    writing = [start(partial(_write_table, number, folder)) for number in range(len(_TABLES))]
-    # Not before there are forks: these bring NumPy, and with it threads.
+def _write(folder: Path, book: Book, start: Start, *, tables: bool) -> Path:
+    drawing = {name: start(partial(_draw, name)) for name in _ORDER}
+    # Not before there are forks: this brings NumPy, and with it threads.
     from hpstage.report.gallery import PICTURES
     from hpstage.report.page import page
 
-    drawing = [start(partial(_draw, number)) for number in range(len(PICTURES))]
+    writing = [start(partial(_write_table, number, folder)) for number in range(len(_TABLES) if tables else 0)]
     saved = savings_of(book)
     with replacing(folder / "savings.json") as path:
         path.write_text(json.dumps(saved.as_dict(), indent=2) + "\n", encoding="utf-8")
-    for wait in writing:
-        wait()
-    pictures = {picture: wait() for picture, wait in zip(PICTURES, drawing, strict=True)}
-    for picture, png in pictures.items():
-        with replacing(folder / f"{picture.name}.png") as path:
-            path.write_bytes(png)
+
+    def pictures() -> Iterator[tuple[Picture, bytes]]:
+        # What was given last to the forks is what they have not begun with.
+        for wait in reversed(writing):
+            wait()
+        drawn = {name: wait() for name, wait in reversed(drawing.items())}
+        for picture in PICTURES:
+            with replacing(folder / f"{picture.name}.png") as path:
+                path.write_bytes(drawn[picture.name])
+            yield picture, drawn[picture.name]
+
+    text = page(book, saved, pictures(), tables=tables)
     first = folder / "index.html"
     with replacing(first) as path:
-        path.write_text(page(book, saved, pictures), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     return first
 
 
@@ -75,21 +88,27 @@ def _write_table(number: int, folder: Path, book: Book) -> bytes:
     return b""
 
 
-def _draw(number: int, book: Book) -> bytes:
+def _draw(name: str, book: Book) -> bytes:
     from hpstage.report.gallery import PICTURES
 
-    return PICTURES[number].png(book)
+    [drawn] = [picture.png(book) for picture in PICTURES if picture.name == name]
+    return drawn
 
 
 # --- forks ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _forks(book: Book, processes: int) -> Iterator[Start]:
+def _forks(book: Book, number: int) -> Iterator[Start]:
     """Forks of this process, which have all that the book holds without being sent it."""
     forking = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, forking, initializer=_hold, initargs=(book,)) as pool:
-        yield lambda job: pool.submit(_do, job).result
+    with ProcessPoolExecutor(number, forking, initializer=_hold, initargs=(book,)) as pool:
+
+        def start(job: Job) -> Callable[[], bytes]:
+            future = pool.submit(_do, job)
+            return lambda: job(book) if future.cancel() else future.result()
+
+        yield start
 
 
 _held: list[Book] = []

@@ -13,9 +13,10 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.driver import read_facts
-from hpstage.events import StateReached, TargetAsked, TrialAdded, TrialId
+from hpstage.events import Fact, StateReached, TargetAsked, TrialAdded, TrialId
+from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book, open_book
-from hpstage.report.causes import Causes, causes_of
+from hpstage.report.causes import Causes, answered_steps, causes_of
 from hpstage.simulate import SimulatedExecutor
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import Search, searches, trial
@@ -124,6 +125,39 @@ def test_where_every_step_takes_as_long_and_nothing_is_lost_no_second_is_left_to
     assert found.estimates == found.unanswered == found.wasted == 0.0
     assert found.again == 2.0 * found.again_steps
     assert found.early_stopping == 0.0  # no study says that a trial is over
+
+
+def unanswered_steps(account: Account, facts: list[Fact]) -> int:
+    """By brute force: steps that were trained, though whoever asked first for them has no result there."""
+    trials = account.plan.trials
+    first: dict[tuple[int, int], TrialId] = {}
+    trained: set[tuple[int, int]] = set()
+    for fact in facts:
+        if isinstance(fact, TargetAsked):
+            for node, start, stop in trials[fact.trial].legs(fact.step):
+                for step in range(start, stop):
+                    first.setdefault((node.id, step), fact.trial)
+        elif isinstance(fact, StateReached):
+            trained |= {(fact.node, step) for step in range(fact.start, fact.step)}
+    results = {id: max(answered_steps(trial), default=0) for id, trial in trials.items()}
+    return sum(step >= results[first[node, step]] for node, step in trained if (node, step) in first)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(searches(), min_size=1, max_size=2), st.data())
+def test_while_a_search_goes_on_training_without_a_result_is_that_of_the_steps_whose_first_asker_has_none(
+    rounds: list[list[TrialAdded]], data: st.DataObject
+) -> None:
+    run = Search(SimulatedExecutor(2, step_seconds=2.0, evaluate_seconds=1.0), checkpoint_every=3)
+    for number, trials in enumerate(rounds):
+        mine = [TrialAdded(TrialId(f"study {number}/{i}"), t.schedules, t.steps) for i, t in enumerate(trials)]
+        run.run(mine, [data.draw(st.integers(1, added.steps)) for added in mine], validate=False)
+    facts = list(read_facts(run.journal))
+    account = new_account(run.journal)
+    for told, fact in enumerate(facts, 1):
+        account.apply(fact)
+        if isinstance(fact, StateReached):
+            assert causes_of(Book(account)).unanswered == 2.0 * unanswered_steps(account, facts[:told])
 
 
 def test_what_another_study_had_trained_is_told_apart_from_what_the_own_trials_share() -> None:

@@ -23,14 +23,15 @@ from hpstage.driver import open_plan
 from hpstage.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan import SearchPlan
 from hpstage.report import save, style
-from hpstage.report.account import Account, ChainRecord, Charge, Waste
+from hpstage.report.account import Account, ChainRecord, Waste, charged
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import causes_of
 from hpstage.report.lanes import Lane, extend, foremost, lanes_of, rows
+from hpstage.report.measured import measured, merit
 from hpstage.report.merge_rate import draw_merge_rate, moments
 from hpstage.report.metric_curves import curves, draw_metrics
 from hpstage.report.savings import draw_savings, steps
-from hpstage.report.stage_tree import MOST_ROWS, draw_stage_tree, measured, merit
+from hpstage.report.stage_tree import MOST_ROWS, draw_stage_tree
 from hpstage.report.timeline import MOST_BARS, bars, draw_timeline
 from hpstage.simulate import Measure, SimulatedExecutor, value_of_key
 from hpstage.store.memory import MemoryJournal
@@ -272,7 +273,7 @@ def test_bars_lie_before_the_time_of_their_fact_in_the_order_in_which_things_are
     worker = WorkerId("w")
     account = Account(SearchPlan(WORKLOAD))
     account.charges.append(
-        Charge(reached(worker, 10.0, train=4.0, load=1.0, evaluate=2.0, save=0.5), TrialId("study/0"))
+        charged(reached(worker, 10.0, train=4.0, load=1.0, evaluate=2.0, save=0.5), TrialId("study/0"))
     )
     lost = ChainLost(NodeId(0), 1, worker, at=12.0, outcome="lost", seconds=1.5, steps=1)
     account.wastes.append(Waste(lost, TrialId("study/0"), ChainRecord(None, worker, None, 2.5)))
@@ -308,8 +309,8 @@ def test_more_bars_than_pixels_become_an_image_whose_colours_are_the_shares_of_t
     count = MOST_BARS
     for worker, train in (("a", 0.25), ("b", 0.75)):
         for at in range(1, count):  # a pixel holds several
-            account.charges.append(Charge(reached(WorkerId(worker), float(at), train=train), TrialId("study/0")))
-    account.charges.append(Charge(reached(WorkerId("a"), float(count), train=0.25), TrialId("study/0")))
+            account.charges.append(charged(reached(WorkerId(worker), float(at), train=train), TrialId("study/0")))
+    account.charges.append(charged(reached(WorkerId("a"), float(count), train=0.25), TrialId("study/0")))
     [axes] = draw_timeline(Book(account)).axes
     assert not axes.collections and len(axes.images) == 2
     track, blue = np.array(to_rgb(style.TRACK)), np.array(to_rgb("#0072B2")) / 2 + np.array(to_rgb("#3A95CC")) / 2
@@ -542,7 +543,7 @@ def test_trials_that_no_study_numbered_go_by_the_end_of_their_id(tmp_path: Path)
 def test_names_of_workers_are_shortened_and_taken_literally(tmp_path: Path) -> None:
     account = Account(SearchPlan(WORKLOAD))
     for worker in (HOSTILE, "$a_{", ""):
-        account.charges.append(Charge(reached(WorkerId(worker), 3.0, train=1.0), TrialId("study/0")))
+        account.charges.append(charged(reached(WorkerId(worker), 3.0, train=1.0), TrialId("study/0")))
     figure = draw_timeline(Book(account))
     assert style.save(figure, tmp_path / "picture.svg").exists()
     assert any(text.startswith("$a_{  ") for text in texts(figure))

@@ -48,7 +48,7 @@ def test_the_report_is_that_of_the_store_and_its_place_is_printed(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert told("report", store).strip() == str(Path("hpstage-report") / "index.html")
+    assert told("report", store, "--tables").strip() == str(Path("hpstage-report") / "index.html")
     page = write_report(tmp_path / "library", store)
     for path in page.parent.iterdir():
         assert path.read_bytes() == (tmp_path / "hpstage-report" / path.name).read_bytes()
@@ -57,15 +57,28 @@ def test_the_report_is_that_of_the_store_and_its_place_is_printed(
 
 def test_a_report_that_is_made_by_several_processes_is_the_same(store: Path, tmp_path: Path) -> None:
     page = write_report(tmp_path / "one process", store)
-    words = [sys.executable, "-W", "error", "-m", "hpstage", "report", str(store), str(tmp_path / "forks")]
+    words = [sys.executable, "-W", "error", "-m", "hpstage", "report", str(store), str(tmp_path / "forks"), "--tables"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     for path in page.parent.iterdir():
         assert path.read_bytes() == (tmp_path / "forks" / path.name).read_bytes()
 
 
+def test_a_report_is_without_tables_unless_they_are_asked_for(store: Path, tmp_path: Path) -> None:
+    told("report", store, tmp_path / "page")
+    page = write_report(tmp_path / "library", store, tables=False)
+    names = sorted(path.name for path in page.parent.iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "page").iterdir())
+    assert not [name for name in names if name.endswith(".csv")] and "savings.json" in names
+    assert page.read_bytes() == (tmp_path / "page" / "index.html").read_bytes()
+    text = Page(page).text
+    assert "trials.csv" not in text and "hpstage report --tables" in text
+    with_tables = Page(write_report(tmp_path / "tables", store))
+    assert "trials.csv" in with_tables.text and "--tables" not in with_tables.text
+
+
 def test_one_study_can_be_reported_and_an_unknown_one_is_told(store: Path, tmp_path: Path) -> None:
-    told("report", store, tmp_path / "one", "--study", "early")
+    told("report", store, tmp_path / "one", "--study", "early", "--tables")
     assert {row["study"] for row in read(tmp_path / "one" / "trials.csv")} == {"early"}
     told("report", store, tmp_path / "two", "--study", HOSTILE)
     assert HOSTILE in Page(tmp_path / "two" / "index.html").texts
@@ -111,7 +124,7 @@ def test_a_plan_on_a_server_is_reported_by_its_url_alone(shared_redis: RedisServ
     with closing(RedisJournal(shared_redis.url, prefix="test-report")) as journal:
         result = search(journal, n_trials=4)
         records = len(journal)
-        told("report", f"{shared_redis.url}?prefix=test-report", tmp_path / "server")
+        told("report", f"{shared_redis.url}?prefix=test-report", tmp_path / "server", "--tables")
         assert len(journal) == records
     result.write_report(tmp_path / "result")
     for path in (tmp_path / "result").iterdir():
