@@ -50,7 +50,8 @@ class ChainStatus(msgspec.Struct, frozen=True):
 
 
 class PlanStatus(msgspec.Struct, frozen=True):
-    """The whole plan. Seconds are those of workers; those used count also what was wasted."""
+    """The whole plan. Seconds are those of workers; those used count also what was wasted. ``nodes``: those along which
+    something was asked."""
 
     workload: str
     records: int
@@ -147,7 +148,7 @@ def status_of(account: Account, journal: Journal) -> Status:
             workload=plan.workload,
             records=plan.position,
             trials=len(plan.trials),
-            nodes=len(plan.nodes),
+            nodes=sum(node.reach > node.start for node in plan.nodes),
             steps_asked=plan.steps_asked,
             steps_unique=plan.steps_unique,
             steps_trained=plan.totals.steps_trained,
