@@ -77,6 +77,8 @@ def _perturbed(value: Any, distribution: BaseDistribution, factor: float) -> Any
         return _neighbour(value, distribution.choices, factor)
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     low, high, step = distribution.low, distribution.high, distribution.step
+    if isinstance(distribution, FloatDistribution):
+        value = float(value)  # Optuna proposes a NumPy float where an interval is tiny; ours are plain
     scaled = _clipped(value * factor, low, high)
     if step is None:
         return float(scaled)
