@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import UsageError
 from hpstage.report.book import Book, open_book
-from hpstage.report.lanes import Lane, foremost, lanes_of, rows
+from hpstage.report.lanes import Lane, foremost, rows
+from hpstage.report.measured import merit
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -50,8 +49,8 @@ def stage_tree(book: Book) -> go.Figure:
     """
     import plotly.graph_objects as go
 
-    found = lanes_of(book.trials)
-    lanes = foremost(found, _MOST, lambda lane: 0.0)
+    found, measured = book.lanes, book.measured
+    lanes = foremost(found, _MOST, lambda lane: merit(measured[lane.node.id].value, maximize=book.maximize))
     place = rows(lanes)
     x: list[float | None] = []
     y: list[float | None] = []
@@ -65,7 +64,11 @@ def stage_tree(book: Book) -> go.Figure:
             y.append(row)
         x += [lane.reach, None]
         y += [row, None]
-    dots = [dot for lane in lanes for dot in _measured(lane, book.metric, place[lane.node.id])]
+    dots = [
+        (step, place[lane.node.id], value, _told(lane, book.metric or "", step, value))
+        for lane in lanes
+        for step, value in measured[lane.node.id].points
+    ]
     hidden = len(found) - len(lanes)
     title = f"Stage tree: {len(book.trials):,} trials in {len(found):,} nodes"
     figure = go.Figure(
@@ -98,14 +101,11 @@ def stage_tree(book: Book) -> go.Figure:
     return figure
 
 
-def _measured(lane: Lane, metric: str | None, row: int) -> Iterator[tuple[int, int, float, str]]:
-    """``(step, row, value, what is said of it)`` where a number was measured on the lane."""
-    for step, state in sorted(lane.node.states.items()):
-        value = math.nan if state.metrics is None or metric is None else state.metrics.get(metric, math.nan)
-        if math.isfinite(value) and step <= lane.reach:
-            values = lane.node.hyperparameters(max(lane.node.start, step - 1))
-            told = "<br>".join(f"{_plain(name)} {_plain(_short(value))}" for name, value in sorted(values.items()))
-            yield step, row, value, f"step {step:,}: {_plain(metric or '')} {value:.6g}<br>{told}"
+def _told(lane: Lane, metric: str, step: int, value: float) -> str:
+    """What is said of a dot: the value, and the hyper-parameters of the last step before it."""
+    values = lane.node.hyperparameters(max(lane.node.start, step - 1))
+    lines = [f"{_plain(name)} {_plain(_short(own))}" for name, own in sorted(values.items())]
+    return "<br>".join([f"step {step:,}: {_plain(metric)} {value:.6g}", *lines])
 
 
 def _short(value: Any) -> str:

@@ -72,19 +72,14 @@ class Book:
         return {id: self.account.alone(id) for id in self.trials}
 
     @cached_property
-    def reach(self) -> dict[NodeId, int]:
-        """The nodes that the trials pass, and the farthest step that they ask for on each."""
-        found: dict[NodeId, int] = {}
-        for trial in self.trials.values():
-            for node, _, stop in trial.legs(trial.asked):
-                if stop > found.get(node.id, 0):
-                    found[node.id] = stop
-        return found
-
-    @cached_property
     def lanes(self) -> dict[NodeId, Lane]:
         """The lanes of the trials' tree, as far as they were asked for, parents before children."""
         return lanes_of(self.trials)
+
+    @cached_property
+    def reach(self) -> dict[NodeId, int]:
+        """The farthest step that the trials ask for on each node that they pass."""
+        return {id: lane.reach for id, lane in self.lanes.items()}
 
     @cached_property
     def measured(self) -> dict[NodeId, Measured]:

@@ -34,30 +34,19 @@ class Lane:
 _Lane = TypeVar("_Lane", bound=Laid)
 
 
-def extend(lanes: dict[NodeId, Lane], trial: PlannedTrial, before: int, step: int) -> int:
-    """Let a trial that went to step ``before`` go on to ``step``. O(its segments).
-
-    Lanes come into ``lanes`` parents before children. Returns how many steps no trial of these lanes had gone before.
-    """
-    fresh = 0
-    for node, start, stop in trial.legs(step):
-        lane = lanes.get(node.id)
-        if lane is None:
-            lane = lanes[node.id] = Lane(node, start)
-            if node.parent is not None:
-                lanes[node.parent.id].children.append(lane)
-        if stop > lane.reach:
-            fresh += stop - lane.reach
-            lane.reach = stop
-        lane.trials += start >= before
-    return fresh
-
-
 def lanes_of(trials: Mapping[TrialId, PlannedTrial]) -> dict[NodeId, Lane]:
     """The lanes of the trials' tree, as far as they were asked for, parents before children."""
     lanes: dict[NodeId, Lane] = {}
     for trial in trials.values():
-        extend(lanes, trial, 0, trial.asked)
+        for node, start, stop in trial.legs(trial.asked):
+            lane = lanes.get(node.id)
+            if lane is None:
+                lane = lanes[node.id] = Lane(node, start)
+                if node.parent is not None:
+                    lanes[node.parent.id].children.append(lane)
+            if stop > lane.reach:
+                lane.reach = stop
+            lane.trials += 1
     return lanes
 
 

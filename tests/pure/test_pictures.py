@@ -26,7 +26,7 @@ from hpstage.report import save, style
 from hpstage.report.account import Account, ChainRecord, Waste, charged
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import causes_of
-from hpstage.report.lanes import Lane, extend, foremost, lanes_of, rows
+from hpstage.report.lanes import foremost, lanes_of, rows
 from hpstage.report.measured import measured, merit
 from hpstage.report.merge_rate import draw_merge_rate, moments
 from hpstage.report.metric_curves import curves, draw_metrics
@@ -129,19 +129,15 @@ def test_no_line_of_the_stage_tree_is_crossed_or_overlaid(searched: tuple[hpstag
         assert not any(other.node.start < x <= other.reach for other in between)
 
 
-def test_a_lane_counts_its_trials_and_new_steps_once_however_often_they_are_asked_for() -> None:
+def test_lanes_are_as_long_as_the_distinct_steps_and_count_each_of_their_trials_once() -> None:
     run = Search(SimulatedExecutor(1))
     trials = [trial(i, {"a": s.piecewise({0: 1, 4: i // 2})}, 8) for i in range(4)]
     run.run(trials, [8, 6, 5, 8])
     planned = open_book(run.journal).trials
-    at_once = lanes_of(planned)
-    by_steps: dict[NodeId, Lane] = {}
-    fresh = sum(extend(by_steps, each, step, step + 1) for each in planned.values() for step in range(each.asked))
-    shown = [{id: (lane.reach, lane.trials) for id, lane in lanes.items()} for lanes in (by_steps, at_once)]
-    assert shown[0] == shown[1]
+    lanes = lanes_of(planned)
     through = [node.id for each in planned.values() for node, _, _ in each.legs(each.asked)]
-    assert {id: lane.trials for id, lane in at_once.items()} == {id: through.count(id) for id in through}
-    assert fresh == run.plan.steps_unique
+    assert {id: lane.trials for id, lane in lanes.items()} == {id: through.count(id) for id in through}
+    assert sum(lane.reach - lane.node.start for lane in lanes.values()) == run.plan.steps_unique
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 1000])
