@@ -314,6 +314,10 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if collecting:
+            if not gc.get_freeze_count():
+                # What was made meanwhile is old now: as young it would all be looked through at once.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
