@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from hpstage.events import NodeId, StateKey, TrialAdded
-from hpstage.forms import Form
+from hpstage.forms import Constant, Form
 from hpstage.keys import History
 from hpstage.nodes import Node, distinct
 from hpstage.ordered import Ordered
+from hpstage.scalars import same
 from hpstage.schedule import agreement
 from hpstage.trial_schedules import pieces
 
@@ -73,8 +74,13 @@ class NodeTree:
 def _agreement(forms: tuple[Form, ...], others: tuple[Form, ...], start: int, stop: int) -> int:
     """The first step in ``[start, stop)`` at which the values of any two differ; ``stop`` if there is none."""
     for mine, other in zip(forms, others, strict=True):
-        if mine is not other:
-            stop = agreement(other, mine, start, stop)
-            if stop == start:
-                break
+        if mine is other:
+            continue
+        if mine.__class__ is Constant and other.__class__ is Constant:  # most are
+            if not same(mine.scalar, other.scalar):
+                return start
+            continue
+        stop = agreement(other, mine, start, stop)
+        if stop == start:
+            break
     return stop

@@ -57,12 +57,12 @@ class OpenChain:
     driver: DriverId
     worker: WorkerId
     stretches: list[Stretch]  # one on each node, in order
-    reached: StateRef | None = None  # the last that it told of; by then it has loaded what it starts from
+    reached: State | None = None  # the last that it told of; by then it has loaded what it starts from
 
     def ahead(self) -> Iterator[Stretch]:
         """What it has still to pass, the farthest first."""
         for stretch in reversed(self.stretches):
-            if self.reached is not None and stretch.node == self.reached.node:
+            if self.reached is not None and stretch.node == self.reached.node.id:
                 if self.reached.step < stretch.stop:
                     yield Stretch(stretch.node, max(stretch.start, self.reached.step), stretch.stop)
                 if stretch.start <= self.reached.step:
@@ -206,12 +206,15 @@ class SearchPlan:
 
     def _reached(self, fact: StateReached) -> None:
         node = self._node(fact.node)
-        if not node.start <= fact.start <= fact.step or fact.step <= node.start:
-            raise InternalError(f"steps {fact.start} to {fact.step} do not lie on node {fact.node}")
-        state = self.touch(node, fact.step)
-        steps = fact.step - fact.start
+        start, step = fact.start, fact.step
+        if not node.start <= start <= step or step <= node.start:
+            raise InternalError(f"steps {start} to {step} do not lie on node {fact.node}")
+        state = node.states.get(step)
+        if state is None:
+            state = self.touch(node, step)
+        steps = step - start
         if self.losses:
-            self.losses.pop(StateRef(node.id, fact.start), None)
+            self.losses.pop(StateRef(node.id, start), None)
         node.trained += steps
         node.seconds += fact.train_seconds
         totals = self.totals
@@ -234,7 +237,7 @@ class SearchPlan:
             state.used = max(state.used, fact.at)
         chain = None if fact.chain is None else self.chains.get(fact.chain)
         if chain is not None:
-            chain.reached = state.ref
+            chain.reached = state
 
     def _keep(self, state: State, kept: Kept | None) -> None:
         if state.kept is not None:
@@ -360,16 +363,21 @@ class SearchPlan:
             raise InternalError(f"step {step} was asked of trial {trial}, which ends at {planned.steps}")
         return self.touch(planned.node_at(step), step)
 
-    def _ask(self, fact: TargetAsked) -> None:
-        """Account for a target. Whoever asks first for a step of a node pays for it. O(segments)."""
+    def ask(self, fact: TargetAsked) -> list[tuple[Node, int]]:
+        """Account for a target. Whoever asks first for a step of a node pays for it. O(segments).
+
+        Returns:
+            The nodes of which it is the first to ask for a step, and up to where.
+        """
         state = self.target(fact.trial, fact.step)
         if state.metrics is None:
             state.waiting[fact.trial] = fact.driver
             self._open.setdefault(fact.driver, {})[fact.trial, fact.step] = state
         planned, step = self.trials[fact.trial], fact.step
         planned.targets.add(step)
+        gains: list[tuple[Node, int]] = []
         if step <= planned.asked:
-            return
+            return gains
         self.totals.steps_asked += step - planned.asked
         planned.asked = step
         for node, _, stop in planned.legs(step):
@@ -378,6 +386,8 @@ class SearchPlan:
                 planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
                 self.totals.steps_unique += fresh
                 node.reach = stop
+                gains.append((node, stop))
+        return gains
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -472,10 +482,10 @@ class SearchPlan:
 
 
 # By type, since a match over all of them would take as long as what is done.
-_HANDLERS: dict[type, Callable[[SearchPlan, Any], None]] = {
+_HANDLERS: dict[type, Callable[[SearchPlan, Any], object]] = {
     PlanCreated: SearchPlan._create,
     TrialAdded: SearchPlan._add,
-    TargetAsked: SearchPlan._ask,
+    TargetAsked: SearchPlan.ask,
     StateReached: SearchPlan._reached,
     StateLost: SearchPlan._lose,
     StageFailed: SearchPlan._fail,

@@ -138,7 +138,7 @@ def status_of(account: Account, journal: Journal) -> Status:
         if chain is not None and record.id is not None and (chain.driver in alive or chain.driver not in plan.drivers):
             first, last = chain.stretches[0], chain.stretches[-1]
             at = chain.reached
-            node, step = (first.node, first.start) if at is None else (at.node, at.step)
+            node, step = (first.node, first.start) if at is None else (at.node.id, at.step)
             chains.append(
                 ChainStatus(record.id, chain.worker, chain.driver, record.began, node, step, last.node, last.stop)
             )

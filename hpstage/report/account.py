@@ -82,10 +82,10 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 def charged(fact: StateReached, trial: TrialId) -> Charge:
-    seconds = rounded(fact.train_seconds) + rounded(fact.evaluate_seconds)
+    parts = round(fact.train_seconds * _PARTS) + round(fact.evaluate_seconds * _PARTS)
     if fact.load_seconds or fact.save_seconds:  # often neither took any time
-        seconds += rounded(fact.load_seconds) + rounded(fact.save_seconds)
-    return Charge(fact, trial, seconds)
+        parts += round(fact.load_seconds * _PARTS) + round(fact.save_seconds * _PARTS)
+    return Charge(fact, trial, parts / _PARTS)
 
 
 class Waste(msgspec.Struct, frozen=True):
@@ -172,19 +172,20 @@ class Account:
         self.lost[StateRef(fact.node, fact.step)] = fact
 
     def _ask(self, fact: TargetAsked) -> None:
-        planned = self.plan.trials.get(fact.trial)
-        gains: list[tuple[NodeId, int]] = []
-        farther = planned is not None and fact.step > planned.asked
-        if planned is not None and farther:
-            gains = [(node.id, stop) for node, _, stop in planned.legs(fact.step) if stop > node.reach]
-        self.plan.apply(fact)
-        if farther:
-            self.asks.append(Ask(fact.trial, fact.step, self._now))
-        self.targeted.setdefault((self.plan.trials[fact.trial].node_at(fact.step).id, fact.step), fact.trial)
+        id, step = fact.trial, fact.step
+        planned = self.plan.trials.get(id)
+        before = step if planned is None else planned.asked
+        gains = self.plan.ask(fact)
+        if step > before:
+            self.asks.append(Ask(id, step, self._now))
+        self.targeted.setdefault((self.plan.trials[id].node_at(step).id, step), id)
         for node, stop in gains:
-            stops, trials = self._asked.setdefault(node, ([], []))
-            stops.append(stop)
-            trials.append(fact.trial)
+            asked = self._asked.get(node.id)
+            if asked is None:
+                self._asked[node.id] = [stop], [id]
+            else:
+                asked[0].append(stop)
+                asked[1].append(id)
 
     def _payer(self, node: NodeId, step: int) -> TrialId:
         """Who asked first for the step that leads to ``step``; if nobody did, who made the node."""
@@ -216,7 +217,8 @@ class Account:
         charge = charged(fact, payer)
         self.charges.append(charge)
         self._pay(payer, charge.seconds)
-        self.trained[fact.node] = max(self.trained.get(fact.node, 0), fact.step)
+        if fact.step > self.trained.get(fact.node, 0):
+            self.trained[fact.node] = fact.step
 
     def _waste(self, fact: ChainLost) -> None:
         """The fact names no chain: it is the last that a driver started on the worker, and runs or was closed just now.
