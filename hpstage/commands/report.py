@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +10,9 @@ import typer
 from hpstage.commands.terminal import clean, echo
 from hpstage.report.account import keep
 from hpstage.report.book import open_book
+from hpstage.report.drawing import Drawer, DrawerBeside
 
 _FOLDER = Path("hpstage-report")
-# Processes, this one among them: on a plan of 100,000 stages two take some 0.9 GiB together.
-_MOST = 2
 
 
 def report(
@@ -35,16 +33,15 @@ def report(
     hpstage report STORE reports/digits --study digits --tables
     hpstage report "redis://head:6379?prefix=NAME"
     """
-    from hpstage.report.writing import write_book
+    with DrawerBeside() if _can_fork() else Drawer() as drawer:
+        book = open_book(store, study)
+        keep(book)
+        from hpstage.report.writing import write_book
 
-    book = open_book(store, study)
-    keep(book)
-    echo(clean(write_book(folder, book, tables=tables, processes=_processes())))
+        echo(clean(write_book(folder, book, drawer, tables=tables)))
 
 
-def _processes() -> int:
-    """How many may draw and write at a time: one where this process cannot be forked, or has threads already."""
+def _can_fork() -> bool:
+    """Not where processes cannot be forked, or where this one has threads already."""
     threads = Path("/proc/self/task")
-    if not threads.is_dir() or len(list(threads.iterdir())) > 1:
-        return 1
-    return min(_MOST, os.cpu_count() or 1)
+    return threads.is_dir() and len(list(threads.iterdir())) == 1

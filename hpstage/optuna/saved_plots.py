@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from hpstage.errors import UsageError
 from hpstage.report.book import Book, open_book
 from hpstage.report.lanes import Lane, foremost, rows
-from hpstage.report.measured import merit
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -50,7 +49,7 @@ def stage_tree(book: Book) -> go.Figure:
     import plotly.graph_objects as go
 
     found, measured = book.lanes, book.measured
-    lanes = foremost(found, _MOST, lambda lane: merit(measured[lane.node.id].value, maximize=book.maximize))
+    lanes = foremost(found, book.ranking, _MOST)
     place = rows(lanes)
     x: list[float | None] = []
     y: list[float | None] = []

@@ -16,12 +16,14 @@ from hpstage.store import Journal
 
 if TYPE_CHECKING:
     from hpstage.report.causes import Causes, causes_of
-    from hpstage.report.merge_rate import draw_merge_rate
-    from hpstage.report.metric_curves import draw_metrics
-    from hpstage.report.savings import draw_savings
-    from hpstage.report.stage_tree import draw_stage_tree
-    from hpstage.report.style import save
-    from hpstage.report.timeline import draw_timeline
+    from hpstage.report.pictures import (
+        draw_merge_rate,
+        draw_metrics,
+        draw_savings,
+        draw_stage_tree,
+        draw_timeline,
+        save,
+    )
     from hpstage.result import Result
 
 __all__ = [
@@ -44,12 +46,12 @@ __all__ = [
 _HOMES = {
     "Causes": "causes",
     "causes_of": "causes",
-    "draw_merge_rate": "merge_rate",
-    "draw_metrics": "metric_curves",
-    "draw_savings": "savings",
-    "draw_stage_tree": "stage_tree",
-    "draw_timeline": "timeline",
-    "save": "style",
+    "draw_merge_rate": "pictures",
+    "draw_metrics": "pictures",
+    "draw_savings": "pictures",
+    "draw_stage_tree": "pictures",
+    "draw_timeline": "pictures",
+    "save": "pictures",
 }
 
 
@@ -86,6 +88,7 @@ def write_report(
         UsageError: the plan has no such study, or nothing can be written in the folder.
         StoreError: there is no plan, or it cannot be read.
     """
+    from hpstage.report.drawing import Drawer
     from hpstage.report.writing import write_book
 
-    return write_book(Path(folder), open_book(source, study), tables=tables)
+    return write_book(Path(folder), open_book(source, study), Drawer(), tables=tables)

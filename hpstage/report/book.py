@@ -17,8 +17,8 @@ from hpstage.locations import open_journal
 from hpstage.nodes import PlannedTrial
 from hpstage.plan import SearchPlan
 from hpstage.report.account import Account, Charge, Waste, new_account, rounded, uncollected
-from hpstage.report.lanes import Lane, lanes_of
-from hpstage.report.measured import Measured, measured
+from hpstage.report.lanes import Lane, lanes_of, ranking
+from hpstage.report.measured import Measured, measured, merit
 from hpstage.result import Result
 from hpstage.store import Journal
 
@@ -85,6 +85,12 @@ class Book:
     def measured(self) -> dict[NodeId, Measured]:
         """The first objective on each of the lanes."""
         return measured(self.lanes, self.metric, maximize=self.maximize)
+
+    @cached_property
+    def ranking(self) -> list[Lane]:
+        """The lanes, the one that is to be shown first at the head: see :func:`hpstage.report.lanes.ranking`."""
+        found, maximize = self.measured, self.maximize
+        return ranking(self.lanes.values(), lambda lane: merit(found[lane.node.id].value, maximize=maximize))
 
     @cached_property
     def spent(self) -> Spent:

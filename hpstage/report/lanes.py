@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from hpstage.events import NodeId, TrialId
@@ -74,24 +75,31 @@ def rows(lanes: Collection[_Lane]) -> dict[NodeId, int]:
     return found
 
 
-def foremost(
-    lanes: Mapping[NodeId, Lane], most: int, merit: Callable[[Lane], float], *, always: Iterable[NodeId] = ()
-) -> list[Lane]:
-    """As many lanes as ``most`` rows hold: those that most trials go along, among equals the best.
+def ranking(lanes: Iterable[Lane], merit: Callable[[Lane], float]) -> list[Lane]:
+    """The lanes that most trials go along first, among equals the best. Parents come before their children: they have
+    as many trials, and the smaller id.
 
     Args:
-        lanes: parents before children.
-        most: rows.
         merit: the greater the better; none of a lane's children has more than the lane itself.
+    """
+    return sorted(lanes, key=lambda lane: (-lane.trials, -merit(lane), lane.node.id))
+
+
+def foremost(
+    lanes: Mapping[NodeId, Lane], ranked: Iterable[Lane], most: int, *, always: Iterable[NodeId] = ()
+) -> list[Lane]:
+    """As many lanes as ``most`` rows hold, the first of the ranking; in the order of their nodes.
+
+    Args:
+        ranked: the lanes by :func:`ranking`.
+        most: rows.
         always: these are among them in any case, and so are those above them.
     """
-    # Parents have as many trials and as much merit as their children, and the smaller id: so they come before them.
-    ranked = sorted(lanes.values(), key=lambda lane: (-lane.trials, -merit(lane), lane.node.id))
     first = dict.fromkeys(node.id for id in always if id in lanes for node in lanes[id].node.ancestry())
     chosen: dict[NodeId, Lane] = {}
     taken: set[NodeId] = set()  # lanes whose row a child goes on with
     used = 0
-    for lane in [*(lanes[id] for id in first), *ranked]:
+    for lane in chain([lanes[id] for id in first], ranked):
         node = lane.node
         if node.id in chosen:
             continue

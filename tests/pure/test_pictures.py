@@ -22,17 +22,26 @@ from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.driver import open_plan
 from hpstage.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan import SearchPlan
-from hpstage.report import save, style
+from hpstage.report import (
+    draw_merge_rate,
+    draw_metrics,
+    draw_savings,
+    draw_stage_tree,
+    draw_timeline,
+    save,
+)
 from hpstage.report.account import Account, ChainRecord, Waste, charged
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import causes_of
-from hpstage.report.lanes import foremost, lanes_of, rows
+from hpstage.report.lanes import foremost, lanes_of, ranking, rows
 from hpstage.report.measured import measured, merit
-from hpstage.report.merge_rate import draw_merge_rate, moments
-from hpstage.report.metric_curves import curves, draw_metrics
-from hpstage.report.savings import draw_savings, steps
-from hpstage.report.stage_tree import MOST_ROWS, draw_stage_tree
-from hpstage.report.timeline import MOST_BARS, bars, draw_timeline
+from hpstage.report.names import plain
+from hpstage.report.pictures import style
+from hpstage.report.views.merge_rate import moments
+from hpstage.report.views.metrics import curves
+from hpstage.report.views.savings import steps
+from hpstage.report.views.stage_tree import MOST_ROWS
+from hpstage.report.views.timeline import MOST_BARS, bars
 from hpstage.simulate import Measure, SimulatedExecutor, value_of_key
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import WORKLOAD, Search, histories, trial
@@ -146,7 +155,7 @@ def test_the_foremost_lanes_fill_the_rows_and_hang_together_and_what_must_be_the
     lanes = lanes_of(open_book(journal).trials)
     [*_, last] = lanes
     for always in ([], [last]):
-        shown = foremost(lanes, most, lambda lane: 0.0, always=always)
+        shown = foremost(lanes, ranking(lanes.values(), lambda lane: 0.0), most, always=always)
         ids = {lane.node.id for lane in shown}
         assert all(lane.node.parent is None or lane.node.parent.id in ids for lane in shown)
         assert set(always) <= ids
@@ -219,7 +228,7 @@ def test_a_tree_of_500_trials_is_cut_to_its_most_travelled_rows_and_says_so() ->
 def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_were_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpstage.report.stage_tree.MOST_ROWS", 3)
+    monkeypatch.setattr("hpstage.report.views.stage_tree.MOST_ROWS", 3)
 
     def measure(key: str, step: int) -> dict[str, float]:
         return {"value": int(key, 16) / 16 ** len(key) - step}
@@ -523,9 +532,9 @@ def test_what_users_typed_is_drawn_literally_in_every_format(name: str, tmp_path
 
 
 def test_names_are_put_on_one_line_and_shortened() -> None:
-    assert style.plain("plain name") == "plain name"
-    assert style.plain("a\nb\x1b[31m\u202e") == r"a\nb\x1b[31m\u202e"
-    assert style.plain("x" * 30, 10) == "x" * 9 + "\N{HORIZONTAL ELLIPSIS}"
+    assert plain("plain name") == "plain name"
+    assert plain("a\nb\x1b[31m\u202e") == r"a\nb\x1b[31m\u202e"
+    assert plain("x" * 30, 10) == "x" * 9 + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def test_trials_that_no_study_numbered_go_by_the_end_of_their_id(tmp_path: Path) -> None:

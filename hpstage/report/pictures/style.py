@@ -41,7 +41,6 @@ DPI = 200
 TITLE, LABEL, SMALL, TINY = 8.5, 8.0, 7.0, 5.5
 """Font sizes in points: titles; axes' names; ticks and legends; names within a picture."""
 
-_MOST = 60  # characters of a name
 _DATELESS: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
@@ -105,12 +104,6 @@ def legend(axes: Axes, handles: Iterable[Any]) -> None:
         handletextpad=0.5,
         columnspacing=1.2,
     )
-
-
-def plain(name: object, most: int = _MOST) -> str:
-    """A name that a user typed, on one line and of at most ``most`` characters."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(name))
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def counted(number: int, noun: str) -> str:

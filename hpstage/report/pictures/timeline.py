@@ -1,0 +1,105 @@
+"""The worker timeline: what each worker did, when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from hpstage.report.names import plain
+from hpstage.report.pictures import style
+from hpstage.report.views.timeline import ACTIVITIES, EVALUATE, LOAD, PIECES, SAVE, TRAIN, WASTED, TimelineView
+
+COLOURS = {
+    TRAIN: style.BLUE,
+    EVALUATE: style.ORANGE,
+    LOAD: style.GREEN,
+    SAVE: style.PURPLE,
+    WASTED: style.INK,
+}
+# Every other stage of a worker is drawn in this, so that neighbours can be told apart without an outline, which would
+# swallow the short ones.
+_OTHER_TRAIN = "#3A95CC"
+
+_ROW = 0.19  # inches per worker, as long as there is room
+_AROUND = 0.75  # inches above and below the rows
+_FEWEST = 3  # rows that are taken to be there, so that one is no block
+_HALF = 0.38  # of a row, where rows are 1 apart
+_LABELLED = 64  # workers; more are drawn without their names
+_NAME = 30  # characters of a worker's name
+
+
+def draw(view: TimelineView | None) -> Figure:
+    """One row per worker, in the order in which they began; x in time since the first began.
+
+    Beside a worker's name stands its share of busy time, from the first stage of all to the last.
+    """
+    if view is None:
+        return style.nothing("Nothing was trained: there is no timeline.")
+    workers, span = view.workers, view.span
+    height = min(style.TALLEST, _AROUND + _ROW * max(_FEWEST, len(workers)))
+    pitch = 72 * (height - _AROUND) / max(_FEWEST, len(workers))  # points from row to row
+    figure, axes = style.figure(height)
+    unit, name = style.time_unit(span)
+    end = span / unit
+    if view.bars:
+        rows = {worker: row for row, worker in enumerate(workers)}
+        tracks = [_box(0.0, end, row) for row in rows.values()]
+        axes.add_collection(PolyCollection(tracks, facecolors=style.TRACK, edgecolors="none"))
+        colours = [_colour(bar.activity, bar.stage % 2) for bar in view.bars]
+        boxes = [_box(bar.began / unit, bar.seconds / unit, rows[bar.worker]) for bar in view.bars]
+        axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="none"))
+    else:
+        _paint(axes, view, end)
+
+    share = sum(view.busy) / (span * len(workers))
+    style.title(axes, f"{style.counted(len(workers), 'worker')}, busy {min(1.0, share):.0%} of {end:,.3g} {name}")
+    axes.set_xlim(0.0, end)
+    middle, half = (len(workers) - 1) / 2, max(_FEWEST, len(workers)) / 2
+    axes.set_ylim(middle + half + 0.05, middle - half - 0.05)
+    style.label(axes, x=f"{name} since the first stage began")
+    if len(workers) <= _LABELLED:
+        labels = [
+            f"{plain(worker, _NAME)}  {min(1.0, busy / span):4.0%}"
+            for worker, busy in zip(workers, view.busy, strict=True)
+        ]
+        axes.set_yticks(range(len(workers)), labels=labels, parse_math=False, fontsize=min(style.SMALL, 0.8 * pitch))
+        axes.tick_params(axis="y", length=0)
+    else:
+        axes.set_yticks([])
+        style.label(axes, y=f"{len(workers):,} workers")
+    handles = [Patch(color=COLOURS[name], label=name) for name in ACTIVITIES if name in view.activities]
+    style.legend(axes, [*handles, Patch(color=style.TRACK, label="idle")])
+    return figure
+
+
+def _box(began: float, seconds: float, row: int) -> list[tuple[float, float]]:
+    left, right, top, bottom = began, began + seconds, row - _HALF, row + _HALF
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+def _colour(activity: str, odd: int) -> str:
+    return _OTHER_TRAIN if odd and activity == TRAIN else COLOURS[activity]
+
+
+def _paint(axes: Axes, view: TimelineView, end: float) -> None:
+    """An image per worker, whose pixels mix the colours of what fell into them."""
+    track = np.array(to_rgb(style.TRACK))
+    for row, shares in enumerate(view.shares):
+        image: Any = np.zeros((PIECES, 3))
+        filled = np.zeros(PIECES)
+        for activity in ACTIVITIES:
+            for odd in (0, 1):
+                share = shares.get((activity, odd))
+                if share is not None:
+                    filled += share
+                    image += share[:, None] * np.array(to_rgb(_colour(activity, odd)))
+        image += np.clip(1.0 - filled, 0.0, None)[:, None] * track
+        image /= np.maximum(filled, 1.0)[:, None]
+        extent = (0.0, end, row + _HALF, row - _HALF)
+        axes.imshow(np.clip(image, 0.0, 1.0)[None], extent=extent, aspect="auto", interpolation="nearest")

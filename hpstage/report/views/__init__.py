@@ -1,0 +1,1 @@
+"""What the pictures of a report show, as plain values: pure, without matplotlib, small enough to be sent elsewhere."""

@@ -1,0 +1,91 @@
+"""What the picture of the merge rate shows: steps asked, distinct, and trained, as the search went on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+import msgspec
+
+from hpstage.events import NodeId, TrialId
+from hpstage.report.account import began
+from hpstage.report.book import Book
+
+_POINTS = 1000  # of a curve: more cannot be told apart
+
+
+class Moment(msgspec.Struct, frozen=True, gc=False):
+    """What had been asked of a book's trials, and trained for them, ``seconds`` after the first stage began."""
+
+    seconds: float
+    asked: int
+    distinct: int
+    trained: int
+
+    @property
+    def rate(self) -> float:
+        return self.asked / self.distinct if self.distinct else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRateView:
+    """As many moments as a curve needs, the last among them; none where nothing was asked."""
+
+    moments: list[Moment]
+
+
+def merge_rate_view(book: Book) -> MergeRateView:
+    found = moments(book)
+    return MergeRateView(_thinned(found) if found and found[-1].asked else [])
+
+
+def moments(book: Book) -> list[Moment]:
+    """The book's history: what had come to pass at each time when something was asked, or a stage was done.
+
+    ``distinct`` counts the steps among ``asked`` that differ, whoever trains them, so that the rate at the end is the
+    search's merge rate; ``trained`` those that the book's trials paid for, repetitions included. Requests have no time
+    of their own: each is put at the latest time of a worker that the journal told before it.
+    """
+    first = min((began(charge.fact) for charge in book.charges), default=None)
+    if first is None:
+        first = min((ask.at for ask in book.account.asks if ask.at is not None), default=0.0)
+    # (time, trial, step asked of it, steps trained)
+    changes: list[tuple[float, TrialId | None, int, int]] = []
+    now = first
+    for ask in book.account.asks:
+        # Never back: a host's clock may be wrong, and requests stay in their order.
+        if ask.at is not None and ask.at > now:
+            now = ask.at
+        if book.is_mine(ask.trial):
+            changes.append((now, ask.trial, ask.step, 0))
+    for charge in book.charges:
+        fact = charge.fact
+        changes.append((fact.at, None, 0, fact.step - fact.start))
+    changes.sort(key=itemgetter(0))  # stable
+    reach: dict[NodeId, int] = {}
+    reached: dict[TrialId, int] = {}
+    asked = distinct = trained = 0
+    found: list[Moment] = []
+    for index, (at, trial, step, steps) in enumerate(changes):
+        if trial is not None:
+            for node, start, stop in book.trials[trial].legs(step):
+                fresh = stop - reach.get(node.id, start)
+                if fresh > 0:
+                    distinct += fresh
+                    reach[node.id] = stop
+            asked += step - reached.get(trial, 0)
+            reached[trial] = step
+        trained += steps
+        # One moment for all that came to pass at a time.
+        if index + 1 == len(changes) or changes[index + 1][0] - first > at - first:
+            found.append(Moment(at - first, asked, distinct, trained))
+    return found
+
+
+def _thinned(found: Sequence[Moment]) -> list[Moment]:
+    """The last of each thousandth of the time: counts only grow, and so lose nothing that could be seen."""
+    if len(found) <= _POINTS:
+        return list(found)
+    span = max(found[-1].seconds, 1e-9)
+    return list({int(_POINTS * moment.seconds / span): moment for moment in found}.values())
