@@ -47,6 +47,11 @@ class DrawerBeside(Drawer):
         there.close()
         self._begun: tuple[str, object] | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def draw(self, name: str, view: object) -> None:
         # One at a time: were both sides to send, both would wait for the other to receive.
         self._finish()
