@@ -408,19 +408,20 @@ class SearchPlan:
 
     def merged(self, trials: Iterable[PlannedTrial]) -> Merged:
         """What these trials ask for, each alone and all together. O(their segments)."""
-        merged = Merged()
+        steps_asked = steps_unique = 0
+        seconds_asked = seconds_unique = 0.0
         reach: dict[NodeId, int] = {}
         for trial in trials:
             for node, start, stop in trial.legs(trial.asked):
                 cost = self.step_seconds(node)
-                merged.steps_asked += stop - start
-                merged.seconds_asked += (stop - start) * cost
+                steps_asked += stop - start
+                seconds_asked += (stop - start) * cost
                 fresh = stop - reach.get(node.id, start)
                 if fresh > 0:
                     reach[node.id] = stop
-                    merged.steps_unique += fresh
-                    merged.seconds_unique += fresh * cost
-        return merged
+                    steps_unique += fresh
+                    seconds_unique += fresh * cost
+        return Merged(steps_asked, steps_unique, seconds_asked, seconds_unique)
 
     def shared_seconds(self, trial: PlannedTrial) -> float:
         """Estimated seconds of the steps that another trial had asked for before this one."""

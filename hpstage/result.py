@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from hpstage.accounts import Totals
 from hpstage.errors import UsageError
 from hpstage.events import Fact, TrialId
-from hpstage.nodes import Node, PlannedTrial
+from hpstage.nodes import PlannedTrial
 from hpstage.plan import SearchPlan
 from hpstage.schedule import Schedule
 
@@ -103,25 +104,34 @@ class Savings:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def seconds_alone(plan: SearchPlan, planned: PlannedTrial) -> float:
+def answered_steps(planned: PlannedTrial) -> list[int]:
+    """The trial's targets that have a result, in order."""
+    found = []
+    for step in sorted(planned.targets):
+        state = planned.node_at(step).states.get(step)
+        if state is not None and state.metrics is not None:
+            found.append(step)
+    return found
+
+
+def seconds_alone(plan: SearchPlan, planned: PlannedTrial, answered: Sequence[int] | None = None) -> float:
     """What the trial would have taken of a worker alone, as far as it is known: see :class:`Savings`. O(segments).
 
     A trial that failed, or is not over, counts up to the last of its targets that was answered.
+
+    Args:
+        answered: its :func:`answered_steps`, if they are known already.
     """
-    answered = [step for step in planned.targets if _is_known(planned.node_at(step), step)]
+    if answered is None:
+        answered = answered_steps(planned)
     if not answered:
         return 0.0
     totals = plan.totals
     per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
     own = 0.0
-    for node, start, stop in planned.legs(max(answered)):
+    for node, start, stop in planned.legs(answered[-1]):
         own += (stop - start) * plan.step_seconds(node)
     return own + per_evaluation * len(answered)
-
-
-def _is_known(node: Node, step: int) -> bool:
-    state = node.states.get(step)
-    return state is not None and state.metrics is not None
 
 
 def _hours(seconds: float) -> str:

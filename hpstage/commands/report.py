@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpstage.commands.terminal import clean, echo
-from hpstage.report.account import keep
+from hpstage.report.account import keep, uncollected
 from hpstage.report.book import open_book
 from hpstage.report.drawing import Drawer, DrawerBeside
 
@@ -33,12 +33,13 @@ def report(
     hpstage report STORE reports/digits --study digits --tables
     hpstage report "redis://head:6379?prefix=NAME"
     """
-    with DrawerBeside() if _can_fork() else Drawer() as drawer:
+    with DrawerBeside() if _can_fork() else Drawer() as drawer, uncollected():
         book = open_book(store, study)
-        keep(book)
         from hpstage.report.writing import write_book
 
-        echo(clean(write_book(folder, book, drawer, tables=tables)))
+        first = write_book(folder, book, drawer, tables=tables)
+    keep(book)
+    echo(clean(first))
 
 
 def _can_fork() -> bool:

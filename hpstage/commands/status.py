@@ -105,7 +105,8 @@ def status(
         try:
             while True:
                 account.catch_up(journal)
-                keep(account)
+                if not watch:
+                    keep(account)
                 found = status_of(account, journal)
                 text = msgspec.json.encode(found).decode() if as_json else as_text(found)
                 if text != shown:

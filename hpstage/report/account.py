@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -39,7 +39,6 @@ from hpstage.events import (
 )
 from hpstage.nodes import Node
 from hpstage.plan import SearchPlan
-from hpstage.result import seconds_alone
 from hpstage.store import Journal
 
 # 2**-20 s is about a microsecond.
@@ -52,6 +51,11 @@ def rounded(seconds: float) -> float:
     """``seconds`` to the nearest multiple of 2**-20. Sums and differences of such are exact, in any order, as long as
     they stay below 2**33 s."""
     return round(seconds * _PARTS) / _PARTS
+
+
+def rounded_sum(seconds: Iterable[float]) -> float:
+    """The sum of :func:`rounded` seconds."""
+    return sum([round(part * _PARTS) for part in seconds if part]) / _PARTS
 
 
 def began(fact: StateReached) -> float:
@@ -193,16 +197,23 @@ class Account:
         at = bisect_left(stops, step)
         return trials[at] if at < len(stops) else self._makers[node]
 
-    def askers(self, node: Node, start: int, stop: int) -> Iterator[tuple[int, int, TrialId]]:
+    def askers(self, node: Node, start: int, stop: int) -> Sequence[tuple[int, int, TrialId]]:
         """Who asked first for which of the steps ``[start, stop)`` of a node; those that nobody asked for are left out.
         In the order of the steps."""
-        stops, trials = self._asked.get(node.id, ([], []))
+        asked = self._asked.get(node.id)
+        if asked is None or start >= stop:
+            return ()
+        stops, trials = asked
+        if stop <= stops[0]:
+            return ((start, stop, trials[0]),)
+        found = []
         for index in range(bisect_right(stops, start), len(stops)):
-            if start >= stop:
-                return
             end = min(stop, stops[index])
-            yield start, end, trials[index]
+            found.append((start, end, trials[index]))
             start = end
+            if start >= stop:
+                break
+        return found
 
     def _reached(self, fact: StateReached) -> None:
         payer: TrialId | None = None
@@ -239,10 +250,6 @@ class Account:
 
     def _pay(self, trial: TrialId, seconds: float) -> None:
         self.used[trial] = self.used.get(trial, 0.0) + seconds
-
-    def alone(self, trial: TrialId) -> float:
-        """Seconds of a worker that the trial would have taken alone (:func:`hpstage.result.seconds_alone`)."""
-        return rounded(seconds_alone(self.plan, self.plan.trials[trial]))
 
     def failures(self) -> list[StageFailed]:
         """What the user's code raised, once for each place, unless another search has come past it since."""
@@ -324,9 +331,8 @@ def uncollected() -> Iterator[None]:
 
 
 def keep(held: object) -> None:
-    """For a process that holds an account to its end: neither look for garbage in it again, nor free it at the end.
-
-    Both take seconds on a large plan.
+    """For a process that soon ends, and holds an account till then: neither look for garbage in it again, nor free it
+    at the end. Both take seconds on a large plan.
     """
     gc.freeze()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))

@@ -16,10 +16,10 @@ from hpstage.events import Fact, NodeId, PlanCreated, SearchStarted, TrialId
 from hpstage.locations import open_journal
 from hpstage.nodes import PlannedTrial
 from hpstage.plan import SearchPlan
-from hpstage.report.account import Account, Charge, Waste, new_account, rounded, uncollected
+from hpstage.report.account import Account, Charge, Waste, began, new_account, rounded, rounded_sum, uncollected
 from hpstage.report.lanes import Lane, lanes_of, ranking
 from hpstage.report.measured import Measured, measured, merit
-from hpstage.result import Result
+from hpstage.result import Result, answered_steps, seconds_alone
 from hpstage.store import Journal
 
 # Studies that a message lists.
@@ -67,9 +67,20 @@ class Book:
         return [waste for waste in self.account.wastes if self.is_mine(waste.trial)]
 
     @cached_property
+    def began(self) -> list[float]:
+        """When a worker began with each of :attr:`charges`."""
+        return [began(charge.fact) for charge in self.charges]
+
+    @cached_property
+    def answered(self) -> dict[TrialId, list[int]]:
+        """The targets that have a result, in order, of all trials of the plan."""
+        return {id: answered_steps(trial) for id, trial in self.account.plan.trials.items()}
+
+    @cached_property
     def alone(self) -> dict[TrialId, float]:
-        """Seconds of a worker that each trial would have taken alone (:meth:`Account.alone`)."""
-        return {id: self.account.alone(id) for id in self.trials}
+        """Seconds of a worker that each trial would have taken alone (:func:`hpstage.result.seconds_alone`)."""
+        plan, answered = self.account.plan, self.answered
+        return {id: rounded(seconds_alone(plan, trial, answered[id])) for id, trial in self.trials.items()}
 
     @cached_property
     def lanes(self) -> dict[NodeId, Lane]:
@@ -97,12 +108,11 @@ class Book:
         """What workers did for the trials."""
         facts = [charge.fact for charge in self.charges]
         return Spent(
-            # Multiples of 2**-20: any order of summing gives the same.
-            train=math.fsum([rounded(fact.train_seconds) for fact in facts]),
-            evaluate=math.fsum([rounded(fact.evaluate_seconds) for fact in facts]),
-            load=math.fsum([rounded(fact.load_seconds) for fact in facts]),
-            save=math.fsum([rounded(fact.save_seconds) for fact in facts]),
-            wasted=math.fsum([waste.seconds for waste in self.wastes]),
+            train=rounded_sum([fact.train_seconds for fact in facts]),
+            evaluate=rounded_sum([fact.evaluate_seconds for fact in facts]),
+            load=rounded_sum([fact.load_seconds for fact in facts]),
+            save=rounded_sum([fact.save_seconds for fact in facts]),
+            wasted=rounded_sum([waste.fact.seconds for waste in self.wastes]),
         )
 
     @property

@@ -19,13 +19,13 @@ How it is counted, and what is assumed:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpstage.events import NodeId, TrialId
+from hpstage.events import NodeId, TrialId, WorkerId
 from hpstage.nodes import PlannedTrial
 from hpstage.plan import SearchPlan
-from hpstage.report.account import Account, began, rounded
+from hpstage.report.account import Account, rounded
 from hpstage.report.book import Book
 
 
@@ -80,7 +80,7 @@ class Causes:
 
 @dataclass(slots=True)
 class _Part:
-    """Of what a trial would have taken alone."""
+    """Of what a trial would have taken alone: what another had asked for before."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -90,29 +90,34 @@ def causes_of(book: Book) -> Causes:
     """The causes of a book's savings. O(segments of its trials + stages)."""
     account = book.account
     plan = account.plan
-    answered = {id: answered_steps(trial) for id, trial in plan.trials.items()}
+    answered, seconds_alone = book.answered, book.alone
     carried_on = {proposed.extends for proposed in account.proposed.values()}
+    study_of = {id: account.study_of(id) for id in plan.trials}
     alone = early = prefix = other = 0.0
     early_steps = prefix_steps = other_steps = 0
     for id, trial in book.trials.items():
-        alone += book.alone[id]
+        alone += seconds_alone[id]
         ended = plan.ended.get(id)
-        last = max(answered[id], default=0)
+        results = answered[id]
+        last = results[-1] if results else 0
         if last < trial.steps and ended is not None and ended.state != "FAIL" and id not in carried_on:
-            never = _after(plan, trial, last)
-            early += rounded(never.seconds)
-            early_steps += never.steps
-        same, others = _shared(account, trial, answered[id])
-        prefix += rounded(same.seconds)
-        other += rounded(others.seconds)
-        prefix_steps += same.steps
-        other_steps += others.steps
+            early += rounded(_after(plan, trial, last))
+            early_steps += trial.steps - last
+        if not results:
+            continue
+        same, others = _shared(account, trial, results, study_of)
+        if same is not None:
+            prefix += rounded(same.seconds)
+            prefix_steps += same.steps
+        if others is not None:
+            other += rounded(others.seconds)
+            other_steps += others.steps
 
     spent = book.spent
     load, save, wasted = spent.load, spent.save, spent.wasted
     used = sum((account.used.get(id, 0.0) for id in book.trials), 0.0)
     live = _live(book)
-    again, again_steps, unanswered = _beyond(book, {id: max(targets, default=0) for id, targets in answered.items()})
+    again, again_steps, unanswered = _beyond(book)
     known = alone - prefix - other + load + save + wasted + again + unanswered
     return Causes(
         full=alone + early,
@@ -139,42 +144,40 @@ def causes_of(book: Book) -> Causes:
     )
 
 
-def answered_steps(trial: PlannedTrial) -> list[int]:
-    """The trial's targets that have a result, in order."""
-    found = []
-    for step in sorted(trial.targets):
-        state = trial.node_at(step).states.get(step)
-        if state is not None and state.metrics is not None:
-            found.append(step)
-    return found
-
-
-def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> _Part:
-    """What the trial would have taken from step ``last`` to its end."""
+def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> float:
+    """The seconds that the trial would have taken from step ``last`` to its end."""
     legs = [(node, max(start, last), stop) for node, start, stop in trial.legs(trial.steps) if stop > last]
-    return _Part(sum((stop - start) * plan.step_seconds(node) for node, start, stop in legs), trial.steps - last)
+    return sum((stop - start) * plan.step_seconds(node) for node, start, stop in legs)
 
 
-def _shared(account: Account, trial: PlannedTrial, answered: Sequence[int]) -> tuple[_Part, _Part]:
-    """What was asked of another trial before: of the same study, of another."""
+def _shared(
+    account: Account, trial: PlannedTrial, answered: Sequence[int], study_of: Mapping[TrialId, str]
+) -> tuple[_Part | None, _Part | None]:
+    """What was asked of another trial before: of the same study, of another. ``None``: nothing."""
     plan = account.plan
     totals = plan.totals
-    same, others = _Part(), _Part()
-    study = account.study_of(trial.id)
-    for node, start, stop in trial.legs(max(answered, default=0)):
-        if trial.fresh.get(node.id, 0) == node.reach - node.start:
+    mine, fresh = trial.id, trial.fresh
+    parts: dict[bool, _Part] = {}  # of the same study?
+
+    def add(asker: TrialId, steps: int, seconds: float) -> None:
+        is_same = study_of[asker] == study_of[mine]
+        part = parts.get(is_same)
+        if part is None:
+            part = parts[is_same] = _Part()
+        part.steps += steps
+        part.seconds += seconds
+
+    for node, start, stop in trial.legs(answered[-1]):
+        if fresh.get(node.id, 0) == node.reach - node.start:
             continue  # all that was ever asked of the node was asked of this trial first
         for begin, end, asker in account.askers(node, start, stop):
-            if asker != trial.id:
-                part = same if account.study_of(asker) == study else others
-                part.steps += end - begin
-                part.seconds += (end - begin) * plan.step_seconds(node)
+            if asker != mine:
+                add(asker, end - begin, (end - begin) * plan.step_seconds(node))
     for step in answered:
         asker = account.targeted[trial.node_at(step).id, step]
-        if asker != trial.id:
-            part = same if account.study_of(asker) == study else others
-            part.seconds += totals.evaluate_seconds / totals.evaluations
-    return same, others
+        if asker != mine:
+            add(asker, 0, totals.evaluate_seconds / totals.evaluations)
+    return parts.get(True), parts.get(False)
 
 
 def _live(book: Book) -> float:
@@ -187,28 +190,32 @@ def _live(book: Book) -> float:
     return sum((rounded(mean - fact.load_seconds) for fact in facts if fact.source in ("live", "continued")), 0.0)
 
 
-def _beyond(book: Book, answered: dict[TrialId, int]) -> tuple[float, int, float]:
+def _beyond(book: Book) -> tuple[float, int, float]:
     """Of the training that the book's trials paid: seconds and steps of what was trained again; seconds of what was
     trained for the first time, for a trial that has no result there."""
     again = unanswered = 0.0
     again_steps = 0
-    account = book.account
+    account, answered = book.account, book.answered
+    last = {id: results[-1] if results else 0 for id, results in answered.items()}
     # Whatever was asked first of others has a result, or others after it.
-    behind = {node for id, trial in account.plan.trials.items() if answered[id] < trial.asked for node in trial.fresh}
-    for index, fresh in enumerate(_fresh(account)):
-        charge = account.charges[index]
+    behind = {node for id, trial in account.plan.trials.items() if last[id] < trial.asked for node in trial.fresh}
+    trained: dict[NodeId, list[tuple[int, int]]] = {}  # disjoint, in order
+    for charge in account.charges:
         fact = charge.fact
-        steps = fact.step - fact.start
-        if not steps or not book.is_mine(charge.trial):
+        id, steps = fact.node, fact.step - fact.start
+        if not steps:
             continue
-        node = account.plan.nodes[fact.node]
-        repeated = steps - sum(stop - start for start, stop in fresh)
+        fresh = _note(trained, id, fact.start, fact.step)
+        repeated = steps - sum([stop - start for start, stop in fresh])
+        if (not repeated and id not in behind) or not book.is_mine(charge.trial):
+            continue
         if repeated:
             again_steps += repeated
             again += rounded(fact.train_seconds * repeated / steps)
-        if node.id in behind:
+        if id in behind:
+            node = account.plan.nodes[id]
             vain = sum(
-                end - max(begin, min(end, answered[asker]))
+                end - max(begin, min(end, last[asker]))
                 for start, stop in fresh
                 for begin, end, asker in account.askers(node, start, stop)
             )
@@ -216,21 +223,19 @@ def _beyond(book: Book, answered: dict[TrialId, int]) -> tuple[float, int, float
     return again, again_steps, unanswered
 
 
-def _fresh(account: Account) -> Iterator[list[tuple[int, int]]]:
-    """For each stage, the parts of ``[start, step)`` that no stage before it in the journal had trained."""
-    trained: dict[NodeId, list[tuple[int, int]]] = {}  # disjoint, in order
-    for charge in account.charges:
-        fact = charge.fact
-        pieces: list[tuple[int, int]] = []
-        if fact.step > fact.start:
-            known = trained.setdefault(fact.node, [])
-            if not known or known[-1][1] < fact.start:
-                pieces.append((fact.start, fact.step))
-                known += pieces
-            else:
-                pieces = _gaps(known, fact.start, fact.step)
-                trained[fact.node] = _union([*known, *pieces])
-        yield pieces
+def _note(trained: dict[NodeId, list[tuple[int, int]]], node: NodeId, start: int, stop: int) -> list[tuple[int, int]]:
+    """Steps ``[start, stop)`` of a node are trained. Returns the parts that never were before."""
+    known = trained.get(node)
+    if known is None:
+        pieces = [(start, stop)]
+        trained[node] = [*pieces]
+    elif known[-1][1] < start:
+        pieces = [(start, stop)]
+        known += pieces
+    else:
+        pieces = _gaps(known, start, stop)
+        trained[node] = _union([*known, *pieces])
+    return pieces
 
 
 def _gaps(known: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
@@ -261,14 +266,18 @@ def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def idle_seconds(book: Book) -> float:
     """See :attr:`Causes.idle`."""
-    first: dict[str, float] = {}
-    last: dict[str, float] = {}
-    busy: dict[str, float] = {}
-    works = [(c.fact.worker, began(c.fact), c.fact.at, c.seconds) for c in book.charges]
+    works = [(c.fact.worker, start, c.fact.at, c.seconds) for start, c in zip(book.began, book.charges, strict=True)]
     works += [(w.fact.worker, w.fact.at - w.fact.seconds, w.fact.at, w.seconds) for w in book.wastes]
+    seen: dict[WorkerId, list[float]] = {}  # when each began and ended, and the seconds of its work
     for worker, start, stop, seconds in works:
-        first[worker] = min(start, first.get(worker, start))
-        last[worker] = max(stop, last.get(worker, stop))
-        busy[worker] = busy.get(worker, 0.0) + seconds
+        mine = seen.get(worker)
+        if mine is None:
+            seen[worker] = [start, stop, seconds]
+            continue
+        if start < mine[0]:
+            mine[0] = start
+        if stop > mine[1]:
+            mine[1] = stop
+        mine[2] += seconds
     # Never below 0: workers of two clusters may have one name.
-    return sum((rounded(max(0.0, last[w] - first[w] - busy[w])) for w in busy), 0.0)
+    return sum([rounded(max(0.0, last - first - busy)) for first, last, busy in seen.values()], 0.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from hpstage.events import NodeId, StageFailed, TrialId
-from hpstage.report.account import began
 from hpstage.report.book import Book
 from hpstage.result import Savings
 
@@ -23,8 +22,8 @@ def savings_of(book: Book) -> Savings:
     wastes = [waste.fact for waste in book.wastes]
     spent = book.spent
     steps_trained = sum(fact.step - fact.start for fact in facts)
-    first = min([*map(began, facts), *(fact.at - fact.seconds for fact in wastes)], default=0.0)
-    last = max([*(fact.at for fact in facts), *(fact.at for fact in wastes)], default=0.0)
+    first = min([*book.began, *(fact.at - fact.seconds for fact in wastes)], default=0.0)
+    last = max([*[fact.at for fact in facts], *[fact.at for fact in wastes]], default=0.0)
     workers = len({*(fact.worker for fact in facts), *(fact.worker for fact in wastes)})
     merged = plan.merged(book.trials.values())
     longest = max(book.alone.values(), default=0.0)

@@ -17,6 +17,8 @@ from hpstage.report.sums import savings_of
 from hpstage.report.tables import stages, states, trials, workers
 
 _TABLES = (trials, stages, states, workers)
+# What takes long to draw is followed by what takes long to work out.
+_ORDER = ("stage_tree", "savings", "metrics", "timeline", "merge_rate")
 
 
 def write_book(folder: Path, book: Book, drawer: Drawer, *, tables: bool = True) -> Path:
@@ -34,8 +36,9 @@ def write_book(folder: Path, book: Book, drawer: Drawer, *, tables: bool = True)
 
 
 def _write(folder: Path, book: Book, drawer: Drawer, *, tables: bool) -> Path:
-    for picture in PICTURES:
-        drawer.draw(picture.name, picture.view(book))
+    views = {picture.name: picture.view for picture in PICTURES}
+    for name in _ORDER:
+        drawer.draw(name, views[name](book))
     for table in _TABLES if tables else ():
         with replacing(folder / f"{table.__name__}.csv") as path:
             table(book).write_csv(path)

@@ -34,6 +34,7 @@ from hpstage.events import (
     WorkerId,
 )
 from hpstage.report.account import new_account
+from hpstage.report.book import Book
 from hpstage.scheduling import Scheduler
 from hpstage.simulate import SimulatedExecutor
 from hpstage.store import MemoryJournal
@@ -135,7 +136,7 @@ def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(
     assert sum(study.steps_wasted for study in view.studies.values()) == totals.steps_wasted
     account = new_account(journal)
     account.catch_up(journal)
-    alone = sum(account.alone(trial) for trial in account.plan.trials if account.study_of(trial) == "other")
+    alone = sum(Book(account, "other").alone.values())
     assert view.studies["other"].seconds_alone == pytest.approx(alone, abs=1e-3)
 
 

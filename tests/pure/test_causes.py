@@ -16,7 +16,8 @@ from hpstage.driver import read_facts
 from hpstage.events import Fact, StateReached, TargetAsked, TrialAdded, TrialId
 from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book, open_book
-from hpstage.report.causes import Causes, answered_steps, causes_of
+from hpstage.report.causes import Causes, causes_of
+from hpstage.result import answered_steps
 from hpstage.simulate import SimulatedExecutor
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import Search, searches, trial

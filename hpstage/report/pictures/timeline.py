@@ -95,8 +95,8 @@ def _paint(axes: Axes, view: TimelineView, end: float) -> None:
         filled = np.zeros(PIECES)
         for activity in ACTIVITIES:
             for odd in (0, 1):
-                share = shares.get((activity, odd))
-                if share is not None:
+                if (activity, odd) in shares:
+                    share = np.array(shares[activity, odd])
                     filled += share
                     image += share[:, None] * np.array(to_rgb(_colour(activity, odd)))
         image += np.clip(1.0 - filled, 0.0, None)[:, None] * track

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 import msgspec
 
 from hpstage.events import NodeId, TrialId
-from hpstage.report.account import began
 from hpstage.report.book import Book
 
 _POINTS = 1000  # of a curve: more cannot be told apart
@@ -47,39 +45,51 @@ def moments(book: Book) -> list[Moment]:
     search's merge rate; ``trained`` those that the book's trials paid for, repetitions included. Requests have no time
     of their own: each is put at the latest time of a worker that the journal told before it.
     """
-    first = min((began(charge.fact) for charge in book.charges), default=None)
+    first = min(book.began, default=None)
     if first is None:
         first = min((ask.at for ask in book.account.asks if ask.at is not None), default=0.0)
-    # (time, trial, step asked of it, steps trained)
-    changes: list[tuple[float, TrialId | None, int, int]] = []
+    asked, trained = _asked(book, first), _trained(book, first)
+    found: list[Moment] = []
+    steps, done = (0, 0), 0
+    for seconds in sorted({*asked, *trained}):
+        steps, done = asked.get(seconds, steps), trained.get(seconds, done)
+        found.append(Moment(seconds, *steps, done))
+    return found
+
+
+def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
+    """The steps that were asked for, and the distinct ones among them, up to each time when something was."""
+    reach: dict[NodeId, int] = {}
+    reached: dict[TrialId, int] = {}
+    asked = distinct = 0
+    found: dict[float, tuple[int, int]] = {}
     now = first
     for ask in book.account.asks:
         # Never back: a host's clock may be wrong, and requests stay in their order.
         if ask.at is not None and ask.at > now:
             now = ask.at
-        if book.is_mine(ask.trial):
-            changes.append((now, ask.trial, ask.step, 0))
-    for charge in book.charges:
-        fact = charge.fact
-        changes.append((fact.at, None, 0, fact.step - fact.start))
-    changes.sort(key=itemgetter(0))  # stable
-    reach: dict[NodeId, int] = {}
-    reached: dict[TrialId, int] = {}
-    asked = distinct = trained = 0
-    found: list[Moment] = []
-    for index, (at, trial, step, steps) in enumerate(changes):
-        if trial is not None:
-            for node, start, stop in book.trials[trial].legs(step):
-                fresh = stop - reach.get(node.id, start)
-                if fresh > 0:
-                    distinct += fresh
-                    reach[node.id] = stop
-            asked += step - reached.get(trial, 0)
-            reached[trial] = step
+        trial = book.trials.get(ask.trial)
+        if trial is None:
+            continue
+        for node, start, stop in trial.legs(ask.step):
+            fresh = stop - reach.get(node.id, start)
+            if fresh > 0:
+                distinct += fresh
+                reach[node.id] = stop
+        asked += ask.step - reached.get(ask.trial, 0)
+        reached[ask.trial] = ask.step
+        found[now - first] = asked, distinct
+    return found
+
+
+def _trained(book: Book, first: float) -> dict[float, int]:
+    """The steps that were trained up to each time when a stage was done."""
+    done = sorted([(charge.fact.at - first, charge.fact.step - charge.fact.start) for charge in book.charges])
+    found: dict[float, int] = {}
+    trained = 0
+    for at, steps in done:
         trained += steps
-        # One moment for all that came to pass at a time.
-        if index + 1 == len(changes) or changes[index + 1][0] - first > at - first:
-            found.append(Moment(at - first, asked, distinct, trained))
+        found[at] = trained
     return found
 
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from hpstage.events import WorkerId
 from hpstage.report.account import began
 from hpstage.report.book import Book
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    _Floats: TypeAlias = npt.NDArray[np.float64]
 
 TRAIN, EVALUATE, LOAD, SAVE, WASTED = "train", "evaluate", "load", "save", "thrown away"
 ACTIVITIES = (TRAIN, EVALUATE, LOAD, SAVE, WASTED)
@@ -50,8 +44,8 @@ class TimelineView:
     activities: set[str]
     bars: list[Bar]
     """Empty if there are too many."""
-    shares: list[dict[tuple[str, int], _Floats]]
-    """Then, for each worker: the shares of the pieces, shape ``(PIECES,)``, that went into an activity; those of its
+    shares: list[dict[tuple[str, int], array[float]]]
+    """Then, for each worker: the shares of its ``PIECES`` pieces that went into an activity; those of its
     even and its odd stages apart. Bars overlap, and shares sum to more than 1, where workers of two clusters have one
     name."""
 
@@ -81,61 +75,61 @@ def bars(book: Book) -> Iterator[Bar]:
 
 def timeline_view(book: Book) -> TimelineView | None:
     """``None``: nothing was trained."""
-    drawn = list(bars(book))
-    if not drawn:
-        return None
-    first = min([bar.began for bar in drawn])
-    span = max([bar.began + bar.seconds for bar in drawn]) - first
+    first, last = math.inf, -math.inf
     busy: dict[WorkerId, float] = {}
     since: dict[WorkerId, float] = {}
-    for bar in drawn:
-        worker = bar.worker
-        busy[worker] = busy.get(worker, 0.0) + bar.seconds
-        if bar.began < since.get(worker, math.inf):
-            since[worker] = bar.began
+    activities: set[str] = set()
+    count = 0
+    for bar in bars(book):
+        count += 1
+        worker, start, seconds = bar.worker, bar.began, bar.seconds
+        activities.add(bar.activity)
+        if worker not in busy:
+            busy[worker], since[worker] = 0.0, start
+        busy[worker] += seconds
+        if start < since[worker]:
+            since[worker] = start
+        if start < first:
+            first = start
+        if start + seconds > last:
+            last = start + seconds
+    if not count:
+        return None
     workers = sorted(busy, key=lambda worker: since[worker])
-    few = len(drawn) <= MOST_BARS
+    few = count <= MOST_BARS
     return TimelineView(
         workers=workers,
         busy=[busy[worker] for worker in workers],
-        span=span,
-        activities={bar.activity for bar in drawn},
-        bars=[msgspec.structs.replace(bar, began=bar.began - first) for bar in drawn] if few else [],
-        shares=[] if few else _shares(drawn, workers, first, span),
+        span=last - first,
+        activities=activities,
+        bars=[msgspec.structs.replace(bar, began=bar.began - first) for bar in bars(book)] if few else [],
+        shares=[] if few else _shares(book, workers, first, last - first),
     )
 
 
 def _shares(
-    drawn: list[Bar], workers: list[WorkerId], first: float, span: float
-) -> list[dict[tuple[str, int], _Floats]]:
-    """O(bars log bars), however short they are."""
-    import numpy as np
-
-    found: list[dict[tuple[str, int], tuple[list[float], list[float]]]] = [{} for _ in workers]
-    mine = dict(zip(workers, found, strict=True))
-    for bar in drawn:
-        kinds = mine[bar.worker]
-        kind = bar.activity, bar.stage % 2
-        if kind not in kinds:
-            kinds[kind] = [], []
-        starts, seconds = kinds[kind]
-        starts.append(bar.began)
-        seconds.append(bar.seconds)
-    edges = np.linspace(0.0, span, PIECES + 1)
-
-    def shares(starts: list[float], seconds: list[float]) -> _Floats:
-        start = np.array(starts) - first
-        stop = start + np.array(seconds)
-        return np.asarray(np.diff(_before(edges, start) - _before(edges, stop)) * (PIECES / span))
-
-    return [{kind: shares(*times) for kind, times in kinds.items()} for kinds in found]
-
-
-def _before(edges: _Floats, moments: _Floats) -> _Floats:
-    """For each edge, the time that has passed since each of the moments before it, summed."""
-    import numpy as np
-
-    ordered = np.sort(moments)
-    count = np.searchsorted(ordered, edges)
-    sums = np.concatenate([[0.0], np.cumsum(ordered)])
-    return np.asarray(count * edges - sums[count], dtype=np.float64)
+    book: Book, workers: list[WorkerId], first: float, span: float
+) -> list[dict[tuple[str, int], array[float]]]:
+    """O(bars + workers x pieces)."""
+    found: list[dict[tuple[str, int], array[float]]] = [{} for _ in workers]
+    rows = dict(zip(workers, found, strict=True))
+    scale = PIECES / span
+    nothing = bytes(8 * PIECES)
+    for bar in bars(book):
+        row, kind = rows[bar.worker], (bar.activity, bar.stage % 2)
+        shares = row.get(kind)
+        if shares is None:
+            shares = row[kind] = array("d", nothing)
+        start = (bar.began - first) * scale
+        stop = min(start + bar.seconds * scale, PIECES)
+        begin, end = int(start), int(stop)
+        if begin == end:
+            if end < PIECES:  # else it is too short to be told from the end
+                shares[begin] += stop - start
+            continue
+        shares[begin] += begin + 1 - start
+        for piece in range(begin + 1, end):
+            shares[piece] += 1.0
+        if end < PIECES:
+            shares[end] += stop - end
+    return found
