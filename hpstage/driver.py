@@ -96,8 +96,13 @@ def shares(header: PlanCreated) -> bool:
 
 def read_facts(journal: Journal, start: int = 0, limit: int | None = None) -> Iterator[Fact]:
     """The facts of a journal from ``start`` on, in order. Raises :class:`StoreError` at a record that is none."""
-    for position, record in enumerate(journal.read(start, limit), start):
-        yield _decode(record, position)
+    records = journal.read(start, limit)
+    try:
+        yield from map(_decoder.decode, records)
+    except msgspec.MsgspecError:
+        for position, record in enumerate(records, start):
+            _decode(record, position)  # tells which it is
+        raise
 
 
 def _decode(record: bytes, position: int) -> Fact:

@@ -136,11 +136,7 @@ class Account:
         ] = {}  # up to which step it was asked for first, by whom
 
     def apply(self, fact: Fact) -> None:
-        handle = _HANDLERS.get(type(fact))
-        if handle is None:
-            self.plan.apply(fact)
-        else:
-            handle(self, fact)
+        _HANDLERS.get(fact.__class__, _pass_on)(self, fact)
 
     def _add(self, fact: TrialAdded) -> None:
         self.plan.apply(fact)
@@ -298,6 +294,10 @@ class Account:
                     seen(fact)
             if plan.position < start + _PIECE:
                 return
+
+
+def _pass_on(account: Account, fact: Fact) -> None:
+    account.plan.apply(fact)
 
 
 # By type, since a match over all of them would take as long as what is done.

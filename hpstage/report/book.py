@@ -12,7 +12,7 @@ from operator import le
 
 from hpstage.driver import shares
 from hpstage.errors import UsageError
-from hpstage.events import Fact, NodeId, PlanCreated, SearchStarted, TrialId
+from hpstage.events import Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
 from hpstage.locations import open_journal
 from hpstage.nodes import PlannedTrial
 from hpstage.plan import SearchPlan
@@ -35,6 +35,16 @@ class Spent:
     load: float
     save: float
     wasted: float
+
+
+@dataclass(slots=True)
+class Worked:
+    """When a worker began with the first of its work and was done with the last, on its clock; and the rounded seconds
+    in which it reported any."""
+
+    first: float
+    last: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,26 @@ class Book:
         return [began(charge.fact) for charge in self.charges]
 
     @cached_property
+    def workers(self) -> dict[WorkerId, Worked]:
+        """The workers that did something for the book."""
+        works = [
+            (c.fact.worker, start, c.fact.at, c.seconds) for start, c in zip(self.began, self.charges, strict=True)
+        ]
+        works += [(w.fact.worker, w.fact.at - w.fact.seconds, w.fact.at, w.seconds) for w in self.wastes]
+        found: dict[WorkerId, Worked] = {}
+        for worker, start, stop, seconds in works:
+            its = found.get(worker)
+            if its is None:
+                found[worker] = Worked(start, stop, seconds)
+                continue
+            if start < its.first:
+                its.first = start
+            if stop > its.last:
+                its.last = stop
+            its.seconds += seconds
+        return found
+
+    @cached_property
     def answered(self) -> dict[TrialId, list[int]]:
         """The targets that have a result, in order, of all trials of the plan."""
         return {id: answered_steps(trial) for id, trial in self.account.plan.trials.items()}
@@ -100,8 +130,9 @@ class Book:
     @cached_property
     def ranking(self) -> list[Lane]:
         """The lanes, the one that is to be shown first at the head: see :func:`hpstage.report.lanes.ranking`."""
-        found, maximize = self.measured, self.maximize
-        return ranking(self.lanes.values(), lambda lane: merit(found[lane.node.id].value, maximize=maximize))
+        maximize = self.maximize
+        merits = {id: merit(its.value, maximize=maximize) for id, its in self.measured.items()}
+        return ranking(self.lanes.values(), lambda lane: merits[lane.node.id])
 
     @cached_property
     def spent(self) -> Spent:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpstage.events import NodeId, TrialId, WorkerId
+from hpstage.events import NodeId, TrialId
 from hpstage.nodes import PlannedTrial
 from hpstage.plan import SearchPlan
 from hpstage.report.account import Account, rounded
@@ -106,12 +106,10 @@ def causes_of(book: Book) -> Causes:
         if not results:
             continue
         same, others = _shared(account, trial, results, study_of)
-        if same is not None:
-            prefix += rounded(same.seconds)
-            prefix_steps += same.steps
-        if others is not None:
-            other += rounded(others.seconds)
-            other_steps += others.steps
+        prefix += rounded(same.seconds)
+        prefix_steps += same.steps
+        other += rounded(others.seconds)
+        other_steps += others.steps
 
     spent = book.spent
     load, save, wasted = spent.load, spent.save, spent.wasted
@@ -152,32 +150,28 @@ def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> float:
 
 def _shared(
     account: Account, trial: PlannedTrial, answered: Sequence[int], study_of: Mapping[TrialId, str]
-) -> tuple[_Part | None, _Part | None]:
-    """What was asked of another trial before: of the same study, of another. ``None``: nothing."""
+) -> tuple[_Part, _Part]:
+    """What was asked of another trial before: of the same study, of another."""
     plan = account.plan
     totals = plan.totals
     mine, fresh = trial.id, trial.fresh
-    parts: dict[bool, _Part] = {}  # of the same study?
-
-    def add(asker: TrialId, steps: int, seconds: float) -> None:
-        is_same = study_of[asker] == study_of[mine]
-        part = parts.get(is_same)
-        if part is None:
-            part = parts[is_same] = _Part()
-        part.steps += steps
-        part.seconds += seconds
-
+    study = study_of[mine]
+    same, others = _Part(), _Part()
     for node, start, stop in trial.legs(answered[-1]):
         if fresh.get(node.id, 0) == node.reach - node.start:
             continue  # all that was ever asked of the node was asked of this trial first
+        cost = plan.step_seconds(node)
         for begin, end, asker in account.askers(node, start, stop):
             if asker != mine:
-                add(asker, end - begin, (end - begin) * plan.step_seconds(node))
+                part = same if study_of[asker] == study else others
+                part.steps += end - begin
+                part.seconds += (end - begin) * cost
     for step in answered:
         asker = account.targeted[trial.node_at(step).id, step]
         if asker != mine:
-            add(asker, 0, totals.evaluate_seconds / totals.evaluations)
-    return parts.get(True), parts.get(False)
+            part = same if study_of[asker] == study else others
+            part.seconds += totals.evaluate_seconds / totals.evaluations
+    return same, others
 
 
 def _live(book: Book) -> float:
@@ -202,40 +196,33 @@ def _beyond(book: Book) -> tuple[float, int, float]:
     trained: dict[NodeId, list[tuple[int, int]]] = {}  # disjoint, in order
     for charge in account.charges:
         fact = charge.fact
-        id, steps = fact.node, fact.step - fact.start
-        if not steps:
+        id, start, stop = fact.node, fact.start, fact.step
+        if start == stop:
             continue
-        fresh = _note(trained, id, fact.start, fact.step)
-        repeated = steps - sum([stop - start for start, stop in fresh])
+        fresh = [(start, stop)]
+        known = trained.get(id)
+        if known is None:
+            trained[id] = [(start, stop)]
+        elif known[-1][1] < start:
+            known.append((start, stop))
+        else:
+            fresh = _gaps(known, start, stop)
+            trained[id] = _union([*known, *fresh])
+        repeated = stop - start - sum([end - begin for begin, end in fresh])
         if (not repeated and id not in behind) or not book.is_mine(charge.trial):
             continue
         if repeated:
             again_steps += repeated
-            again += rounded(fact.train_seconds * repeated / steps)
+            again += rounded(fact.train_seconds * repeated / (stop - start))
         if id in behind:
             node = account.plan.nodes[id]
             vain = sum(
                 end - max(begin, min(end, last[asker]))
-                for start, stop in fresh
-                for begin, end, asker in account.askers(node, start, stop)
+                for part in fresh
+                for begin, end, asker in account.askers(node, *part)
             )
-            unanswered += rounded(fact.train_seconds * vain / steps)
+            unanswered += rounded(fact.train_seconds * vain / (stop - start))
     return again, again_steps, unanswered
-
-
-def _note(trained: dict[NodeId, list[tuple[int, int]]], node: NodeId, start: int, stop: int) -> list[tuple[int, int]]:
-    """Steps ``[start, stop)`` of a node are trained. Returns the parts that never were before."""
-    known = trained.get(node)
-    if known is None:
-        pieces = [(start, stop)]
-        trained[node] = [*pieces]
-    elif known[-1][1] < start:
-        pieces = [(start, stop)]
-        known += pieces
-    else:
-        pieces = _gaps(known, start, stop)
-        trained[node] = _union([*known, *pieces])
-    return pieces
 
 
 def _gaps(known: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
@@ -266,18 +253,5 @@ def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def idle_seconds(book: Book) -> float:
     """See :attr:`Causes.idle`."""
-    works = [(c.fact.worker, start, c.fact.at, c.seconds) for start, c in zip(book.began, book.charges, strict=True)]
-    works += [(w.fact.worker, w.fact.at - w.fact.seconds, w.fact.at, w.seconds) for w in book.wastes]
-    seen: dict[WorkerId, list[float]] = {}  # when each began and ended, and the seconds of its work
-    for worker, start, stop, seconds in works:
-        mine = seen.get(worker)
-        if mine is None:
-            seen[worker] = [start, stop, seconds]
-            continue
-        if start < mine[0]:
-            mine[0] = start
-        if stop > mine[1]:
-            mine[1] = stop
-        mine[2] += seconds
     # Never below 0: workers of two clusters may have one name.
-    return sum([rounded(max(0.0, last - first - busy)) for first, last, busy in seen.values()], 0.0)
+    return sum([rounded(max(0.0, its.last - its.first - its.seconds)) for its in book.workers.values()], 0.0)

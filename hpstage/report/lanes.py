@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from hpstage.events import NodeId, TrialId
@@ -82,7 +83,11 @@ def ranking(lanes: Iterable[Lane], merit: Callable[[Lane], float]) -> list[Lane]
     Args:
         merit: the greater the better; none of a lane's children has more than the lane itself.
     """
-    return sorted(lanes, key=lambda lane: (-lane.trials, -merit(lane), lane.node.id))
+    # By the last criterion first: sorting by three numbers is faster than by triples.
+    ranked = sorted(lanes, key=lambda lane: lane.node.id)
+    ranked.sort(key=merit, reverse=True)
+    ranked.sort(key=attrgetter("trials"), reverse=True)
+    return ranked
 
 
 def foremost(

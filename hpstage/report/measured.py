@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpstage.events import NodeId
@@ -26,25 +25,29 @@ def can_be_drawn(value: float) -> bool:
     return abs(value) <= _LARGEST
 
 
-def measured(lanes: Mapping[NodeId, Lane], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
+def measured(lanes: dict[NodeId, Lane], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
     """The metric on each lane, as far as it can be drawn. ``lanes``: parents before children."""
-    better = max if maximize else min
     found = {id: Measured() for id in lanes}
     # From the leaves on: what a lane came to is known before its parent asks.
-    for id, lane in reversed(list(lanes.items())):
-        mine = found[id]
-        best = mine.value
-        for step, state in lane.node.states.items():
+    for lane in reversed(lanes.values()):
+        node, reach = lane.node, lane.reach
+        mine = found[node.id]
+        points, best = mine.points, mine.value
+        for step, state in node.states.items():
             value = None if state.metrics is None or metric is None else state.metrics.get(metric)
-            if value is not None and step <= lane.reach and can_be_drawn(value):
-                mine.points.append((step, value))
-                best = value if best is None else better(best, value)
-        mine.points.sort()
+            if value is not None and step <= reach and can_be_drawn(value):
+                points.append((step, value))
+                if best is None or (value > best if maximize else value < best):
+                    best = value
+        if best is None:
+            continue
+        if len(points) > 1:
+            points.sort()
         mine.value = best
-        parent = lane.node.parent
-        if best is not None and parent is not None:
-            above = found[parent.id]
-            above.value = best if above.value is None else better(above.value, best)
+        if node.parent is not None:
+            above = found[node.parent.id]
+            if above.value is None or (best > above.value if maximize else best < above.value):
+                above.value = best
     return found
 
 

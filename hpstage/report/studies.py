@@ -62,10 +62,11 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
     account = book.account
     plan = account.plan
     record = plan.searches.get(study)
-    states: Counter[str] = Counter()
-    for id in ids:
-        ended = plan.ended.get(id)
-        states[ended.state if ended is not None else "RUNNING" if account.is_open(id) else "OPEN"] += 1
+    ends = [plan.ended.get(id) for id in ids]
+    states: Counter[str] = Counter(ended.state for ended in ends if ended is not None)
+    states.update(
+        "RUNNING" if account.is_open(id) else "OPEN" for id, ended in zip(ids, ends, strict=True) if not ended
+    )
     trials = [plan.trials[id] for id in ids]
     asked, unique = sum(trial.asked for trial in trials), _unique(plan, trials)
     seconds = math.fsum(book.alone[id] for id in ids)

@@ -22,9 +22,9 @@ def savings_of(book: Book) -> Savings:
     wastes = [waste.fact for waste in book.wastes]
     spent = book.spent
     steps_trained = sum(fact.step - fact.start for fact in facts)
-    first = min([*book.began, *(fact.at - fact.seconds for fact in wastes)], default=0.0)
-    last = max([*[fact.at for fact in facts], *[fact.at for fact in wastes]], default=0.0)
-    workers = len({*(fact.worker for fact in facts), *(fact.worker for fact in wastes)})
+    worked = book.workers.values()
+    first, last = min((its.first for its in worked), default=0.0), max((its.last for its in worked), default=0.0)
+    workers = len(worked)
     merged = plan.merged(book.trials.values())
     longest = max(book.alone.values(), default=0.0)
     bound = max(longest, (spent.train + spent.evaluate) / max(1, workers))

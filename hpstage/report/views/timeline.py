@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -75,35 +75,23 @@ def bars(book: Book) -> Iterator[Bar]:
 
 def timeline_view(book: Book) -> TimelineView | None:
     """``None``: nothing was trained."""
-    first, last = math.inf, -math.inf
-    busy: dict[WorkerId, float] = {}
-    since: dict[WorkerId, float] = {}
-    activities: set[str] = set()
-    count = 0
-    for bar in bars(book):
-        count += 1
-        worker, start, seconds = bar.worker, bar.began, bar.seconds
-        activities.add(bar.activity)
-        if worker not in busy:
-            busy[worker], since[worker] = 0.0, start
-        busy[worker] += seconds
-        if start < since[worker]:
-            since[worker] = start
-        if start < first:
-            first = start
-        if start + seconds > last:
-            last = start + seconds
-    if not count:
+    its = {worker: worked for worker, worked in book.workers.items() if worked.seconds > 0}
+    if not its:
         return None
-    workers = sorted(busy, key=lambda worker: since[worker])
-    few = count <= MOST_BARS
+    workers = sorted(its, key=lambda worker: its[worker].first)
+    first = min(worked.first for worked in its.values())
+    span = max(worked.last for worked in its.values()) - first
+    drawn = list(islice(bars(book), MOST_BARS + 1))
+    few = len(drawn) <= MOST_BARS
+    shares = [] if few else _shares(book, workers, first, span)
+    found = {bar.activity for bar in drawn} if few else {activity for row in shares for activity, _ in row}
     return TimelineView(
         workers=workers,
-        busy=[busy[worker] for worker in workers],
-        span=last - first,
-        activities=activities,
-        bars=[msgspec.structs.replace(bar, began=bar.began - first) for bar in bars(book)] if few else [],
-        shares=[] if few else _shares(book, workers, first, last - first),
+        busy=[its[worker].seconds for worker in workers],
+        span=span,
+        activities=found,
+        bars=[msgspec.structs.replace(bar, began=bar.began - first) for bar in drawn] if few else [],
+        shares=shares,
     )
 
 
