@@ -247,6 +247,15 @@ class Account:
     def _pay(self, trial: TrialId, seconds: float) -> None:
         self.used[trial] = self.used.get(trial, 0.0) + seconds
 
+    def drivers(self) -> set[DriverId]:
+        """Those that have started chains: one for each call of ``optimize``."""
+        return {driver for of_worker in self._latest.values() for driver in of_worker}
+
+    def driver_of(self, chain: ChainId | None) -> DriverId | None:
+        """``None``: the journal does not tell."""
+        record = None if chain is None else self._by_id.get(chain)
+        return None if record is None else record.driver
+
     def failures(self) -> list[StageFailed]:
         """What the user's code raised, once for each place, unless another search has come past it since."""
         latest = {(fact.node, fact.step, fact.evaluating): fact for fact in self.plan.failures}

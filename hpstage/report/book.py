@@ -12,13 +12,14 @@ from operator import le
 
 from hpstage.driver import shares
 from hpstage.errors import UsageError
-from hpstage.events import Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
+from hpstage.events import DriverId, Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
 from hpstage.locations import open_journal
 from hpstage.nodes import PlannedTrial
 from hpstage.plan import SearchPlan
 from hpstage.report.account import Account, Charge, Waste, began, new_account, rounded, rounded_sum, uncollected
 from hpstage.report.lanes import Lane, lanes_of, ranking
 from hpstage.report.measured import Measured, measured, merit
+from hpstage.report.pauses import Pauses
 from hpstage.result import Result, answered_steps, seconds_alone
 from hpstage.store import Journal
 
@@ -80,6 +81,23 @@ class Book:
     def began(self) -> list[float]:
         """When a worker began with each of :attr:`charges`."""
         return [began(charge.fact) for charge in self.charges]
+
+    @cached_property
+    def pauses(self) -> Pauses:
+        """When none of the calls that worked for the book was at work: each from its first stage to its last report."""
+        account = self.account
+        if len(account.drivers()) <= 1:
+            return Pauses([])
+        works = [
+            (account.driver_of(c.fact.chain), start, c.fact.at)
+            for start, c in zip(self.began, self.charges, strict=True)
+        ]
+        works += [(waste.chain.driver, waste.fact.at - waste.fact.seconds, waste.fact.at) for waste in self.wastes]
+        periods: dict[DriverId | None, tuple[float, float]] = {}
+        for driver, start, stop in works:
+            first, last = periods.get(driver, (start, stop))
+            periods[driver] = min(first, start), max(last, stop)
+        return Pauses(periods.values())
 
     @cached_property
     def workers(self) -> dict[WorkerId, Worked]:

@@ -69,8 +69,8 @@ class Causes:
     evaluate: float
     load: float
     idle: float
-    """Seconds between a worker's first and last work for these trials in which it reported none. Waiting before and
-    after is not known to the journal. It is no trial's, and not part of ``used``."""
+    """Seconds between a worker's first and last work for these trials in which it reported none, without the pauses
+    between calls. Waiting before and after is not known to the journal. It is no trial's, and not part of ``used``."""
 
     early_steps: int
     prefix_steps: int
@@ -254,4 +254,5 @@ def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def idle_seconds(book: Book) -> float:
     """See :attr:`Causes.idle`."""
     # Never below 0: workers of two clusters may have one name.
-    return sum([rounded(max(0.0, its.last - its.first - its.seconds)) for its in book.workers.values()], 0.0)
+    elapsed = book.pauses.elapsed
+    return sum([rounded(max(0.0, elapsed(its.first, its.last) - its.seconds)) for its in book.workers.values()], 0.0)

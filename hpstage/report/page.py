@@ -12,6 +12,7 @@ from itertools import islice
 from hpstage.events import StageFailed, TrialId
 from hpstage.report.book import Book
 from hpstage.report.gallery import Picture
+from hpstage.report.pauses import Pauses
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.report.sums import failures_of
 from hpstage.result import Savings
@@ -62,7 +63,7 @@ def page(book: Book, saved: Savings, pictures: Iterable[tuple[Picture, bytes]], 
             *_heading(book, saved, rows),
             *(_studies(rows) if len(rows) > 1 else ()),
             "<h2>Savings</h2>",
-            *_savings(saved),
+            *_savings(saved, book.pauses),
             *_winners(book),
             *_failures(failures_of(book), book),
             *(line for picture, png in pictures for line in _figure(picture, png)),
@@ -148,8 +149,10 @@ def _told(best: Best) -> str:
 # --- what it took -----------------------------------------------------------------------------------------
 
 
-def _savings(saved: Savings) -> Iterable[str]:
+def _savings(saved: Savings, pauses: Pauses) -> Iterable[str]:
     bound = saved.lower_bound_seconds
+    gaps = len(pauses.gaps)
+    without = f", without {_count(gaps, 'pause')} between calls ({_duration(pauses.seconds)})" if gaps else ""
     over = f", {saved.makespan / bound:.2f} times the lower bound ({_duration(bound)})" if bound else ""
     parts = [
         ("training", saved.train_seconds),
@@ -178,7 +181,7 @@ def _savings(saved: Savings) -> Iterable[str]:
         "seconds per step of the nodes that it passes, and one mean evaluation for each of its results. It leaves out "
         "loading and saving. A trial that failed, or is not over, counts up to its last result. Used and saved add "
         "up to it exactly. The makespan is from the first stage&rsquo;s beginning to the last report, on the "
-        "workers&rsquo; clock.</p>"
+        f"workers&rsquo; clock{without}.</p>"
     )
 
 

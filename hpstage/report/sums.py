@@ -15,7 +15,7 @@ def savings_of(book: Book) -> Savings:
     Seconds are rounded to 2**-20 s, and their sums are exact. What a study used is what its trials paid: where another
     study has trained the same before, nothing. ``steps_trained`` are those that were paid for. ``workers`` are those
     that did something for the book; ``makespan`` is from the first stage's beginning to the last report, on their
-    clock, pauses between calls included.
+    clock, without the pauses between calls.
     """
     plan = book.account.plan
     facts = [charge.fact for charge in book.charges]
@@ -51,7 +51,7 @@ def savings_of(book: Book) -> Savings:
         lower_bound_seconds=bound if whole and bound else None,
         kept=len(plan.kept),
         kept_bytes=plan.kept_bytes,
-        makespan=last - first,
+        makespan=book.pauses.elapsed(first, last),
         workers=workers,
     )
 

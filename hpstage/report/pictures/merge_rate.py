@@ -53,5 +53,6 @@ def draw(view: MergeRateView) -> Figure:
     below.set_ylim(bottom=0.0)
     style.counts(below.yaxis)
     below.set_xlim(0.0, max(x[-1], 1e-9))
-    style.label(below, x=f"{name} since the first stage began", y="steps")
+    without = ", without the pauses between calls" if view.pauses else ""
+    style.label(below, x=f"{name} since the first stage began{without}", y="steps")
     return figure

@@ -62,7 +62,10 @@ def draw(view: TimelineView | None) -> Figure:
     axes.set_xlim(0.0, end)
     middle, half = (len(workers) - 1) / 2, max(_FEWEST, len(workers)) / 2
     axes.set_ylim(middle + half + 0.05, middle - half - 0.05)
-    style.label(axes, x=f"{name} since the first stage began")
+    for at in view.pauses:
+        axes.axvline(at / unit, color=style.INK, linewidth=0.7, linestyle=(0, (2, 2)))
+    without = ", without the pauses between calls (dashed)" if view.pauses else ""
+    style.label(axes, x=f"{name} since the first stage began{without}")
     if len(workers) <= _LABELLED:
         labels = [
             f"{plain(worker, _NAME)}  {min(1.0, busy / span):4.0%}"

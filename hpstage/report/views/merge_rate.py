@@ -14,7 +14,8 @@ _POINTS = 1000  # of a curve: more cannot be told apart
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """What had been asked of a book's trials, and trained for them, ``seconds`` after the first stage began."""
+    """What had been asked of a book's trials, and trained for them, ``seconds`` after the first stage began, without
+    the pauses between calls."""
 
     seconds: float
     asked: int
@@ -31,11 +32,13 @@ class MergeRateView:
     """As many moments as a curve needs, the last among them; none where nothing was asked."""
 
     moments: list[Moment]
+    pauses: int
+    """Between calls, left out."""
 
 
 def merge_rate_view(book: Book) -> MergeRateView:
     found = moments(book)
-    return MergeRateView(_thinned(found) if found and found[-1].asked else [])
+    return MergeRateView(_thinned(found) if found and found[-1].asked else [], len(book.pauses.gaps))
 
 
 def moments(book: Book) -> list[Moment]:
@@ -59,6 +62,7 @@ def moments(book: Book) -> list[Moment]:
 
 def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
     """The steps that were asked for, and the distinct ones among them, up to each time when something was."""
+    elapsed = book.pauses.elapsed
     reach: dict[NodeId, int] = {}
     reached: dict[TrialId, int] = {}
     asked = distinct = 0
@@ -78,13 +82,14 @@ def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
                 reach[node.id] = stop
         asked += ask.step - reached.get(ask.trial, 0)
         reached[ask.trial] = ask.step
-        found[now - first] = asked, distinct
+        found[elapsed(first, now)] = asked, distinct
     return found
 
 
 def _trained(book: Book, first: float) -> dict[float, int]:
     """The steps that were trained up to each time when a stage was done."""
-    done = sorted([(charge.fact.at - first, charge.fact.step - charge.fact.start) for charge in book.charges])
+    elapsed = book.pauses.elapsed
+    done = sorted([(elapsed(first, charge.fact.at), charge.fact.step - charge.fact.start) for charge in book.charges])
     found: dict[float, int] = {}
     trained = 0
     for at, steps in done:

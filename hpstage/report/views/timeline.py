@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -34,13 +35,16 @@ class Bar(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class TimelineView:
-    """Seconds are those since the first stage began, on the workers' clock; the last was over after ``span``."""
+    """Seconds are those since the first stage began, on the workers' clock, without the pauses between calls; the last
+    stage was over after ``span``."""
 
     workers: list[WorkerId]
     """In the order in which they began."""
     busy: list[float]
     """The seconds of each."""
     span: float
+    pauses: list[float]
+    """When there were any."""
     activities: set[str]
     bars: list[Bar]
     """Empty if there are too many."""
@@ -80,23 +84,25 @@ def timeline_view(book: Book) -> TimelineView | None:
         return None
     workers = sorted(its, key=lambda worker: its[worker].first)
     first = min(worked.first for worked in its.values())
-    span = max(worked.last for worked in its.values()) - first
+    elapsed = partial(book.pauses.elapsed, first)
+    span = elapsed(max(worked.last for worked in its.values()))
     drawn = list(islice(bars(book), MOST_BARS + 1))
     few = len(drawn) <= MOST_BARS
-    shares = [] if few else _shares(book, workers, first, span)
+    shares = [] if few else _shares(book, workers, elapsed, span)
     found = {bar.activity for bar in drawn} if few else {activity for row in shares for activity, _ in row}
     return TimelineView(
         workers=workers,
         busy=[its[worker].seconds for worker in workers],
         span=span,
+        pauses=[elapsed(start) for start, _ in book.pauses.gaps if start > first],
         activities=found,
-        bars=[msgspec.structs.replace(bar, began=bar.began - first) for bar in drawn] if few else [],
+        bars=[msgspec.structs.replace(bar, began=elapsed(bar.began)) for bar in drawn] if few else [],
         shares=shares,
     )
 
 
 def _shares(
-    book: Book, workers: list[WorkerId], first: float, span: float
+    book: Book, workers: list[WorkerId], elapsed: Callable[[float], float], span: float
 ) -> list[dict[tuple[str, int], array[float]]]:
     """O(bars + workers x pieces)."""
     found: list[dict[tuple[str, int], array[float]]] = [{} for _ in workers]
@@ -108,7 +114,7 @@ def _shares(
         shares = row.get(kind)
         if shares is None:
             shares = row[kind] = array("d", nothing)
-        start = (bar.began - first) * scale
+        start = elapsed(bar.began) * scale
         stop = min(start + bar.seconds * scale, PIECES)
         begin, end = int(start), int(stop)
         if begin == end:

@@ -1,0 +1,109 @@
+"""A search that was driven in several calls: the time between them is no work, no waiting, and in no picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpstage.algos import FullTraining
+from hpstage.driver import read_facts
+from hpstage.events import ChainStarted, DriverId, Fact
+from hpstage.report import draw_merge_rate, draw_timeline, open_book, write_report
+from hpstage.report.causes import causes_of
+from hpstage.report.pauses import Pauses
+from hpstage.report.sums import savings_of
+from hpstage.report.views.merge_rate import merge_rate_view
+from hpstage.report.views.timeline import timeline_view
+from hpstage.store.memory import MemoryJournal
+from tests.pure.reports import Page, search
+
+NIGHT = 2.0**15  # seconds, so that shifting is exact
+encode = msgspec.json.Encoder().encode
+
+
+def shifted(journal: MemoryJournal, seconds: dict[int, float]) -> MemoryJournal:
+    """The same, but that what the ``n``-th call's workers did is ``seconds[n]`` later."""
+    found = MemoryJournal()
+    calls: dict[DriverId, int] = {}
+    now = 0
+    facts: list[Fact] = []
+    for fact in read_facts(journal):
+        if isinstance(fact, ChainStarted):
+            now = calls.setdefault(fact.driver, len(calls))
+        at = getattr(fact, "at", None)
+        # In 2**-20 s, in which sums are exact.
+        facts.append(fact if at is None else msgspec.structs.replace(fact, at=round(at * 2**20) / 2**20 + seconds[now]))
+    found.append([encode(fact) for fact in facts])
+    return found
+
+
+@pytest.fixture(scope="module")
+def called_twice() -> tuple[MemoryJournal, float]:
+    """Of two calls that went on at once, the second's clock begun anew; and when the first was over."""
+    journal = MemoryJournal()
+    first = search(journal, n_trials=8)
+    book = open_book(journal)
+    over = max(worked.last for worked in book.workers.values())
+    search(journal, study=first.study, extend=True, n_trials=16, algorithm=FullTraining())
+    return journal, round(over * 2**20) / 2**20
+
+
+def test_pauses_between_calls_are_no_idle_time_and_not_part_of_the_makespan(
+    called_twice: tuple[MemoryJournal, float],
+) -> None:
+    journal, over = called_twice
+    at_once, next_day = (open_book(shifted(journal, {0: 0.0, 1: over + pause})) for pause in (0.0, NIGHT))
+    [(start, stop)] = next_day.pauses.gaps
+    assert start == pytest.approx(over) and stop - start == pytest.approx(NIGHT + at_once.pauses.seconds, abs=1.0)
+    for value in (lambda book: savings_of(book).makespan, lambda book: causes_of(book).idle):
+        assert value(next_day) == pytest.approx(value(at_once), abs=1e-3)
+    view, other = timeline_view(next_day), timeline_view(at_once)
+    assert view is not None and other is not None
+    assert view.span == pytest.approx(other.span, abs=1e-3) and len(view.pauses) == 1
+    assert [(b.worker, b.activity, round(b.began, 3), round(b.seconds, 3)) for b in view.bars] == [
+        (b.worker, b.activity, round(b.began, 3), round(b.seconds, 3)) for b in other.bars
+    ]
+    rates = [
+        [(round(m.seconds, 3), m.asked, m.distinct, m.trained) for m in merge_rate_view(book).moments]
+        for book in (next_day, at_once)
+    ]
+    assert rates[0] == rates[1]
+
+
+def test_pictures_and_page_say_so(called_twice: tuple[MemoryJournal, float], tmp_path: Path) -> None:
+    journal, over = called_twice
+    paused = shifted(journal, {0: 0.0, 1: over + NIGHT})
+    page = Page(write_report(tmp_path, paused))
+    assert "without 1 pause between calls (9.10 h)" in page.text
+    figures = json.loads((tmp_path / "savings.json").read_text())
+    assert figures["makespan"] < NIGHT / 100
+    book = open_book(paused)
+    assert draw_timeline(book).axes[0].get_xlabel().endswith("without the pauses between calls (dashed)")
+    assert draw_merge_rate(book).axes[1].get_xlabel().endswith("without the pauses between calls")
+    assert "pause" not in Page(write_report(tmp_path, journal)).text  # their clocks overlap
+
+
+def test_calls_at_the_same_time_have_no_pause(called_twice: tuple[MemoryJournal, float]) -> None:
+    journal, _ = called_twice
+    assert open_book(journal).pauses.gaps == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10))), st.integers(-5, 70), st.integers(-5, 70))
+def test_the_elapsed_time_is_that_within_the_first_and_last_period_but_outside_of_gaps(
+    periods: list[tuple[int, int]], start: int, stop: int
+) -> None:
+    spans = [(float(begin), float(begin + length)) for begin, length in periods]
+    pauses = Pauses(spans)
+    first, last = min((b for b, _ in spans), default=0), max((e for _, e in spans), default=0)
+
+    def is_pause(at: int) -> bool:  # the second from ``at`` on
+        return first <= at < last and not any(begin <= at and at + 1 <= end for begin, end in spans)
+
+    start, stop = min(start, stop), max(start, stop)
+    assert pauses.elapsed(start, stop) == sum(not is_pause(at) for at in range(start, stop))
+    assert pauses.seconds == sum(map(is_pause, range(-5, 80)))
