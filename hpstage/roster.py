@@ -41,6 +41,7 @@ class SessionTrial:
     values: tuple[float, ...] | None = None
     reported: set[int] = field(default_factory=set)
     barred: UserFailure | None = None  # why nothing more can be trained of it
+    saved_seconds: float = 0.0  # what others had trained for it, as far as it has results
 
     @property
     def finished(self) -> bool:

@@ -35,7 +35,7 @@ class ProgressView:
     used_seconds: float
     """Of workers."""
     saved_seconds: float
-    """Of workers: what sharing has saved the trials that are over."""
+    """Of workers: what sharing has saved the trials, as far as they have results."""
     elapsed: float
     """Seconds since the call began."""
     seconds_left: float | None

@@ -242,6 +242,15 @@ def test_the_last_view_agrees_with_study_and_result(monkeypatch, algorithm):
     assert last.stages_left == 0
 
 
+def test_what_was_saved_counts_from_the_first_results_on_and_not_when_trials_are_over(monkeypatch):
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    executor = SimulatedExecutor(2)  # neither loading nor evaluating takes time: sharing is all there is to count
+    views, result = searched(monkeypatch, executor, study, algorithm=SuccessiveHalving(50, 2))
+    early = [view.saved_seconds for view in views if not view.finished]
+    assert early[0] == 0.0 < early[-1] and early == sorted(early)
+    assert views[-2].saved_seconds == pytest.approx(result.savings.saved_seconds)
+
+
 def test_before_a_trial_is_complete_the_best_value_at_any_step_is_shown_with_its_step(monkeypatch):
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
     executor = SimulatedExecutor(1, measure=lambda key, step: {"value": step + 0.5})
