@@ -1,4 +1,4 @@
-"""Disks that refuse: real limits on this process instead of mocked errors."""
+"""Disks that refuse: real limits on this process instead of mocked errors. URLs in the memory of this process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import resource
 import shutil
 import signal
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+
+from hpstage.checkpoints import UrlCheckpoints, remote, url
+from tests.store.url_checkpoints import memory
 
 _NOBODY = 65534
 
@@ -59,3 +63,24 @@ def open_folder() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def place() -> Iterator[str]:
+    """A URL in the memory of this process, empty and its own."""
+    name = f"/{uuid.uuid4().hex}"
+    yield f"memory:/{name}"
+    if memory.exists(name):
+        memory.rm(name, recursive=True)
+
+
+@pytest.fixture
+def store(place: str, monkeypatch: pytest.MonkeyPatch) -> UrlCheckpoints:
+    # Memory is written at once: there is no need to wait for the rest of a manifest.
+    monkeypatch.setattr(url, "_LOOKS", (0.0, 0.0, 0.0))
+    return UrlCheckpoints(place, "workload")
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_PAUSES", (0.0, 0.0))

@@ -1,0 +1,132 @@
+"""UrlCheckpoints: the contract in memory and on a file system; large states; locations."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpstage.checkpoints import CheckpointStore, FolderCheckpoints, UrlCheckpoints, open_checkpoints, remote
+from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import CheckpointCorrupt, UsageError
+from hpstage.testing import CheckpointContract
+from tests.store.url_checkpoints import KEY, OTHER, STATE, a_day_passes, memory, names, paths
+
+
+class TestInMemory(CheckpointContract):
+    processes = False
+
+    @pytest.fixture
+    def open_store(self, place: str) -> Callable[[], CheckpointStore]:
+        return functools.partial(UrlCheckpoints, place, "workload")
+
+
+class TestOnAFileSystem(CheckpointContract):
+    """Folders that must be made, files that are seen half written, names that are taken: as on SFTP or SMB."""
+
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], CheckpointStore]:
+        return functools.partial(UrlCheckpoints, f"file://{tmp_path}/checkpoints", "workload")
+
+
+def test_files_of_many_pieces_come_back(store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_PIECE", 1000)
+    monkeypatch.setattr(remote, "_BATCH", 3500)
+    state = {f"t{n}": torch.randn(n * 37 % 1500) for n in range(40)} | {"raw": os.urandom(10_000), "none": b""}
+    kept = store.save(KEY, state, step=0, parent=None)
+    assert digest(store.load(KEY)) == digest(state) == kept.digest
+    path = paths(store)["tensors"]
+    memory.pipe_file(path, memory.cat_file(path)[:-1] + b"\x00")
+    with pytest.raises(CheckpointCorrupt):
+        store.load(KEY)
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "file://localhost{}", "local://{}", "FILE://{}"])
+def test_a_path_is_a_folder(tmp_path: Path, form: str) -> None:
+    opened = open_checkpoints(form.format(tmp_path / "a"), "workload")
+    assert isinstance(opened, FolderCheckpoints)
+    assert opened.path == tmp_path / "a"
+
+
+def test_paths_and_their_urls_are_one_folder(tmp_path: Path) -> None:
+    path = tmp_path / "50% of é"
+    for location in (path, str(path), path.as_uri()):
+        opened = open_checkpoints(location, "workload")
+        assert isinstance(opened, FolderCheckpoints) and opened.path == path
+
+
+def test_any_other_scheme_goes_through_fsspec(place: str) -> None:
+    opened = open_checkpoints(place, "workload", storage_options={"a": 1})
+    assert isinstance(opened, UrlCheckpoints)
+    assert (opened.url, opened.workload) == (place, "workload")
+    assert repr(opened) == f"UrlCheckpoints({place!r}, workload='workload')"
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("nonsense://bucket", "nonsense://bucket: Protocol not known: nonsense"),
+        ("file://host/path", "another host"),
+        ("file://relative", "another host, or no absolute path"),
+    ],
+)
+def test_a_location_that_cannot_be_is_refused(location: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_checkpoints(location, "workload")
+
+
+def test_options_for_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no storage_options"):
+        open_checkpoints(tmp_path, "workload", storage_options={"key": "a"})
+
+
+def test_a_driver_that_is_not_installed_is_named_with_the_command_that_installs_it() -> None:
+    script = (
+        "import sys; sys.modules['s3fs'] = None\n"
+        "from hpstage.checkpoints import open_checkpoints\n"
+        "from hpstage.errors import UsageError\n"
+        "try: open_checkpoints('s3://user:hunter2@bucket/prefix', 'w')\n"
+        "except UsageError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "the driver of s3:// is not installed" in done.stdout, done.stderr
+    assert "pip install s3fs" in done.stdout
+    assert "hunter2" not in done.stdout
+
+
+def test_fsspec_is_loaded_when_a_url_is_opened_and_not_before() -> None:
+    script = (
+        "import sys, hpstage.checkpoints as c\n"
+        "c.open_checkpoints('.', 'w')\n"
+        "assert not {'fsspec', 'torch', 'numpy', 'asyncio'} & set(sys.modules)\n"
+        "c.open_checkpoints('memory://x', 'w')\n"
+        "assert 'fsspec' in sys.modules and not {'torch', 'numpy', 's3fs'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_of_checkpoints_copied_to_a_url_and_back_can_be_loaded(tmp_path: Path, place: str) -> None:
+    folder = FolderCheckpoints(tmp_path / "folder", "workload")
+    folder.save(KEY, STATE, step=7, parent=None)
+    memory.put(f"{folder.path}/", place.removeprefix("memory:/"), recursive=True)
+    there = UrlCheckpoints(place, "workload")
+    assert digest(there.load(KEY)) == digest(STATE)
+    assert there.save(KEY, STATE, step=7, parent=None) == folder.save(KEY, STATE, step=7, parent=None)
+    there.save(OTHER, STATE, step=7, parent=KEY)
+    a_day_passes(there)
+    assert there.sweep() == 0
+    back = FolderCheckpoints(tmp_path / "back", "workload")
+    memory.get(f"{place.removeprefix('memory:/')}/", f"{back.path}/", recursive=True)
+    assert list(back.keys()) == [KEY, OTHER]
+    for key in (KEY, OTHER):
+        assert digest(back.load(key)) == digest(STATE)
+    there.delete(KEY)
+    there.delete(OTHER)
+    assert names(there) == []
