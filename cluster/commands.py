@@ -216,8 +216,9 @@ class _Place:
 
 
 def _innermost(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
+    # Whether Dask names a cause hangs on when the other side hangs up; what Tornado met is in the ``real_error``.
+    while inner := error.__cause__ or getattr(error, "real_error", None) or error.__context__:
+        error = inner
     refused = isinstance(error, ssl.SSLError)
     # A TimeoutError has no text.
     return f"TLS fails, and the scheduler's log says why: {error}" if refused else str(error) or "no answer"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,9 +9,11 @@ from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, local_cluster
+from tests.dask.commands import Command, children, has_ended, until
 from tests.dask.toys import Counter
 
 Open = Callable[..., DaskExecutor]
+Start = Callable[..., Command]
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +43,22 @@ def open_executor(client: Client, tmp_path: Path) -> Iterator[Open]:
     yield open_executor
     for executor in opened:
         executor.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command; what is left of it is killed at the end."""
+    started: list[Command] = []
+
+    def start(*words: str, **variables: str) -> Command:
+        started.append(Command(tmp_path, *words, **variables))
+        return started[-1]
+
+    yield start
+    for command in started:
+        if command.process.poll() is None:
+            left = children(command.process.pid) if sys.platform.startswith("linux") else set()
+            command.process.kill()
+            command.process.wait()
+            for child in left:
+                until(lambda child=child: has_ended(child), f"process {child} has ended")

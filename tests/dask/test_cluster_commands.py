@@ -5,47 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import dask.config
 import distributed
 import pytest
 from distributed import Client
+from distributed.comm.tcp import convert_stream_closed_error
+from tornado.iostream import StreamClosedError
 from typer.testing import CliRunner
 
 from hpstage.cli import app
 from hpstage.cluster import memory
+from hpstage.cluster.commands import _innermost
 from hpstage.cluster.devices import environment_of, first_devices
 from hpstage.cluster.settings import scheduler_environment, worker_environment
 from hpstage.cluster.supervision import Child, Supervisor
 from hpstage.errors import ClusterError, UsageError
 from tests.dask.commands import Command, children, free_port, has_ended, until, workers
-
-Start = Callable[..., Command]
+from tests.dask.conftest import Start
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc, and needs prctl")
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a command; what is left of it is killed at the end."""
-    started: list[Command] = []
-
-    def start(*words: str, **variables: str) -> Command:
-        started.append(Command(tmp_path, *words, **variables))
-        return started[-1]
-
-    yield start
-    for command in started:
-        if command.process.poll() is None:
-            left = children(command.process.pid) if sys.platform.startswith("linux") else set()
-            command.process.kill()
-            command.process.wait()
-            for child in left:
-                until(lambda child=child: has_ended(child), f"process {child} has ended")
 
 
 @pytest.fixture
@@ -261,3 +245,19 @@ def test_help_shows_how_to_call_a_command(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"])
     assert done.exit_code == 0
     assert f"hpstage {command} --scheduler-file /shared/scheduler.json\n" in done.output
+
+
+def as_dask_tells(error: Exception) -> None:
+    try:
+        raise error
+    except Exception as raised:
+        convert_stream_closed_error("<TLS local=tls://127.0.0.1:52560>", raised)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_refused_certificate_is_named_however_dask_comes_to_hear_of_it(closed: bool) -> None:
+    refusal = ssl.SSLError(1, "tlsv1 alert unknown ca")
+    refusal.reason = "TLSV1_ALERT_UNKNOWN_CA"
+    with pytest.raises(OSError, match="unknown ca") as caught:
+        as_dask_tells(StreamClosedError(refusal) if closed else refusal)
+    assert _innermost(caught.value) == f"TLS fails, and the scheduler's log says why: {refusal}"

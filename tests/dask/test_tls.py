@@ -12,7 +12,8 @@ from distributed.security import Security
 
 import hpstage
 from hpstage.algos import FullTraining
-from tests.dask.commands import Command, free_port, workers
+from tests.dask.commands import free_port, workers
+from tests.dask.conftest import Start
 from tests.toys import Tape, alone
 
 trustme = pytest.importorskip("trustme", reason="makes the certificates")
@@ -49,16 +50,14 @@ def security(certificates: Path, name: str) -> Security:
 
 
 @pytest.fixture
-def address(tmp_path: Path, certificates: Path) -> Iterator[str]:
+def address(start: Start, certificates: Path) -> Iterator[str]:
     """Of a scheduler with one worker."""
-    logs = tmp_path / "logs"
-    logs.mkdir()
     host, port = "127.0.0.1", str(free_port())
     place = ["--host", host, "--port", port, "--no-dashboard"]
-    scheduler = Command(logs, "scheduler", *place, *options(certificates, "scheduler"))
+    scheduler = start("scheduler", *place, *options(certificates, "scheduler"))
     scheduler.says("Scheduler at:")
     address = f"tls://{host}:{port}"
-    worker = Command(logs, "worker", address, "--nworkers", "1", *options(certificates, "worker"))
+    worker = start("worker", address, "--nworkers", "1", *options(certificates, "worker"))
     yield address
     assert worker.stop() == 0
     assert scheduler.stop() == 0
@@ -97,14 +96,10 @@ def test_a_search_runs_under_tls_and_strangers_are_refused(address: str, certifi
         Client(address.replace("tls", "tcp"), timeout="5s", set_as_default=False)
 
 
-def test_a_worker_that_is_not_trusted_says_so_and_does_not_join(
-    address: str, certificates: Path, tmp_path: Path
-) -> None:
-    logs = tmp_path / "strangers"
-    logs.mkdir()
-    stranger = Command(logs, "worker", address, "--nworkers", "1", *options(certificates, "stranger"))
+def test_a_worker_that_is_not_trusted_says_so_and_does_not_join(address: str, certificates: Path, start: Start) -> None:
+    stranger = start("worker", address, "--nworkers", "1", *options(certificates, "stranger"))
     stranger.says(f"no scheduler at {address} (TLS fails, and the scheduler's log says why")
-    without = Command(logs, "worker", address, "--nworkers", "1")
+    without = start("worker", address, "--nworkers", "1")
     without.says("check your TLS configuration")
     assert stranger.stop() == without.stop() == 0
     assert "Start worker at" not in stranger.said + without.said
