@@ -43,6 +43,8 @@ from hpstage.store import Journal
 
 # 2**-20 s is about a microsecond.
 _PARTS = 2.0**20
+# New objects that Python looks through for garbage in no time.
+_MANY = 100_000
 # Records that are read at a time.
 _PIECE = 10_000
 
@@ -332,8 +334,9 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if collecting:
-            if not gc.get_freeze_count():
-                # What was made meanwhile is old now: as young it would all be looked through at once.
+            # What was made meanwhile is to be old: as young it would all be looked through at once. Not where somebody
+            # has frozen something, which would thaw; to count that takes a while.
+            if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
