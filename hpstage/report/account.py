@@ -108,11 +108,13 @@ class Waste(msgspec.Struct, frozen=True):
 
 class Ask(msgspec.Struct, frozen=True):
     """``trial`` was asked for ``step``, farther than ever before. ``at``: the latest time on the workers' clock that
-    was told of before; ``None``: there was none."""
+    was told of before; ``None``: there was none. The sums are the plan's, up to this."""
 
     trial: TrialId
     step: int
     at: float | None
+    steps_asked: int
+    steps_unique: int
 
 
 class Account:
@@ -179,7 +181,8 @@ class Account:
         before = step if planned is None else planned.asked
         gains = self.plan.ask(fact)
         if step > before:
-            self.asks.append(Ask(id, step, self._now))
+            totals = self.plan.totals
+            self.asks.append(Ask(id, step, self._now, totals.steps_asked, totals.steps_unique))
         self.targeted.setdefault((self.plan.trials[id].node_at(step).id, step), id)
         for node, stop in gains:
             asked = self._asked.get(node.id)

@@ -78,14 +78,6 @@ class Causes:
     again_steps: int
 
 
-@dataclass(slots=True)
-class _Part:
-    """Of what a trial would have taken alone: what another had asked for before."""
-
-    seconds: float = 0.0
-    steps: int = 0
-
-
 def causes_of(book: Book) -> Causes:
     """The causes of a book's savings. O(segments of its trials + stages)."""
     account = book.account
@@ -105,11 +97,11 @@ def causes_of(book: Book) -> Causes:
             early_steps += trial.steps - last
         if not results:
             continue
-        same, others = _shared(account, trial, results, study_of)
-        prefix += rounded(same.seconds)
-        prefix_steps += same.steps
-        other += rounded(others.seconds)
-        other_steps += others.steps
+        same, same_steps, others, others_steps = _shared(account, trial, results, study_of)
+        prefix += rounded(same)
+        prefix_steps += same_steps
+        other += rounded(others)
+        other_steps += others_steps
 
     spent = book.spent
     load, save, wasted = spent.load, spent.save, spent.wasted
@@ -150,28 +142,36 @@ def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> float:
 
 def _shared(
     account: Account, trial: PlannedTrial, answered: Sequence[int], study_of: Mapping[TrialId, str]
-) -> tuple[_Part, _Part]:
-    """What was asked of another trial before: of the same study, of another."""
+) -> tuple[float, int, float, int]:
+    """Seconds and steps that were asked of another trial before: of the same study; of another."""
     plan = account.plan
-    totals = plan.totals
     mine, fresh = trial.id, trial.fresh
     study = study_of[mine]
-    same, others = _Part(), _Part()
+    same = others = 0.0
+    same_steps = others_steps = 0
     for node, start, stop in trial.legs(answered[-1]):
         if fresh.get(node.id, 0) == node.reach - node.start:
             continue  # all that was ever asked of the node was asked of this trial first
         cost = plan.step_seconds(node)
         for begin, end, asker in account.askers(node, start, stop):
-            if asker != mine:
-                part = same if study_of[asker] == study else others
-                part.steps += end - begin
-                part.seconds += (end - begin) * cost
+            if asker == mine:
+                continue
+            if study_of[asker] == study:
+                same += (end - begin) * cost
+                same_steps += end - begin
+            else:
+                others += (end - begin) * cost
+                others_steps += end - begin
     for step in answered:
         asker = account.targeted[trial.node_at(step).id, step]
-        if asker != mine:
-            part = same if study_of[asker] == study else others
-            part.seconds += totals.evaluate_seconds / totals.evaluations
-    return same, others
+        if asker == mine:
+            continue
+        evaluation = plan.totals.evaluate_seconds / plan.totals.evaluations
+        if study_of[asker] == study:
+            same += evaluation
+        else:
+            others += evaluation
+    return same, same_steps, others, others_steps
 
 
 def _live(book: Book) -> float:
@@ -203,6 +203,8 @@ def _beyond(book: Book) -> tuple[float, int, float]:
         known = trained.get(id)
         if known is None:
             trained[id] = [(start, stop)]
+            if id not in behind:
+                continue
         elif known[-1][1] < start:
             known.append((start, stop))
         else:

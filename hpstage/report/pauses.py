@@ -38,6 +38,12 @@ class Pauses:
         start, stop = self.gaps[index]
         return self._seconds[index] + min(at, stop) - start
 
+    def all_elapsed(self, start: float, stops: Iterable[float]) -> list[float]:
+        """:meth:`elapsed` to each of the times."""
+        if not self.gaps:
+            return [stop - start for stop in stops]
+        return [self.elapsed(start, stop) for stop in stops]
+
     def elapsed(self, start: float, stop: float) -> float:
         """Seconds from one time to another without the pauses between them."""
         return stop - start - (self.before(stop) - self.before(start)) if self.gaps else stop - start

@@ -368,8 +368,17 @@ def test_what_another_study_had_trained_is_a_cause_of_its_own() -> None:
 def test_the_merge_rate_ends_at_that_of_the_search_and_counts_what_a_count_by_hand_does() -> None:
     first, journal = search(n_trials=12)
     second, _ = search(journal, name="other", n_trials=12, seed=1)
-    for result in (first, second):
-        book = open_book(journal, result.study.study_name)
+    plan = open_book(journal)
+    assert (moments(plan)[-1].asked, moments(plan)[-1].distinct) == (
+        plan.account.plan.steps_asked,
+        plan.account.plan.steps_unique,
+    )
+    alone = MemoryJournal()  # of one study: all that the plan was asked for, and nothing to be left out
+    search(alone, n_trials=12)
+    for result, book in (
+        *((result, open_book(journal, result.study.study_name)) for result in (first, second)),
+        (first, open_book(alone)),
+    ):
         found = moments(book)
         savings = result.savings
         assert (found[-1].asked, found[-1].distinct) == (savings.steps_asked, savings.steps_unique)

@@ -62,7 +62,7 @@ def moments(book: Book) -> list[Moment]:
 
 def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
     """The steps that were asked for, and the distinct ones among them, up to each time when something was."""
-    elapsed = book.pauses.elapsed
+    is_whole = len(book.trials) == len(book.account.plan.trials)
     reach: dict[NodeId, int] = {}
     reached: dict[TrialId, int] = {}
     asked = distinct = 0
@@ -72,6 +72,9 @@ def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
         # Never back: a host's clock may be wrong, and requests stay in their order.
         if ask.at is not None and ask.at > now:
             now = ask.at
+        if is_whole:
+            found[now] = ask.steps_asked, ask.steps_unique
+            continue
         trial = book.trials.get(ask.trial)
         if trial is None:
             continue
@@ -82,14 +85,15 @@ def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
                 reach[node.id] = stop
         asked += ask.step - reached.get(ask.trial, 0)
         reached[ask.trial] = ask.step
-        found[elapsed(first, now)] = asked, distinct
-    return found
+        found[now] = asked, distinct
+    return dict(zip(book.pauses.all_elapsed(first, found), found.values(), strict=True))
 
 
 def _trained(book: Book, first: float) -> dict[float, int]:
     """The steps that were trained up to each time when a stage was done."""
-    elapsed = book.pauses.elapsed
-    done = sorted([(elapsed(first, charge.fact.at), charge.fact.step - charge.fact.start) for charge in book.charges])
+    facts = [charge.fact for charge in book.charges]
+    times = book.pauses.all_elapsed(first, [fact.at for fact in facts])
+    done = sorted(zip(times, [fact.step - fact.start for fact in facts], strict=True))
     found: dict[float, int] = {}
     trained = 0
     for at, steps in done:

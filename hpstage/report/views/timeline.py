@@ -10,8 +10,7 @@ from itertools import islice
 
 import msgspec
 
-from hpstage.events import WorkerId
-from hpstage.report.account import began
+from hpstage.events import StateReached, WorkerId
 from hpstage.report.book import Book
 
 TRAIN, EVALUATE, LOAD, SAVE, WASTED = "train", "evaluate", "load", "save", "thrown away"
@@ -57,24 +56,30 @@ class TimelineView:
 def bars(book: Book) -> Iterator[Bar]:
     """What workers did for the book's trials, on their clock. What took no time has no bar."""
     stages: dict[WorkerId, int] = {}
-    for charge in book.charges:
+    for at, charge in zip(book.began, book.charges, strict=True):
         fact = charge.fact
         stage = stages[fact.worker] = stages.get(fact.worker, 0) + 1
-        at = began(fact)
-        # In the order in which they are done; ``fact.at`` is the end of the last.
-        for activity, seconds in (
-            (LOAD, fact.load_seconds),
-            (TRAIN, fact.train_seconds),
-            (EVALUATE, fact.evaluate_seconds),
-            (SAVE, fact.save_seconds),
-        ):
-            if seconds > 0:
-                yield Bar(fact.worker, activity, at, seconds, stage)
-                at += seconds
+        for activity, seconds in _activities(fact):
+            yield Bar(fact.worker, activity, at, seconds, stage)
+            at += seconds
     for waste in book.wastes:
         lost = waste.fact
         if lost.seconds > 0:
             yield Bar(lost.worker, WASTED, lost.at - lost.seconds, lost.seconds, 0)
+
+
+def _activities(fact: StateReached) -> list[tuple[str, float]]:
+    """What took time, and how much, in the order in which it was done; ``fact.at`` is the end of the last."""
+    found = []
+    if fact.load_seconds > 0:
+        found.append((LOAD, fact.load_seconds))
+    if fact.train_seconds > 0:
+        found.append((TRAIN, fact.train_seconds))
+    if fact.evaluate_seconds > 0:
+        found.append((EVALUATE, fact.evaluate_seconds))
+    if fact.save_seconds > 0:
+        found.append((SAVE, fact.save_seconds))
+    return found
 
 
 def timeline_view(book: Book) -> TimelineView | None:
