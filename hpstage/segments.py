@@ -30,10 +30,8 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
     segments: tuple[Segment, ...]
 
     def __post_init__(self) -> None:
-        segments = self.segments
-        if len(segments) == 1 and segments[0].form.__class__ is Constant and segments[0].length is None:
-            return  # a plain value: by far the most frequent schedule
-        msgspec.structs.force_setattr(self, "segments", _normal(segments))
+        if not _is_normal(self.segments):
+            msgspec.structs.force_setattr(self, "segments", _normal(self.segments))
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -155,6 +153,24 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
         if length == 0:
             return 0
         return hash((length, self.value(0), self.value(length // 2), self.value(length - 1)))
+
+
+def _is_normal(segments: tuple[Segment, ...]) -> bool:
+    """Is it sure that :func:`_normal` would change nothing? Of constants, as plain values are and what journals hold."""
+    left = MAX_STEPS
+    last = len(segments) - 1
+    before: object = _is_normal  # nothing equals it
+    for i, segment in enumerate(segments):
+        form, length = segment.form, segment.length
+        if form.__class__ is not Constant or form.scalar == before:
+            return False
+        before = form.scalar
+        if length is None:
+            return i == last
+        if not 0 < length <= left:
+            return False
+        left -= length
+    return True
 
 
 def _normal(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.errors import ScheduleError
 from hpstage.schedule import Form, Scalar, Schedule
+from hpstage.segments import _is_normal, _normal
 
 HORIZON = 40
 
@@ -293,6 +294,20 @@ def test_the_normal_form_has_the_values_of_the_forms_that_were_written(
     end = HORIZON if last is None else sum(lengths) + last
     assert schedule.length == (None if last is None else end)
     assert spelled(list(schedule.values(end))) == spelled([form.value(step) for step in range(end)])
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, True, 1.5, "a", None]), st.none() | st.integers(0, 3)), max_size=5))
+def test_what_is_taken_for_normal_at_a_glance_is(written: list[tuple[Scalar, int | None]]) -> None:
+    segments = tuple(s.Segment(s.Constant(scalar), length) for scalar, length in written)
+    try:
+        normal = _normal(segments)
+    except ScheduleError:
+        assert not _is_normal(segments)
+    else:
+        assert not _is_normal(segments) or spelled(normal) == spelled(segments)
+        # All but those in which Python's equality of True and 1 makes another look necessary.
+        one = any({str(a), str(b)} == {"True", "1"} for (a, _), (b, _) in pairwise(written))
+        assert _is_normal(segments) or one or spelled(normal) != spelled(segments)
 
 
 def test_only_constants_do_not_vary() -> None:
