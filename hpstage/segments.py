@@ -156,7 +156,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
 
 
 def _is_normal(segments: tuple[Segment, ...]) -> bool:
-    """Is it sure that :func:`_normal` would change nothing? Of constants, as plain values are and what journals hold."""
+    """Is it sure that :func:`_normal` would change nothing? Of constants it is, as in plain values and in journals."""
     left = MAX_STEPS
     last = len(segments) - 1
     before: object = _is_normal  # nothing equals it
