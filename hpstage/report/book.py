@@ -19,7 +19,7 @@ from hpstage.plan import SearchPlan
 from hpstage.report.account import Account, Charge, Waste, began, new_account, rounded, rounded_sum, uncollected
 from hpstage.report.lanes import Lane, lanes_of, ranking
 from hpstage.report.measured import Measured, measured, merit
-from hpstage.report.pauses import Pauses
+from hpstage.report.pauses import Pauses, Period, united
 from hpstage.result import Result, answered_steps, seconds_alone
 from hpstage.store import Journal
 
@@ -46,6 +46,15 @@ class Worked:
     first: float
     last: float
     seconds: float
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of ``optimize`` at work: when its first stage began, and its last was reported; who worked for it."""
+
+    first: float
+    last: float
+    workers: set[WorkerId]
 
 
 @dataclass(frozen=True)
@@ -83,21 +92,38 @@ class Book:
         return [began(charge.fact) for charge in self.charges]
 
     @cached_property
-    def pauses(self) -> Pauses:
-        """When none of the calls that worked for the book was at work: each from its first stage to its last report."""
+    def calls(self) -> list[Call]:
+        """The calls of ``optimize`` that worked for the book."""
         account = self.account
         if len(account.drivers()) <= 1:
-            return Pauses([])
-        works = [
-            (account.driver_of(c.fact.chain), start, c.fact.at)
-            for start, c in zip(self.began, self.charges, strict=True)
-        ]
-        works += [(waste.chain.driver, waste.fact.at - waste.fact.seconds, waste.fact.at) for waste in self.wastes]
-        periods: dict[DriverId | None, tuple[float, float]] = {}
-        for driver, start, stop in works:
-            first, last = periods.get(driver, (start, stop))
-            periods[driver] = min(first, start), max(last, stop)
-        return Pauses(periods.values())
+            works = self.workers.values()
+            first, last = min((its.first for its in works), default=0.0), max((its.last for its in works), default=0.0)
+            return [Call(first, last, set(self.workers))] if works else []
+        facts = [charge.fact for charge in self.charges]
+        done = [(account.driver_of(f.chain), b, f.at, f.worker) for b, f in zip(self.began, facts, strict=True)]
+        done += [(w.chain.driver, w.fact.at - w.fact.seconds, w.fact.at, w.fact.worker) for w in self.wastes]
+        found: dict[DriverId | None, Call] = {}
+        for driver, start, stop, worker in done:
+            call = found.get(driver)
+            if call is None:
+                call = found[driver] = Call(start, stop, set())
+            call.first, call.last = min(call.first, start), max(call.last, stop)
+            call.workers.add(worker)
+        return list(found.values())
+
+    @cached_property
+    def pauses(self) -> Pauses:
+        """When none of the calls was at work."""
+        return Pauses((call.first, call.last) for call in self.calls)
+
+    @cached_property
+    def presence(self) -> dict[WorkerId, list[Period]]:
+        """When each worker was there, as far as the journal tells: during the calls in which it did something."""
+        found: dict[WorkerId, list[Period]] = {worker: [] for worker in self.workers}
+        for call in self.calls:
+            for worker in call.workers:
+                found[worker].append((call.first, call.last))
+        return {worker: united(periods) for worker, periods in found.items()}
 
     @cached_property
     def workers(self) -> dict[WorkerId, Worked]:

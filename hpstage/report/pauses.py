@@ -4,26 +4,40 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate, pairwise
+
+Period = tuple[float, float]
+"""``(start, stop)`` on the workers' clock."""
+
+
+def united(periods: Iterable[Period]) -> list[Period]:
+    """The periods without overlaps, in order."""
+    found: list[Period] = []
+    for start, stop in sorted(periods):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((start, stop))
+    return found
+
+
+def most_at_once(periods: Iterable[Period]) -> int:
+    """How many of the periods there are at the same time, their ends included."""
+    changes = sorted(change for start, stop in periods for change in ((start, 0, 1), (stop, 1, -1)))
+    return max(accumulate(change for *_, change in changes), default=0)
 
 
 class Pauses:
     """The gaps between periods of work, on the workers' clock.
 
     Args:
-        periods: ``(start, stop)``; they may overlap.
+        periods: they may overlap.
     """
 
-    def __init__(self, periods: Iterable[tuple[float, float]]) -> None:
-        self.gaps: list[tuple[float, float]] = []
-        self._starts: list[float] = []
-        self._seconds = [0.0]  # of all gaps before each
-        last: float | None = None
-        for start, stop in sorted(periods):
-            if last is not None and start > last:
-                self.gaps.append((last, start))
-                self._starts.append(last)
-                self._seconds.append(self._seconds[-1] + start - last)
-            last = stop if last is None else max(last, stop)
+    def __init__(self, periods: Iterable[Period]) -> None:
+        self.gaps: list[Period] = [(last, start) for (_, last), (start, _) in pairwise(united(periods))]
+        self._starts = [start for start, _ in self.gaps]
+        self._seconds = [0.0, *accumulate(stop - start for start, stop in self.gaps)]  # of all gaps before each
 
     @property
     def seconds(self) -> float:

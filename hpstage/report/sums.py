@@ -6,6 +6,7 @@ import math
 
 from hpstage.events import NodeId, StageFailed, TrialId
 from hpstage.report.book import Book
+from hpstage.report.pauses import most_at_once
 from hpstage.result import Savings
 
 
@@ -13,8 +14,8 @@ def savings_of(book: Book) -> Savings:
     """The savings of a study, or of all studies of a plan, as its journal tells them; the work of earlier calls counts.
 
     Seconds are rounded to 2**-20 s, and their sums are exact. What a study used is what its trials paid: where another
-    study has trained the same before, nothing. ``steps_trained`` are those that were paid for. ``workers`` are those
-    that did something for the book; ``makespan`` is from the first stage's beginning to the last report, on their
+    study has trained the same before, nothing. ``steps_trained`` are those that were paid for. ``workers``: how many
+    were there at the same time, at most; ``makespan`` is from the first stage's beginning to the last report, on their
     clock, without the pauses between calls.
     """
     plan = book.account.plan
@@ -24,7 +25,7 @@ def savings_of(book: Book) -> Savings:
     steps_trained = sum(fact.step - fact.start for fact in facts)
     worked = book.workers.values()
     first, last = min((its.first for its in worked), default=0.0), max((its.last for its in worked), default=0.0)
-    workers = len(worked)
+    workers = most_at_once(period for periods in book.presence.values() for period in periods)
     merged = plan.merged(book.trials.values())
     longest = max(book.alone.values(), default=0.0)
     bound = max(longest, (spent.train + spent.evaluate) / max(1, workers))

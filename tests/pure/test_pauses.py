@@ -88,6 +88,40 @@ def test_pictures_and_page_say_so(called_twice: tuple[MemoryJournal, float], tmp
     assert "pause" not in Page(write_report(tmp_path, journal)).text  # their clocks overlap
 
 
+def renamed(journal: MemoryJournal) -> MemoryJournal:
+    """The same, with workers of its own for each call, as where each brings up a cluster."""
+    found = MemoryJournal()
+    calls: dict[DriverId, int] = {}
+    now = 0
+    facts: list[Fact] = []
+    for fact in read_facts(journal):
+        if isinstance(fact, ChainStarted):
+            now = calls.setdefault(fact.driver, len(calls))
+        worker = getattr(fact, "worker", None)
+        facts.append(fact if worker is None else msgspec.structs.replace(fact, worker=f"{worker} of call {now}"))
+    found.append([encode(fact) for fact in facts])
+    return found
+
+
+def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice: tuple[MemoryJournal, float]) -> None:
+    journal, over = called_twice
+    shared = shifted(journal, {0: 0.0, 1: over + NIGHT})
+    own = renamed(shared)
+    one, other = (open_book(each) for each in (shared, own))
+    assert len(one.workers) == 3 and len(other.workers) == 6
+    assert savings_of(one).workers == savings_of(other).workers == 3
+    assert savings_of(one).lower_bound_seconds == savings_of(other).lower_bound_seconds
+    for book in (one, other):
+        view = timeline_view(book)
+        assert view is not None
+        there = [sum(stop - start for start, stop in periods) for periods in view.there]
+        assert sum(there) == pytest.approx(3 * view.span) and all(len(periods) == 1 for periods in view.there)
+    said = [draw_timeline(book).axes[0].get_title(loc="left") for book in (one, other)]
+    assert said[0].startswith("3 workers, busy ") and said[1].startswith("6 workers, busy ")
+    assert said[0].split()[3] == said[1].split()[3], "the share of busy time"
+    assert said[1].endswith(" of their time") and said[0].endswith(" seconds")
+
+
 def test_calls_at_the_same_time_have_no_pause(called_twice: tuple[MemoryJournal, float]) -> None:
     journal, _ = called_twice
     assert open_book(journal).pauses.gaps == []

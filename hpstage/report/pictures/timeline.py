@@ -37,7 +37,8 @@ _NAME = 30  # characters of a worker's name
 def draw(view: TimelineView | None) -> Figure:
     """One row per worker, in the order in which they began; x in time since the first began.
 
-    Beside a worker's name stands its share of busy time, from the first stage of all to the last.
+    Beside a worker's name stands its share of busy time in the calls for which it worked, from their first stage to
+    their last.
     """
     if view is None:
         return style.nothing("Nothing was trained: there is no timeline.")
@@ -49,7 +50,11 @@ def draw(view: TimelineView | None) -> Figure:
     end = span / unit
     if view.bars:
         rows = {worker: row for row, worker in enumerate(workers)}
-        tracks = [_box(0.0, end, row) for row in rows.values()]
+        tracks = [
+            _box(start / unit, (stop - start) / unit, row)
+            for row, there in enumerate(view.there)
+            for start, stop in there
+        ]
         axes.add_collection(PolyCollection(tracks, facecolors=style.TRACK, edgecolors="none"))
         colours = [_colour(bar.activity, bar.stage % 2) for bar in view.bars]
         boxes = [_box(bar.began / unit, bar.seconds / unit, rows[bar.worker]) for bar in view.bars]
@@ -57,8 +62,13 @@ def draw(view: TimelineView | None) -> Figure:
     else:
         _paint(axes, view, end)
 
-    share = sum(view.busy) / (span * len(workers))
-    style.title(axes, f"{style.counted(len(workers), 'worker')}, busy {min(1.0, share):.0%} of {end:,.3g} {name}")
+    there = [sum(stop - start for start, stop in periods) for periods in view.there]
+    share = min(1.0, sum(view.busy) / sum(there))
+    # Of a search in several calls, each may have had workers of its own.
+    busy = f"{share:.0%} of {end:,.3g} {name}"
+    if min(there) < span:
+        busy = f"{share:.0%} of their time"
+    style.title(axes, f"{style.counted(len(workers), 'worker')}, busy {busy}")
     axes.set_xlim(0.0, end)
     middle, half = (len(workers) - 1) / 2, max(_FEWEST, len(workers)) / 2
     axes.set_ylim(middle + half + 0.05, middle - half - 0.05)
@@ -68,8 +78,8 @@ def draw(view: TimelineView | None) -> Figure:
     style.label(axes, x=f"{name} since the first stage began{without}")
     if len(workers) <= _LABELLED:
         labels = [
-            f"{plain(worker, _NAME)}  {min(1.0, busy / span):4.0%}"
-            for worker, busy in zip(workers, view.busy, strict=True)
+            f"{plain(worker, _NAME)}  {min(1.0, seconds / its):4.0%}"
+            for worker, seconds, its in zip(workers, view.busy, there, strict=True)
         ]
         axes.set_yticks(range(len(workers)), labels=labels, parse_math=False, fontsize=min(style.SMALL, 0.8 * pitch))
         axes.tick_params(axis="y", length=0)
@@ -93,7 +103,11 @@ def _colour(activity: str, odd: int) -> str:
 def _paint(axes: Axes, view: TimelineView, end: float) -> None:
     """An image per worker, whose pixels mix the colours of what fell into them."""
     track = np.array(to_rgb(style.TRACK))
-    for row, shares in enumerate(view.shares):
+    middles = (np.arange(PIECES) + 0.5) * (view.span / PIECES)
+    for row, (shares, periods) in enumerate(zip(view.shares, view.there, strict=True)):
+        there = np.zeros(PIECES, dtype=bool)
+        for start, stop in periods:
+            there |= (start <= middles) & (middles <= stop)
         image: Any = np.zeros((PIECES, 3))
         filled = np.zeros(PIECES)
         for activity in ACTIVITIES:
@@ -102,7 +116,7 @@ def _paint(axes: Axes, view: TimelineView, end: float) -> None:
                     share = np.array(shares[activity, odd])
                     filled += share
                     image += share[:, None] * np.array(to_rgb(_colour(activity, odd)))
-        image += np.clip(1.0 - filled, 0.0, None)[:, None] * track
+        image += np.clip(1.0 - filled, 0.0, None)[:, None] * np.where(there[:, None], track, 1.0)
         image /= np.maximum(filled, 1.0)[:, None]
         extent = (0.0, end, row + _HALF, row - _HALF)
         axes.imshow(np.clip(image, 0.0, 1.0)[None], extent=extent, aspect="auto", interpolation="nearest")

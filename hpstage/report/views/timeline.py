@@ -12,6 +12,7 @@ import msgspec
 
 from hpstage.events import StateReached, WorkerId
 from hpstage.report.book import Book
+from hpstage.report.pauses import Period, united
 
 TRAIN, EVALUATE, LOAD, SAVE, WASTED = "train", "evaluate", "load", "save", "thrown away"
 ACTIVITIES = (TRAIN, EVALUATE, LOAD, SAVE, WASTED)
@@ -41,6 +42,8 @@ class TimelineView:
     """In the order in which they began."""
     busy: list[float]
     """The seconds of each."""
+    there: list[list[Period]]
+    """When each was there, as far as the journal tells: during the calls in which it did something."""
     span: float
     pauses: list[float]
     """When there were any."""
@@ -98,6 +101,10 @@ def timeline_view(book: Book) -> TimelineView | None:
     return TimelineView(
         workers=workers,
         busy=[its[worker].seconds for worker in workers],
+        there=[
+            united((elapsed(start), min(span, elapsed(stop))) for start, stop in book.presence[worker])
+            for worker in workers
+        ],
         span=span,
         pauses=[elapsed(start) for start, _ in book.pauses.gaps if start > first],
         activities=found,
