@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hpstage.algos import FullTraining
 from hpstage.driver import read_facts
@@ -26,20 +28,39 @@ NIGHT = 2.0**15  # seconds, so that shifting is exact
 encode = msgspec.json.Encoder().encode
 
 
-def shifted(journal: MemoryJournal, seconds: dict[int, float]) -> MemoryJournal:
-    """The same, but that what the ``n``-th call's workers did is ``seconds[n]`` later."""
-    found = MemoryJournal()
+def changed(journal: MemoryJournal, change: Callable[[Fact, int], Fact]) -> MemoryJournal:
+    """The journal with each fact as ``change`` makes it, which is told the number of the call that was at work."""
     calls: dict[DriverId, int] = {}
     now = 0
     facts: list[Fact] = []
     for fact in read_facts(journal):
         if isinstance(fact, ChainStarted):
             now = calls.setdefault(fact.driver, len(calls))
-        at = getattr(fact, "at", None)
-        # In 2**-20 s, in which sums are exact.
-        facts.append(fact if at is None else msgspec.structs.replace(fact, at=round(at * 2**20) / 2**20 + seconds[now]))
+        facts.append(change(fact, now))
+    found = MemoryJournal()
     found.append([encode(fact) for fact in facts])
     return found
+
+
+def shifted(journal: MemoryJournal, seconds: dict[int, float]) -> MemoryJournal:
+    """The same, but that what the ``n``-th call's workers did is ``seconds[n]`` later."""
+
+    def later(fact: Fact, call: int) -> Fact:
+        at = getattr(fact, "at", None)
+        # In 2**-20 s, in which sums are exact.
+        return fact if at is None else replace(fact, at=round(at * 2**20) / 2**20 + seconds[call])
+
+    return changed(journal, later)
+
+
+def renamed(journal: MemoryJournal) -> MemoryJournal:
+    """The same, with workers of its own for each call, as where each brings up a cluster."""
+
+    def elsewhere(fact: Fact, call: int) -> Fact:
+        worker = getattr(fact, "worker", None)
+        return fact if worker is None else replace(fact, worker=f"{worker} of call {call}")
+
+    return changed(journal, elsewhere)
 
 
 @pytest.fixture(scope="module")
@@ -86,21 +107,6 @@ def test_pictures_and_page_say_so(called_twice: tuple[MemoryJournal, float], tmp
     assert draw_timeline(book).axes[0].get_xlabel().endswith("without the pauses between calls (dashed)")
     assert draw_merge_rate(book).axes[1].get_xlabel().endswith("without the pauses between calls")
     assert "pause" not in Page(write_report(tmp_path, journal)).text  # their clocks overlap
-
-
-def renamed(journal: MemoryJournal) -> MemoryJournal:
-    """The same, with workers of its own for each call, as where each brings up a cluster."""
-    found = MemoryJournal()
-    calls: dict[DriverId, int] = {}
-    now = 0
-    facts: list[Fact] = []
-    for fact in read_facts(journal):
-        if isinstance(fact, ChainStarted):
-            now = calls.setdefault(fact.driver, len(calls))
-        worker = getattr(fact, "worker", None)
-        facts.append(fact if worker is None else msgspec.structs.replace(fact, worker=f"{worker} of call {now}"))
-    found.append([encode(fact) for fact in facts])
-    return found
 
 
 def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice: tuple[MemoryJournal, float]) -> None:
