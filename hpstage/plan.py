@@ -34,52 +34,19 @@ from hpstage.events import (
     StateLost,
     StateReached,
     StateRef,
-    Stretch,
     TargetAsked,
     TrialAdded,
     TrialEnded,
     TrialId,
     TrialProposed,
-    WorkerId,
     to_numbers,
 )
 from hpstage.node_tree import NodeTree
 from hpstage.nodes import Node, PlannedTrial, State, distinct
+from hpstage.open_chain import OpenChain
 
 FORMAT = 2
 """Version of the journal's events. A plan of another format is refused, never guessed at."""
-
-
-@dataclass(slots=True)
-class OpenChain:
-    """A chain that its driver runs: what it may train."""
-
-    driver: DriverId
-    worker: WorkerId
-    stretches: list[Stretch]  # one on each node, in order
-    reached: State | None = None  # the last that it told of; by then it has loaded what it starts from
-
-    def ahead(self) -> Iterator[Stretch]:
-        """What it has still to pass, the farthest first."""
-        for stretch in reversed(self.stretches):
-            if self.reached is not None and stretch.node == self.reached.node.id:
-                if self.reached.step < stretch.stop:
-                    yield Stretch(stretch.node, max(stretch.start, self.reached.step), stretch.stop)
-                if stretch.start <= self.reached.step:
-                    return
-            else:
-                yield stretch
-
-    def will_pass(self, ref: StateRef) -> bool:
-        return any(stretch.node == ref.node and stretch.start < ref.step <= stretch.stop for stretch in self.ahead())
-
-    def prolong(self, stretches: Iterable[Stretch]) -> None:
-        for stretch in stretches:
-            last = self.stretches[-1] if self.stretches else None
-            if last is not None and last.node == stretch.node:
-                self.stretches[-1] = Stretch(stretch.node, last.start, stretch.stop)
-            else:
-                self.stretches.append(stretch)
 
 
 @dataclass(slots=True)
@@ -209,9 +176,7 @@ class SearchPlan:
         start, step = fact.start, fact.step
         if not node.start <= start <= step or step <= node.start:
             raise InternalError(f"steps {start} to {step} do not lie on node {fact.node}")
-        state = node.states.get(step)
-        if state is None:
-            state = self.touch(node, step)
+        state = self.touch(node, step)
         steps = step - start
         if self.losses:
             self.losses.pop(StateRef(node.id, start), None)

@@ -42,7 +42,8 @@ from hpstage.events import (
     WorkerId,
 )
 from hpstage.nodes import Node
-from hpstage.plan import OpenChain, SearchPlan
+from hpstage.open_chain import OpenChain
+from hpstage.plan import SearchPlan
 
 logger = logging.getLogger("hpstage")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.tree import values_text
 from hpstage.events import ChainId, WorkerId
-from hpstage.plan import OpenChain
+from hpstage.open_chain import OpenChain
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import typer
 from hpstage.commands.terminal import clean, echo
 from hpstage.report.account import keep, uncollected
 from hpstage.report.book import open_book
-from hpstage.report.drawing import Drawer, DrawerBeside
 
 _FOLDER = Path("hpstage-report")
 
@@ -33,6 +32,8 @@ def report(
     hpstage report STORE reports/digits --study digits --tables
     hpstage report "redis://head:6379?prefix=NAME"
     """
+    from hpstage.report.drawing import Drawer, DrawerBeside  # brings multiprocessing
+
     with DrawerBeside() if _can_fork() else Drawer() as drawer, uncollected():
         book = open_book(store, study)
         from hpstage.report.writing import write_book

@@ -69,8 +69,9 @@ class Causes:
     evaluate: float
     load: float
     idle: float
-    """Seconds between a worker's first and last work for these trials in which it reported none, without the pauses
-    between calls. Waiting before and after is not known to the journal. It is no trial's, and not part of ``used``."""
+    """Seconds between a worker's first and last work for these trials in which it reported none, as far as it
+    was there (:attr:`hpstage.report.book.Book.presence`). Waiting before and after is not known to the journal. It is
+    no trial's, and not part of ``used``."""
 
     early_steps: int
     prefix_steps: int
@@ -255,6 +256,9 @@ def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def idle_seconds(book: Book) -> float:
     """See :attr:`Causes.idle`."""
-    # Never below 0: workers of two clusters may have one name.
-    elapsed = book.pauses.elapsed
-    return sum([rounded(max(0.0, elapsed(its.first, its.last) - its.seconds)) for its in book.workers.values()], 0.0)
+    idle = []
+    for worker, its in book.workers.items():
+        there = sum(min(stop, its.last) - max(start, its.first) for start, stop in book.presence[worker])
+        # Never below 0: workers of two clusters may have one name.
+        idle.append(rounded(max(0.0, there - its.seconds)))
+    return sum(idle, 0.0)

@@ -12,10 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hpstage import schedule as s
 from hpstage.algos import FullTraining
 from hpstage.driver import read_facts
-from hpstage.events import ChainStarted, DriverId, Fact
+from hpstage.events import (
+    ChainClosed,
+    ChainId,
+    ChainStarted,
+    DriverId,
+    Fact,
+    NodeId,
+    StateReached,
+    Stretch,
+    TargetAsked,
+    WorkerId,
+)
+from hpstage.plan import SearchPlan
 from hpstage.report import draw_merge_rate, draw_timeline, open_book, write_report
+from hpstage.report.account import Account
+from hpstage.report.book import Book
 from hpstage.report.causes import causes_of
 from hpstage.report.pauses import Pauses
 from hpstage.report.sums import savings_of
@@ -23,6 +38,7 @@ from hpstage.report.views.merge_rate import merge_rate_view
 from hpstage.report.views.timeline import timeline_view
 from hpstage.store.memory import MemoryJournal
 from tests.pure.reports import Page, search
+from tests.pure.searches import WORKLOAD, trial
 
 NIGHT = 2.0**15  # seconds, so that shifting is exact
 encode = msgspec.json.Encoder().encode
@@ -126,6 +142,24 @@ def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice
     assert said[0].startswith("3 workers, busy ") and said[1].startswith("6 workers, busy ")
     assert said[0].split()[3] == said[1].split()[3], "the share of busy time"
     assert said[1].endswith(" of their time") and said[0].endswith(" seconds")
+
+
+def test_a_worker_is_not_idle_in_a_call_for_which_others_worked() -> None:
+    def idle(second: str) -> float:
+        account = Account(SearchPlan(WORKLOAD))
+        added = trial(0, {"a": s.constant(1)}, 8)
+        account.apply(added)
+        account.apply(TargetAsked(added.trial, 8))
+        for call, name in enumerate(["w", second, "w"]):
+            worker, chain, began = WorkerId(name), ChainId(str(call)), 100.0 * call
+            stretches = (Stretch(NodeId(0), 0, 8),)
+            account.apply(ChainStarted(chain, DriverId(str(call)), worker, stretches, began))
+            for start, at in ((0, 4.0), (4, 10.0)):  # of four seconds each
+                account.apply(StateReached(NodeId(0), start, start + 4, worker, began + at, 4.0, chain=chain))
+            account.apply(ChainClosed(chain, began + 10.0))
+        return causes_of(Book(account)).idle
+
+    assert idle("w") == idle("another") == 3 * 2.0
 
 
 def test_calls_at_the_same_time_have_no_pause(called_twice: tuple[MemoryJournal, float]) -> None:

@@ -55,7 +55,8 @@ def draw_metrics(book: Book) -> Figure:
 def draw_timeline(book: Book) -> Figure:
     """One row per worker, in the order in which they began; x in time since the first began.
 
-    Beside a worker's name stands its share of busy time, from the first stage of all to the last.
+    Beside a worker's name stands its share of busy time in the calls for which it worked, from their first stage to
+    their last. Pauses between calls are left out.
     """
     return timeline.draw(timeline_view(book))
 

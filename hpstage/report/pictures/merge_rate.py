@@ -16,7 +16,7 @@ _STEEP = 8.0  # a merge rate that was ever so many times what it came to is draw
 
 
 def draw(view: MergeRateView) -> Figure:
-    """Above the merge rate (steps asked / distinct steps), below the steps, against time."""
+    """See :func:`hpstage.report.draw_merge_rate`."""
     drawn = view.moments
     if not drawn:
         return style.nothing("No trial was asked for: there is no merge rate.")

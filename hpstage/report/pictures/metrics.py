@@ -20,7 +20,7 @@ _FAR = 10.0  # times the width of the common values
 
 
 def draw(view: MetricsView) -> Figure:
-    """The first objective against the training step; each node is drawn once, and the best trial's way on top."""
+    """See :func:`hpstage.report.draw_metrics`."""
     if view.metric is None:
         return style.nothing("No trial was asked for: there are no curves.")
     drawn = view.curves

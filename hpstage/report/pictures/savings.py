@@ -22,7 +22,7 @@ _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
 
 
 def draw(found: Causes) -> Figure:
-    """Above, worker time by cause (:mod:`hpstage.report.causes` tells what is assumed); below, what workers did."""
+    """See :func:`hpstage.report.draw_savings`."""
     if not found.full and not found.used:
         return style.nothing("No trial has a result: there is nothing to compare.")
     most = max(found.full, found.used)

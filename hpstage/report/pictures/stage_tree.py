@@ -28,12 +28,7 @@ Segment = tuple[tuple[float, float], tuple[float, float]]
 
 
 def draw(view: StageTreeView) -> Figure:
-    """Each node a line from the step where it begins to where the trials leave it; the best trial's way marked.
-
-    Colour is the best value of the metric found on a line or below it, and, for dots, the value measured there; width
-    is the number of trials that train as one. A tick shows where others part that are left out, and the legend tells
-    how many.
-    """
+    """See :func:`hpstage.report.draw_stage_tree`."""
     shown = view.branches
     if not shown:
         return style.nothing("No trial was asked for: there is no stage tree.")

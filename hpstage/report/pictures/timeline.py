@@ -35,11 +35,7 @@ _NAME = 30  # characters of a worker's name
 
 
 def draw(view: TimelineView | None) -> Figure:
-    """One row per worker, in the order in which they began; x in time since the first began.
-
-    Beside a worker's name stands its share of busy time in the calls for which it worked, from their first stage to
-    their last.
-    """
+    """See :func:`hpstage.report.draw_timeline`."""
     if view is None:
         return style.nothing("Nothing was trained: there is no timeline.")
     workers, span = view.workers, view.span
