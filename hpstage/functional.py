@@ -14,7 +14,9 @@
 
 The function runs in a thread of its own with strict hand-over: either it runs or hpstage does, never both. It is paused
 where ``run.steps()`` is asked for the next step. To fork, hpstage begins the function anew and ``run.attach`` fills
-what it is given; so what training changes must be attached, and local variables are no state.
+what it is given; so what training changes must be attached, and local variables are no state. Verification compares
+them where a fork was made: one that differs is named. Those on which no training hangs (a list of losses to look at)
+are named in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from hpstage.errors import StateError, TrainingError, UsageError
 from hpstage.order import SampleOrder
 from hpstage.randomness import Purpose, libraries, rekey, seed_of
 from hpstage.schedule import Scalar
-from hpstage.trainable import Adapter, checked_metrics
+from hpstage.trainable import Adapter, checked_metrics, stateless_of
+from hpstage.training.world import World
 
 if TYPE_CHECKING:
     from hpstage.order import Indices
@@ -46,9 +49,13 @@ class Run:
     :meth:`report` is needed.
     """
 
-    def __init__(self, hp: Mapping[str, Scalar], state: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, hp: Mapping[str, Scalar], state: Mapping[str, Any] | None, attached: dict[str, Any], world: World
+    ) -> None:
         self.hp: Mapping[str, Scalar] = hp
         self._state = state
+        self._attached = attached
+        self._world = world
         self._parts: dict[str, Any] | None = None
         self._followers: list[Follower] = []
         self._looping = False
@@ -63,7 +70,8 @@ class Run:
     def attach(self, **parts: Any) -> None:
         """Name what training changes: anything with ``state_dict`` and ``load_state_dict``. Once, before the loop.
 
-        In a fork it is filled with the state here. Fields of a torch optimizer's param groups that are named like a
+        In a fork it is filled with the state here: parameters, gradients, buffers and attributes, and all that can be
+        reached from them. Fields of a torch optimizer's param groups that are named like a
         hyper-parameter (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its
         schedule from now on.
         """
@@ -78,15 +86,24 @@ class Run:
                 from hpstage.torch.follow import Follower
 
                 self._followers.append(Follower(part, self.hp))
+        self._parts = parts
+        self._attached.update(parts)
+        self._world.begin()
         if self._state is not None:
             kept = self._state["parts"]
-            if kept.keys() != parts.keys():
+            if sorted(kept) != sorted(parts):
                 raise StateError(f"the state has the parts {sorted(kept)}, but attached were {sorted(parts)}")
-            for name, part in parts.items():
-                # A copy: torch's optimizers go on with the very tensors that they are given.
-                part.load_state_dict(clone(kept[name]))
+            self._world.load(self._state["captured"])
+            for name, own in self._state["own"].items():
+                parts[name].load_state_dict(clone(own))
             self._state = None
-        self._parts = parts
+
+    def _own(self) -> Iterator[str]:
+        """Names of the parts that tell their own state: all but torch's, which are captured whole."""
+        torch: Any = sys.modules.get("torch")
+        for name, part in (self._parts or {}).items():
+            if torch is None or not isinstance(part, (torch.nn.Module, torch.optim.Optimizer, _scheduler(torch))):
+                yield name
 
     def steps(self) -> Iterator[int]:
         """The steps to train, one by one. It ends only by leaving the function: code after the loop never runs."""
@@ -126,6 +143,10 @@ class Run:
         taken = self._order.take(seed_of(self.hp), self._samples, batch_size)
         self._samples += batch_size
         return taken
+
+
+def _scheduler(torch: Any) -> Any:
+    return torch.optim.lr_scheduler.LRScheduler
 
 
 class _Abandoned(BaseException):
@@ -203,6 +224,16 @@ class _Body:
             error, self._error = self._error, None
             raise error
 
+    def variables(self) -> Iterator[tuple[str, object]]:
+        """The local variables of the user's functions, while they are paused."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None:
+            if frame.f_code.co_filename != __file__ and frame.f_globals.get("__name__") not in _OURS:
+                for name, value in frame.f_locals.items():
+                    if not isinstance(value, Run):
+                        yield name, value
+            frame = frame.f_back
+
     def close(self) -> None:
         """Unwind the function; its ``finally`` blocks run. Idempotent."""
         baton = self.run._baton
@@ -236,10 +267,14 @@ class FunctionTrainable(Adapter):
         self._announced: bool | None = None
         self._body: _Body | None = None
         self._finalizer: Callable[[], object] = _nothing
+        self._attached: dict[str, Any] = {}
+        # Its roots refer to nothing of this object, whose end is to end the function's thread.
+        roots = {self._name: function}, self._attached
+        self._world = World(stateless_of(function), lambda: [item for some in roots for item in some.items()])
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         """Forget the run so far; the function begins when it is needed, since a state may be loaded first."""
-        self.close()
+        self._end()
         self._initial = dict(hp)
 
     def announce(self, report: bool) -> None:
@@ -276,21 +311,35 @@ class FunctionTrainable(Adapter):
 
     def state_dict(self) -> object:
         run = self._begun().run
+        for follower in run._followers:
+            follower.check()
+        own = list(run._own())
         return {
-            "parts": {name: part.state_dict() for name, part in (run._parts or {}).items()},
+            "parts": sorted(run._parts or ()),
+            "captured": self._world.capture(but=lambda path: path.partition(".")[0] in own),
+            "own": {name: (run._parts or {})[name].state_dict() for name in own},
             "samples": run._samples,
             "population": run._population,
             "metrics": run._metrics,
         }
 
     def load_state_dict(self, state: object) -> None:
-        if not isinstance(state, dict) or state.keys() != {"parts", "samples", "population", "metrics"}:
+        if not isinstance(state, dict) or state.keys() != _PARTS:
             raise StateError("this is no state of a training function")
-        self.close()
+        self._end()
         self._begin(state)
 
+    def portrait(self) -> dict[str, str]:
+        """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
+        return self._world.portrait(self._begun().variables())
+
     def close(self) -> None:
-        """End the function, if it runs: its ``finally`` blocks run, its thread ends."""
+        """End the function, if it runs: its ``finally`` blocks run, its thread ends. What it has changed outside of
+        itself is put back."""
+        self._end()
+        self._world.close()
+
+    def _end(self) -> None:
         if self._body is not None:
             self._body = None
             self._finalizer()
@@ -304,24 +353,31 @@ class FunctionTrainable(Adapter):
         body = self._run_to_loop(state)
         if libraries() != before:
             # It has imported torch or NumPy: what it made with them came from unkeyed generators.
-            self.close()
+            self._end()
             body = self._run_to_loop(state)
         return body
 
     def _run_to_loop(self, state: Mapping[str, Any] | None) -> _Body:
-        self._body = body = _Body(self.subject, Run(self._initial, state))
+        self._attached.clear()
+        self._world.reset()
+        self._body = body = _Body(self.subject, Run(self._initial, state, self._attached, self._world))
         # Also when this object is dropped: a paused thread would stay for ever.
         self._finalizer = weakref.finalize(self, body.close)
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
         try:
             body.go_on()
         except BaseException:
-            self.close()
+            self._end()
             raise
         if body.ended:
-            self.close()
+            self._end()
             raise UsageError(f"{self._name} returned without a step: it must loop over run.steps()")
         return body
+
+
+_PARTS = {"parts", "captured", "own", "samples", "population", "metrics"}
+# Frames below the user's in the function's thread.
+_OURS = frozenset(("threading", "contextvars"))
 
 
 def _nothing() -> None:

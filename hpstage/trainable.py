@@ -8,10 +8,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import TrainingError, UsageError
 from hpstage.identity import packages
 from hpstage.randomness import Purpose, libraries, rekey, seed_of
 from hpstage.schedule import Scalar
+from hpstage.training.world import World
 
 
 @runtime_checkable
@@ -25,8 +27,9 @@ class Trainable(Protocol):
     that step (whole numbers are ``int``, others ``float``, ``str``, ``bool`` or ``None``).
 
     More methods are called where there are any: ``synchronize()`` before time is taken, ``announce(report)`` before
-    each step with whether the state after it will be evaluated or kept, ``close()`` at the end, ``describe_data()`` (a
-    short text) and ``describe_environment()`` (a dict of short texts) for what else decides bits.
+    each step with whether the state after it will be evaluated or kept, ``close()`` at the end, ``portrait()`` (paths
+    and short texts of all that training has changed, by which two runs are compared), ``describe_data()`` (a short
+    text) and ``describe_environment()`` (a dict of short texts) for what else decides bits.
     """
 
     @abstractmethod
@@ -75,24 +78,29 @@ class Keyed(Adapter):
     """A user's own Trainable with the global generators keyed before each call that may use them.
 
     It trains a copy: what training sets on the object must not touch the user's, whose identity is asked for again.
+    Its state is what ``state_dict()`` says; whatever else training reaches is put back before each setup.
     """
 
     def __init__(self, subject: Trainable) -> None:
         self.subject: Trainable = subject
         self._user = copy.copy(subject)
-        for name in ("synchronize", "announce", "close", "describe_data", "describe_environment"):
+        self._world = World(stateless_of(subject), lambda: [("self", self._user)])
+        for name in ("synchronize", "announce", "describe_data", "describe_environment"):
             method = getattr(self._user, name, None)
             if callable(method):
                 setattr(self, name, method)
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         before = libraries()
-        rekey(seed_of(hp), 0, Purpose.SETUP)
-        self._user.setup(hp)
+        self._set_up(hp)
         if libraries() != before:
             # It has imported NumPy or torch: what it drew from them was not keyed.
-            rekey(seed_of(hp), 0, Purpose.SETUP)
-            self._user.setup(hp)
+            self._set_up(hp)
+
+    def _set_up(self, hp: Mapping[str, Scalar]) -> None:
+        self._world.reset()
+        rekey(seed_of(hp), 0, Purpose.SETUP)
+        self._user.setup(hp)
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         rekey(seed_of(hp), step)
@@ -100,13 +108,33 @@ class Keyed(Adapter):
 
     def evaluate(self) -> Mapping[str, float]:
         rekey(0, 0, Purpose.EVALUATE)
-        return self._user.evaluate()
+        with self._world.kept(f"{type(self._user).__name__}.evaluate()"):
+            return self._user.evaluate()
 
     def state_dict(self) -> object:
         return self._user.state_dict()
 
     def load_state_dict(self, state: object) -> None:
-        self._user.load_state_dict(state)
+        # A copy: others may load the same state, and training in place would change it.
+        self._user.load_state_dict(clone(state))
+
+    def portrait(self) -> dict[str, str]:
+        """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
+        return self._world.portrait()
+
+    def close(self) -> None:
+        close = getattr(self._user, "close", None)
+        if callable(close):
+            close()
+        self._world.close()
+
+
+def stateless_of(subject: object) -> tuple[str, ...]:
+    """The paths that a trainable names in its attribute ``stateless``. Raises :class:`UsageError` for other things."""
+    named = getattr(subject, "stateless", ())
+    if isinstance(named, str) or not all(isinstance(name, str) for name in named):
+        raise UsageError(f"stateless is {named!r}; it must be a tuple of names of attributes, such as ('cache',)")
+    return tuple(named)
 
 
 def as_trainable(obj: object) -> Trainable:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hpstage.errors import UsageError
+from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
 
 Group = dict[str, Any]
@@ -42,6 +42,7 @@ class Follower:
         self._optimizer = optimizer
         self._values = values or group_values
         self._applied: dict[str, Scalar] | None = None
+        self._followed: list[tuple[int, str, Any, int]] = []  # group, field, value and version as they were set
         if values is None:
             for index, group in enumerate(optimizer.param_groups):
                 for name, value in group_values(group, hp).items():
@@ -54,17 +55,40 @@ class Follower:
                         )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
-        """Set the groups' fields; free of cost where nothing has changed since the last call."""
+        """Set the groups' fields, which nobody else may have changed since. Costs little where nothing is new."""
+        self.check()
         if hp == self._applied:
             return
         self._applied = dict(hp)
-        for group in self._optimizer.param_groups:
+        self._followed = []
+        for index, group in enumerate(self._optimizer.param_groups):
             for name, value in self._values(group, hp).items():
                 _set(group, name, value)
+                self._followed.append((index, name, group[name], _version(group[name])))
+
+    def check(self) -> None:
+        """Raises :class:`StateError` where a field that follows a schedule was changed by something else: what it is
+        to be at the next step would hang on where training was cut."""
+        for index, name, value, version in self._followed:
+            found = self._optimizer.param_groups[index].get(name)
+            if found is value and _version(found) == version:
+                continue
+            if not _agree(found, value) or _version(found) != version:
+                raise StateError(
+                    f"{name} of param group {index} follows the hyper-parameter of that name and was {_plain(value)!r} "
+                    f"in this step, but something else (a learning rate scheduler?) has made it {_plain(found)!r}: "
+                    f"let one of them decide. Give the hyper-parameter a name of its own, override group_values(), or "
+                    f"put the whole course into the trial's schedule"
+                )
 
     def forget(self) -> None:
         """The groups may hold anything again (a state was loaded)."""
         self._applied = None
+        self._followed = []
+
+
+def _version(field: Any) -> int:
+    return field._version if isinstance(field, torch.Tensor) else 0
 
 
 def _set(group: Group, name: str, value: Any) -> None:
@@ -79,7 +103,7 @@ def _set(group: Group, name: str, value: Any) -> None:
 
 def _agree(field: Any, value: Any) -> bool:
     if isinstance(field, torch.Tensor):
-        return bool(field == torch.tensor(value, dtype=field.dtype))
+        return bool(field == torch.as_tensor(value, dtype=field.dtype))
     if isinstance(field, tuple | list):
         return tuple(field) == tuple(value)
     return bool(field == value)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -14,14 +13,14 @@ from hpstage.randomness import Purpose, rekey, seed_of
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.data import Batches
-from hpstage.torch.drift import DriftWatch
 from hpstage.torch.follow import Follower
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.trainable import Adapter, checked_metrics
+from hpstage.trainable import Adapter, checked_metrics, stateless_of
+from hpstage.training.world import World
 
 
 class _Built:
-    """Model and optimizer as the user's code makes them under the values at step 0, and how they were at first."""
+    """Model and optimizer as the user's code makes them under the values at step 0."""
 
     def __init__(self, subject: TorchTrainable, hp: Mapping[str, Scalar], device: torch.device) -> None:
         self.hp = dict(hp)
@@ -36,32 +35,16 @@ class _Built:
                 f"{name}.optimizer() returned {type(optimizer).__name__}; it must return a torch Optimizer"
             )
         self.optimizer = optimizer
-        own = {id(parameter) for parameter in self.model.parameters()}
-        if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
-            raise UsageError(f"{name}.optimizer() trains a parameter that is not the model's: no state would hold it")
         default = type(subject).group_values is TorchTrainable.group_values
         self.follower = Follower(optimizer, hp, None if default else subject.group_values)
-        # Who defines extra_state answers for the attributes of the object.
-        answered = type(subject).extra_state is not TorchTrainable.extra_state
-        self.watch = DriftWatch(self.model, {} if answered else {name: subject})
-        self.modes = [(module, module.training) for module in self.model.modules()]
-        self.frozen = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
         self.kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        self.names = [name for name, _ in self.model.named_parameters()]
-
-    def reset_modes(self) -> None:
-        for module, training in self.modes:
-            module.training = training
-        for parameter, wanted in self.frozen:
-            parameter.requires_grad_(wanted)
 
 
 class TorchLoop(Adapter):
     """The training loop of a copy of one TorchTrainable. One per process, since torch's generators are global.
 
-    A state holds the model, its non-persistent buffers, the optimizer, the samples consumed, the last
-    hyper-parameters and the user's extra state. Randomness and the order of data are functions of (seed, step) and
-    (seed, position).
+    A state holds whatever training has changed (:mod:`hpstage.training.world`), the samples consumed and the last
+    hyper-parameters. Randomness and the order of data are functions of (seed, step) and (seed, position).
     """
 
     subject: TorchTrainable
@@ -82,6 +65,11 @@ class TorchLoop(Adapter):
         self._hp: dict[str, Scalar] = {}
         self._seed = 0
         self._batch_size = 0
+        self._world = World({"hp", *stateless_of(subject)}, self._roots)
+        # Who defines extra_state answers for attributes that cannot be captured.
+        self._answered = type(subject).extra_state is not TorchTrainable.extra_state
+        # The update that is given zeroes gradients before it makes new ones: those of the last step are of no use.
+        self._accumulates = type(subject).update is not TorchTrainable.update
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         """Start afresh. The model is built when it is needed: before, a state may be loaded into the present one."""
@@ -104,30 +92,34 @@ class TorchLoop(Adapter):
             self._user.update(built.model, built.optimizer, batch)
 
     def evaluate(self) -> Mapping[str, float]:
-        model = self._ready().model
+        built = self._ready()
         self._user.hp = self._hp
-        modes = [(module, module.training) for module in model.modules()]
+        name = type(self._user).__name__
         rekey(0, 0, Purpose.EVALUATE)
-        model.eval()
-        try:
-            with torch.no_grad():
-                metrics = self._user.evaluate(model)
-        finally:
-            for module, training in modes:
-                module.training = training
-        return checked_metrics(metrics, f"{type(self._user).__name__}.evaluate()")
+        with self._world.kept(f"{name}.evaluate()"):
+            modes = [(module, module.training) for module in built.model.modules()]
+            built.model.eval()
+            try:
+                with torch.no_grad():
+                    metrics = self._user.evaluate(built.model)
+            finally:
+                for module, training in modes:
+                    module.training = training
+        return checked_metrics(metrics, f"{name}.evaluate()")
 
     def state_dict(self) -> object:
-        """The state; its tensors are those in use. Raises :class:`StateError` for training beside the state."""
+        """The state; its tensors are those in use. Raises :class:`StateError` for what cannot be captured."""
         built = self._ready()
-        built.watch.check()
-        model = built.model.state_dict()
+        built.follower.check()
+        if not self._accumulates:
+            built.optimizer.zero_grad(set_to_none=True)
+        captured = self._world.capture(but=self._answers_for)
+        values = captured.pop("values")
         return {
-            "model": model,
-            "buffers": {name: buffer for name, buffer in built.model.named_buffers() if name not in model},
-            "optimizer": built.optimizer.state_dict(),
+            "model": {name.removeprefix(_MODEL): value for name, value in values.items() if name.startswith(_MODEL)},
+            "values": {name: value for name, value in values.items() if not name.startswith(_MODEL)},
+            **captured,
             "optimizer_class": built.kind,
-            "parameters": built.names,
             "samples": self._samples,
             "hp": dict(self._hp),
             "extra": self._user.extra_state(),
@@ -145,25 +137,37 @@ class TorchLoop(Adapter):
             self._build()
             built, self._built = self._built, None
         assert built is not None
-        kept = _checked(state, built)
-        try:
-            built.model.load_state_dict(kept["model"])
-        except RuntimeError as error:
-            raise StateError(f"the state is that of another model: {error}") from None
-        for name, buffer in kept["buffers"].items():
-            owner, _, last = name.rpartition(".")
-            # Replaced, not filled: such buffers are often caches that grow.
-            built.model.get_submodule(owner)._buffers[last] = buffer.to(self.device, copy=True)
-        # A copy: the optimizer goes on with the very tensors that it is given.
-        built.optimizer.load_state_dict(clone(kept["optimizer"]))  # type: ignore[arg-type]
-        built.optimizer.zero_grad(set_to_none=True)
-        built.reset_modes()
-        built.follower.forget()
+        if not isinstance(state, dict) or state.keys() != _PARTS:
+            raise StateError("this is no state of a TorchTrainable")
+        if state["optimizer_class"] != built.kind:
+            raise StateError(
+                f"the state was trained with {state['optimizer_class']}, but optimizer() gives {built.kind}; a state "
+                "goes on under the optimizer that made it"
+            )
+        values = {_MODEL + name: value for name, value in state["model"].items()} | state["values"]
         self._built = built
+        try:
+            self._world.load({**state, "values": values})
+        except BaseException:
+            self._built = None
+            raise
+        built.follower.forget()
         self._pending = False
-        self._samples = kept["samples"]
-        self._turn(kept["hp"])
-        self._user.load_extra_state(clone(kept["extra"]))
+        self._samples = state["samples"]
+        self._turn(state["hp"])
+        self._user.load_extra_state(clone(state["extra"]))
+
+    def portrait(self) -> dict[str, str]:
+        """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
+        if not self._accumulates:
+            self._ready().optimizer.zero_grad(set_to_none=True)
+        return self._world.portrait()
+
+    def close(self) -> None:
+        """Forget what was built, as in a new process; objects that the user shares with others are as they were."""
+        self._built = None
+        self._pending = True
+        self._world.close()
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -196,12 +200,26 @@ class TorchLoop(Adapter):
                 environment.use_deterministic_algorithms()
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
         self._built = None  # frees the memory of the last one first
+        self._data()  # before anything else: what it sets on the object is no trial's
+        self._world.reset()
         self._user.hp = self._hp = self._initial
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
         self._built = _Built(self._user, self._initial, self.device)
+        self._world.begin()
         self._turn(self._initial)
         self._samples = 0
         self._pending = False
+
+    def _roots(self) -> Iterator[tuple[str, object]]:
+        if self._built is not None:
+            yield "model", self._built.model
+            yield "optimizer", self._built.optimizer
+        yield "self", self._user
+        if self._batches is not None:
+            yield "dataset", self._batches.dataset
+
+    def _answers_for(self, path: str) -> bool:
+        return self._answered and path.partition(".")[0] == "self"
 
     def _turn(self, hp: Mapping[str, Scalar]) -> None:
         """New values take effect."""
@@ -224,18 +242,5 @@ class TorchLoop(Adapter):
         return self._batches
 
 
-_PARTS = {"model", "buffers", "optimizer", "optimizer_class", "parameters", "samples", "hp", "extra"}
-
-
-def _checked(state: object, built: _Built) -> dict[str, Any]:
-    if not isinstance(state, dict) or state.keys() != _PARTS:
-        raise StateError("this is no state of a TorchTrainable")
-    if state["optimizer_class"] != built.kind:
-        raise StateError(
-            f"the state was trained with {state['optimizer_class']}, but optimizer() gives {built.kind}; a state "
-            "goes on under the optimizer that made it"
-        )
-    if state["parameters"] != built.names:
-        other = sorted(set(state["parameters"]) ^ set(built.names)) or "in another order"
-        raise StateError(f"the state is that of another model: parameters differ ({other})")
-    return state
+_MODEL = "model."
+_PARTS = {"model", "values", "gradients", "changed", "optimizer_class", "samples", "hp", "extra"}

@@ -25,9 +25,11 @@ class TorchTrainable(ABC):
     (default 0), which decides initial weights, the order of data and all randomness. Param-group fields of the
     optimizer that are named like a hyper-parameter follow its schedule (see :meth:`group_values`).
 
-    What training changes must be in the model (parameters and buffers), in the optimizer, or in
-    :meth:`extra_state`; a changed number or tensor in another attribute is refused when the state is taken.
-    ``__init__`` is the user's own and need not call ``super().__init__()``.
+    Whatever training changes is captured: the model, the optimizer, gradients that are accumulated, and all that can be
+    reached from this object and from its code: averaged weights, schedulers, scalers, generators, counters, lists,
+    globals. What cannot be (an iterator that moves on, an object of a class of your own that training makes) is
+    refused by name when the state is taken. Before each trial everything is put back as it was after ``__init__`` and
+    :meth:`dataset`. ``__init__`` is the user's own and need not call ``super().__init__()``.
     """
 
     hp: Mapping[str, Scalar] = MappingProxyType({})
@@ -43,6 +45,11 @@ class TorchTrainable(ABC):
 
     deterministic: bool = True
     """On a GPU, use deterministic algorithms only, so that forks are bit-identical; torch raises where it has none."""
+
+    stateless: tuple[str, ...] = ()
+    """Attributes that training may change though nothing in training hangs on them, such as caches and records of past
+    losses: they are not captured, and not put back. Names of attributes of this object, or whole paths as errors give
+    them (``"model.0.calls"``)."""
 
     version: str | None = None
     """States the version of the code: equal versions are held to train equally. ``None``: its source tells."""
@@ -76,7 +83,8 @@ class TorchTrainable(ABC):
         return default_collate(samples)
 
     def update(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
-        """Train on one batch. Override it to clip or accumulate gradients or to average weights."""
+        """Train on one batch. Override it to clip or accumulate gradients or to average weights; gradients that it
+        leaves behind are part of the state then."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.loss(model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -93,8 +101,9 @@ class TorchTrainable(ABC):
         return group_values(group, hp)
 
     def extra_state(self) -> Any:
-        """What else training changes (averaged weights, a GradScaler): see :mod:`hpstage.checkpoints` for what it
-        may hold. Asked for after :meth:`model` and :meth:`optimizer`."""
+        """What else training changes and hpstage cannot capture (a position in a file): see
+        :mod:`hpstage.checkpoints` for what it may hold. Whoever defines it answers for the attributes of this object
+        that cannot be captured."""
         return None
 
     def load_extra_state(self, state: Any) -> None:

@@ -57,6 +57,9 @@ def adding(run: Run) -> None:
         events.append("unwound")
 
 
+adding.stateless = ("events",)  # type: ignore[attr-defined]
+
+
 def made(function: Any) -> FunctionTrainable:
     trainable = as_trainable(function)
     assert isinstance(trainable, FunctionTrainable)
@@ -301,6 +304,7 @@ def test_a_function_that_catches_everything_is_unwound_all_the_same() -> None:
         except BaseException:
             events.append("caught")
 
+    catching.stateless = ("events",)  # type: ignore[attr-defined]
     trained(made(catching), 1).close()
     assert events == ["caught"]
 
@@ -324,7 +328,7 @@ def loop(run):
 def first(seed):
     trainable = FunctionTrainable(loop)
     trainable.setup({"seed": seed})
-    return trainable.state_dict()["parts"]["model"]["weight"].tolist()
+    return trainable.state_dict()["captured"]["values"]["model.weight"].tolist()
 assert first(1) == first(1) != first(2)
 """
     done = subprocess.run(

@@ -1,0 +1,153 @@
+"""Names in namespaces that code reaches: globals of the user's modules, and attributes of the user's classes.
+
+Read from bytecode: a name that a function loads or stores, and what it leads to, transitively. Too much is no harm,
+since only what changes in training is looked at.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from hpstage.source import came_by_value, is_users
+
+MISSING = object()
+"""What a name has that is bound to nothing."""
+
+
+@functools.cache
+def of_user(module: str | None) -> bool:
+    """Whether code of this module is the user's own."""
+    return module is not None and (is_users(module) or came_by_value(module))
+
+
+class Slot:
+    """A global name of a module."""
+
+    __slots__ = ("name", "namespace", "path")
+
+    def __init__(self, path: str, namespace: dict[str, Any], name: str) -> None:
+        self.path, self.namespace, self.name = path, namespace, name
+
+    def get(self) -> object:
+        return self.namespace.get(self.name, MISSING)
+
+    def set(self, value: object) -> None:
+        if value is MISSING:
+            self.namespace.pop(self.name, None)
+        else:
+            self.namespace[self.name] = value
+
+
+class ClassAttributes:
+    """The attributes of a class that are no functions."""
+
+    __slots__ = ("name", "owner", "path")
+
+    def __init__(self, owner: type) -> None:
+        self.owner, self.path, self.name = owner, owner.__qualname__, ""
+
+    def get(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self.owner).items() if _is_data(name, value)}
+
+    def set(self, values: dict[str, object]) -> None:
+        for name in self.get().keys() - values.keys():
+            delattr(self.owner, name)
+        for name, value in values.items():
+            if vars(self.owner).get(name, MISSING) is not value:
+                setattr(self.owner, name, value)
+
+
+Namespace = Slot | ClassAttributes
+
+
+def slots_of(code: object) -> list[Namespace]:
+    """The names that a class or function of the user's reaches, each once. O(code)."""
+    found: dict[tuple[int, str], Namespace] = {}
+    seen: set[int] = set()
+    todo: list[object] = [code]
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, type):
+            if of_user(thing.__module__):
+                found[id(thing), ""] = ClassAttributes(thing)
+                todo += thing.__bases__
+                for value in vars(thing).values():
+                    todo += functions_in(value)
+        elif isinstance(thing, types.FunctionType):
+            todo.append(getattr(thing, "__wrapped__", None))
+            if of_user(thing.__module__):
+                for name in {*names_in(thing.__code__)}:
+                    if name in thing.__globals__:
+                        _global(name, thing.__globals__, found, todo)
+                for name in stored_in(thing.__code__):
+                    _global(name, thing.__globals__, found, todo)
+                for cell in thing.__closure__ or ():
+                    todo.append(_content(cell))
+        elif isinstance(thing, types.ModuleType):
+            if of_user(thing.__name__):
+                for name in list(vars(thing)):
+                    _global(name, vars(thing), found, todo)
+        elif isinstance(thing, types.MethodType):
+            todo += (thing.__func__, type(thing.__self__))
+        elif isinstance(thing, functools.partial):
+            todo.append(thing.func)
+        elif of_user(type(thing).__module__):
+            todo.append(type(thing))
+    return sorted(found.values(), key=lambda space: space.path)
+
+
+def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
+    if name.startswith("__"):
+        return
+    value = namespace.get(name, MISSING)
+    todo.append(value)
+    if not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
+        found.setdefault((id(namespace), name), Slot(f"{namespace.get('__name__', '')}:{name}", namespace, name))
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return None
+
+
+def stored_in(code: types.CodeType) -> Iterator[str]:
+    """Names that a code object, or one within it, declares global and binds."""
+    yield from (item.argval for item in dis.get_instructions(code) if item.opname == "STORE_GLOBAL")
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from stored_in(constant)
+
+
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Names that a code object, or one within it, loads or stores outside of its local variables."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+
+
+def functions_in(member: Any) -> Iterator[Any]:
+    """The functions behind a member of a class."""
+    if isinstance(member, types.FunctionType):
+        yield member
+    elif isinstance(member, staticmethod | classmethod):
+        yield member.__func__
+    elif isinstance(member, property):
+        yield from (part for part in (member.fget, member.fset, member.fdel) if part is not None)
+    elif isinstance(member, functools.cached_property):
+        yield member.func
+
+
+def _is_data(name: str, value: object) -> bool:
+    if name.startswith("__") or name == "_abc_impl":
+        return False
+    return not (isinstance(value, types.FunctionType) or any(functions_in(value)) or hasattr(type(value), "__get__"))

@@ -1,0 +1,235 @@
+"""A trainable's world: all mutable objects that training can reach, so that whatever it changes is captured or refused.
+
+A world is surveyed three times. As it is before anything was set up (*pristine*): every fresh setup puts that back, so
+that no trial sees what another left. As it is once it is set up under the values at step 0 (*base*), which the same
+code makes alike in every process: objects are known by their paths in it. And whenever a state is taken: the state is
+what differs from the base, and all tensors and arrays that setting up has made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import StateError
+from hpstage.training.encoding import Decoder, Encoder
+from hpstage.training.kinds import VALUES, Marked, duplicate, fill_any, torch
+from hpstage.training.portrait import text_of
+from hpstage.training.survey import Record, Survey, Surveyor
+
+Roots = Iterable[tuple[str, object]]
+logger = logging.getLogger("hpstage")
+
+
+class World:
+    """The world of one trainable in this process.
+
+    Args:
+        stateless: what is not looked at (see :attr:`hpstage.torch.TorchTrainable.stateless`).
+        roots: paths and objects from which training reaches all others, now.
+    """
+
+    def __init__(self, stateless: Collection[str], roots: Callable[[], Roots]) -> None:
+        self._surveyor = Surveyor(stateless)
+        self._roots = roots
+        self.pristine: Survey | None = None
+        self.base: Survey | None = None
+        self._told: set[str] = set()
+        self._writes_values = True  # does evaluating write to tensors? Nobody knows yet
+
+    def close(self) -> None:
+        """Put everything back as it was before the first setup, as far as it can be, and forget it."""
+        self.base = None
+        if self.pristine is not None:
+            for record in self.pristine:
+                if record.changed():
+                    with suppress(TypeError, AttributeError, ValueError):  # nobody trains here any more
+                        record.restore()
+            self.pristine = None
+
+    def reset(self) -> None:
+        """Put back how everything was before the first setup; the first call notes how that is."""
+        self.base = None
+        if self.pristine is None:
+            self.pristine = self._surveyor.survey(self._roots(), copied=True)
+        else:
+            _restore(self.pristine, "a trial would begin with what another has left")
+
+    def begin(self) -> None:
+        """Everything is set up now: changes count from here."""
+        self.base = self._surveyor.survey(self._roots(), known=self.pristine)
+        assert self.pristine is not None, "reset() comes first"
+        for record in self.base:
+            before = self.pristine.records.get(id(record.obj))
+            if record.kind is VALUES and before is not None:
+                if record.content.same(before.content):
+                    record.content = before.content  # and its copy
+                else:
+                    record.content = Marked(record.obj, sampled=True, copied=True)
+
+    def rewind(self) -> None:
+        """Put back all but values that setting up made, as it was at :meth:`begin`."""
+        assert self.base is not None, "begin() comes first"
+        assert self.pristine is not None
+        for record in self.base:
+            if record.kind is VALUES and record.obj not in self.pristine:
+                continue
+            _put_back(record, "a fork would begin with what other training has left")
+
+    def capture(self, *, but: Callable[[str], bool] = lambda path: False) -> dict[str, Any]:
+        """What training has changed, as a plain state; tensors in it are those in use.
+
+        Args:
+            but: paths whose owners answer for them where they cannot be captured.
+
+        Raises:
+            StateError: something has changed that no state can hold; it is named.
+        """
+        base, pristine = self.base, self.pristine
+        assert base is not None, "begin() comes first"
+        assert pristine is not None
+        now = self._surveyor.survey(self._roots(), known=base)
+        encoder = Encoder(base)
+        values: dict[str, Any] = {}
+        gradients: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
+        for record in base:
+            present = now.records.get(id(record.obj))
+            if present is None:
+                continue
+            made = record.obj not in pristine
+            if record.kind is VALUES and made:
+                values[record.path] = _detached(record.obj)
+                if present.content.gradient is not None:
+                    gradients[record.path] = _detached(present.content.gradient)
+                if _trained(record.obj) != _form_trained(record):
+                    changed[record.path] = encoder.content(record, present.content)
+            elif not record.kind.same(record.content, present.content):
+                try:
+                    changed[record.path] = encoder.content(record, present.content)
+                except StateError:
+                    if not but(record.path):
+                        raise
+        return {"values": values, "gradients": gradients, "changed": changed}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Bring everything to a captured state, from how it is at :meth:`begin` or was left by training since.
+
+        Raises:
+            StateError: it is the state of other code.
+        """
+        base = self.base
+        assert base is not None, "begin() comes first"
+        assert self.pristine is not None
+        self.rewind()
+        here = {record.path for record in base if record.kind is VALUES and record.obj not in self.pristine}
+        other = here ^ state["values"].keys()
+        if other:
+            raise StateError(
+                f"the state is that of another model, or of other code: {sorted(other)[0]} is only in one of them"
+            )
+        decoder = Decoder(base)
+        for path, values in state["values"].items():
+            record = base.paths[path]
+            if tuple(values.shape) != tuple(record.obj.shape) and path not in state["changed"]:
+                raise StateError(
+                    f"the state is that of another model: {path} has shape {tuple(values.shape)} in it, and "
+                    f"{tuple(record.obj.shape)} here"
+                )
+            decoder.fill(record.obj, values, state["gradients"].get(path))
+        for path, content in state["changed"].items():
+            decoder.write(path, content)
+
+    @contextmanager
+    def kept(self, what: str) -> Iterator[None]:
+        """Put back afterwards what ``what``, in words, changes within, so that no training hangs on it.
+
+        Raises:
+            StateError: naming what cannot be put back.
+        """
+        before = self._surveyor.survey(self._roots(), known=self.base)
+        values = [record for record in before if record.kind is VALUES]
+        # Writing there and back is common (averaged weights are swapped in), so that all values must be known to tell.
+        copies = {record.path: duplicate(record.obj) for record in values} if self._writes_values else {}
+        try:
+            yield
+        finally:
+            written = [record for record in values if record.changed()]
+            self._writes_values = bool(written)
+            for record in before:
+                if record.kind is not VALUES and record.changed():
+                    self._tell(record, what)
+                    _put_back(record, f"{what} must not change the state")
+            for record in written:
+                copy = copies.get(record.path)
+                if copy is None:
+                    raise StateError(
+                        f"{what} has written to {record.path}, which it did not before: nobody knows whether it "
+                        f"has put back what was there: work on a copy, or name it in `stateless`"
+                    )
+                if digest(copy) != digest(record.obj):
+                    self._tell(record, what)
+                    fill_any(record.obj, copy)
+
+    def _tell(self, record: Record, what: str) -> None:
+        if record.path in self._told:
+            return
+        self._told.add(record.path)
+        logger.warning(
+            "%s has changed %s. It is put back each time, so that no training hangs on it; if it is a cache, name it "
+            "in `stateless`",
+            what,
+            _first_change(record),
+        )
+
+    def portrait(self, more: Roots = ()) -> dict[str, str]:
+        """All there is now, by path, as short texts that are equal for equal content in every process.
+
+        Args:
+            more: further roots, such as the variables of a function that is under way.
+        """
+        survey = self._surveyor.survey([*self._roots(), *more], known=self.base)
+        return {record.path: text_of(record, survey) for record in survey}
+
+
+def _restore(survey: Survey, why: str) -> None:
+    for record in survey:
+        _put_back(record, why)
+
+
+def _put_back(record: Record, why: str) -> None:
+    if not record.changed():
+        return
+    try:
+        record.restore()
+    except (TypeError, AttributeError, ValueError) as error:
+        raise StateError(
+            f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
+            f"setup(), which begin anew for each trial, or name it in `stateless` if no training hangs on it"
+        ) from None
+
+
+def _first_change(record: Record) -> str:
+    """The path of the first entry of a record that differs from what it was."""
+    before, now = dict(record.kind.children(record.content)), dict(record.kind.children(record.read()))
+    for label in [*before, *now]:
+        if before.get(label) is not now.get(label):
+            return record.path + label
+    return record.path
+
+
+def _detached(obj: Any) -> Any:
+    library = torch()
+    return obj.detach() if library is not None and isinstance(obj, library.Tensor) else obj
+
+
+def _trained(obj: Any) -> bool:
+    return bool(getattr(obj, "requires_grad", False))
+
+
+def _form_trained(record: Record) -> bool:
+    library = torch()
+    return bool(record.content.form[-1]) if library is not None and isinstance(record.obj, library.Tensor) else False
