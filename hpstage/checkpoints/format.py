@@ -27,7 +27,7 @@ from hpstage.checkpoints.store import Manifest
 from hpstage.errors import CheckpointCorrupt, CheckpointForeign
 from hpstage.events import StateKey
 
-FORMAT = 1
+FORMAT = 2
 TENSORS = "state.safetensors"
 STRUCTURE = "state.json"
 MANIFEST = "manifest.json"
@@ -220,6 +220,7 @@ def _read_values(place: Place, name: str, parts: Sequence[Leaf], files: Mapping[
                 values[index], memory = leaves.empty(leaf)
                 file.readinto(memory)
                 whole.update(memory)
+                values[index] = leaves.arranged(leaf, values[index])
     _check(place, name, whole.hexdigest(), files)
     return values
 

@@ -71,6 +71,9 @@ class Leaf(msgspec.Struct, frozen=True):
     kind: Literal["torch", "numpy", "bytes"]
     dtype: str
     shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    """Of a tensor that is not row-major, such as channels_last, and of a column-major array: kernels pair values by
+    their place in memory, and add in its order. In files all are row-major."""
 
     @property
     def stored(self) -> tuple[str, int, tuple[int, ...]]:
@@ -97,15 +100,32 @@ def describe(name: str, value: object) -> Leaf | str | None:
         dtype = str(value.dtype).removeprefix("torch.")
         if value.layout is not torch.strided or value.is_meta or dtype not in _TORCH:
             return f"is a tensor of dtype {dtype}, layout {value.layout} on device {value.device}"
-        return Leaf(name=name, kind="torch", dtype=dtype, shape=tuple(value.shape))
+        return Leaf(name=name, kind="torch", dtype=dtype, shape=tuple(value.shape), strides=_strides(value))
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         if type(value) is not numpy.ndarray:
             return f"is a {type(value).__name__}, an array subclass"
         if value.dtype.str not in _NUMPY:
             return f"is an array of dtype {value.dtype}"
-        return Leaf(name=name, kind="numpy", dtype=value.dtype.str, shape=value.shape)
+        strides = None
+        if value.flags.f_contiguous and not value.flags.c_contiguous:
+            strides = tuple(stride // value.itemsize for stride in value.strides)
+        return Leaf(name=name, kind="numpy", dtype=value.dtype.str, shape=value.shape, strides=strides)
     return None
+
+
+def _strides(tensor: Any) -> tuple[int, ...] | None:
+    """``None`` where row-major ones do: also for a tensor that leaves memory out, or that uses it twice."""
+    if tensor.is_contiguous():
+        return None
+    strides: tuple[int, ...] = tensor.stride()
+    reach = 1
+    for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
+        if size > 1:
+            if stride != reach:
+                return None
+            reach = stride * size
+    return strides
 
 
 def numpy_scalar(value: object) -> tuple[str, bytes] | None:
@@ -156,10 +176,22 @@ def empty(leaf: Leaf) -> tuple[Any, memoryview]:
     return tensor, tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
+def arranged(leaf: Leaf, value: Any) -> Any:
+    """A row-major value with the strides that it is to have."""
+    if leaf.strides is None:
+        return value
+    if leaf.kind == "numpy":
+        return value.copy(order="F")
+    import torch
+
+    return torch.empty_strided(leaf.shape, leaf.strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
 def copy(leaf: Leaf, value: Any) -> Any:
     """The same values in memory of their own, on the same device, without gradient."""
     if leaf.kind == "bytes":
         return value
     if leaf.kind == "numpy":
-        return value.copy()
-    return value.detach().resolve_conj().resolve_neg().clone()
+        return value.copy(order="C" if leaf.strides is None else "F")
+    value = value.detach().resolve_conj().resolve_neg()
+    return value.clone() if leaf.strides is None else arranged(leaf, value)

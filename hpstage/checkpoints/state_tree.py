@@ -81,7 +81,7 @@ def unflatten(tree: Node, values: Sequence[Any]) -> object:
 def digest(state: object) -> str:
     """xxh3_128 of types, structure, dtypes, shapes and bytes: 32 hex digits, equal for equal states.
 
-    It does not depend on strides, devices, gradients, shared memory or the order of dicts.
+    It does not depend on devices, gradients, shared memory or the order of dicts.
     """
     flat = flatten(state)
     contents = map(leaves.content, flat.leaves, flat.values)
@@ -90,7 +90,7 @@ def digest(state: object) -> str:
 
 def digest_of(flat: FlatState, contents: Sequence[str]) -> str:
     """The digest of a state from the xxh3_128 of each leaf's bytes."""
-    marks = [["leaf", f.kind, f.dtype, f.shape, c] for f, c in zip(flat.leaves, contents, strict=True)]
+    marks = [["leaf", f.kind, f.dtype, f.shape, f.strides, c] for f, c in zip(flat.leaves, contents, strict=True)]
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(_canonical(flat.tree, marks)))
 
 
