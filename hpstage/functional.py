@@ -93,9 +93,9 @@ class Run:
             kept = self._state["parts"]
             if sorted(kept) != sorted(parts):
                 raise StateError(f"the state has the parts {sorted(kept)}, but attached were {sorted(parts)}")
-            self._world.load(self._state["captured"])
             for name, own in self._state["own"].items():
                 parts[name].load_state_dict(clone(own))
+            self._world.load(self._state["captured"])
             self._state = None
 
     def _own(self) -> Iterator[str]:

@@ -147,6 +147,8 @@ class TorchLoop(Adapter):
         values = {_MODEL + name: value for name, value in state["model"].items()} | state["values"]
         self._built = built
         try:
+            self._turn(state["hp"])
+            self._user.load_extra_state(clone(state["extra"]))
             self._world.load({**state, "values": values})
         except BaseException:
             self._built = None
@@ -154,8 +156,6 @@ class TorchLoop(Adapter):
         built.follower.forget()
         self._pending = False
         self._samples = state["samples"]
-        self._turn(state["hp"])
-        self._user.load_extra_state(clone(state["extra"]))
 
     def portrait(self) -> dict[str, str]:
         """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""

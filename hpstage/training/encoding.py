@@ -15,12 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.kinds import duplicate, fill, is_atom, numpy, torch
+from hpstage.training.kinds import VALUES, duplicate, fill, is_atom, numpy, torch
 from hpstage.training.reach import MISSING
 from hpstage.training.survey import Record, Survey
 
 Plain = Any
-_FACTORIES = (None, list, dict, set, int, float, str, tuple)
+ANSWERED = ("answered",)
+"""In place of what its owner answers for."""
+_BUILTINS = (list, dict, set, int, float, str, bool, tuple)
 _ITSELF = (type(None), bool, int, float, str, bytes)
 
 
@@ -29,10 +31,12 @@ class Encoder:
 
     Args:
         base: the survey whose objects are named by path.
+        but: paths whose owners answer for what cannot be written out.
     """
 
-    def __init__(self, base: Survey) -> None:
+    def __init__(self, base: Survey, but: Callable[[str], bool]) -> None:
         self._base = base
+        self._but = but
         self._new: dict[int, tuple[object, int]] = {}
         self._storages: dict[int, str] = {}
         library = torch()
@@ -109,6 +113,8 @@ class Encoder:
     def _named(self, path: str, value: Any) -> Plain:
         """A function or class, of those that were there before. Another could be any: a state must not choose it."""
         name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        if value in _BUILTINS:
+            return "builtin", value.__name__
         if self._base.named.get(name) is value:
             return "named", *name
         raise self._refusal(path, value)
@@ -122,9 +128,8 @@ class Encoder:
             return "list", number, self._list(path, value)
         if kind is dict or kind is collections.OrderedDict:
             return kind.__name__, number, self._pairs(path, value)
-        if kind is collections.defaultdict and value.default_factory in _FACTORIES:
-            factory = getattr(value.default_factory, "__name__", None)
-            return "defaultdict", number, self._pairs(path, value), factory
+        if kind is collections.defaultdict:
+            return "defaultdict", number, self._pairs(path, value), self.value(path, value.default_factory)
         if kind is collections.Counter:
             return "Counter", number, self._pairs(path, value)
         if kind is collections.deque:
@@ -171,13 +176,17 @@ class Encoder:
         return [self.value(f"{path}[{index}]", item) for index, item in enumerate(items)]
 
     def _pairs(self, path: str, items: dict[Any, Any]) -> list[Plain]:
-        return [
-            (
-                self.value(f"{path}.key({index})", key),
-                self.value(f"{path}.{key}" if type(key) is str else f"{path}[{index}]", item),
-            )
-            for index, (key, item) in enumerate(items.items())
-        ]
+        pairs = []
+        for index, (key, item) in enumerate(items.items()):
+            inner = f"{path}.{key}" if type(key) is str else f"{path}[{index}]"
+            try:
+                plain = self.value(inner, item)
+            except StateError:
+                if not self._but(inner):
+                    raise
+                plain = ANSWERED
+            pairs.append((self.value(f"{path}.key({index})", key), plain))
+        return pairs
 
     def _sorted(self, path: str, items: Any) -> list[Plain]:
         return sorted((self.value(f"{path}[...]", item) for item in items), key=repr)
@@ -200,12 +209,38 @@ class Decoder:
     def __init__(self, base: Survey) -> None:
         self._base = base
         self._new: dict[int, Any] = {}
+        self._kept: dict[tuple[str, object], object] = {}
+
+    def keep(self, changed: dict[str, Plain]) -> None:
+        """Note what owners have set for themselves, before everything is put back."""
+        for path, (kind, *parts) in changed.items():
+            record = self._base.paths.get(path)
+            if record is None or kind not in ("attributes", "mapping"):
+                continue
+            present = record.read() if kind == "attributes" else record.read()[0]
+            for key, item in parts[0]:
+                if item == ANSWERED and key in present:
+                    self._kept[path, key] = present[key]
+
+    def check(self, values: dict[str, Any]) -> None:
+        """Raises :class:`StateError` where values are of another model."""
+        for path, found in values.items():
+            record = self._base.paths.get(path)
+            if record is None or record.kind is not VALUES:
+                raise StateError(f"the state is that of another model, or of other code: {path} is not here")
+            if tuple(found.shape) != tuple(record.content.form[0]):
+                raise StateError(
+                    f"the state is that of another model: {path} has shape {tuple(found.shape)} in it, and "
+                    f"{tuple(record.content.form[0])} here"
+                )
 
     def write(self, path: str, plain: Plain) -> None:
         """Give the object at ``path`` a content. Raises :class:`StateError` where there is none like it."""
         record = self._base.paths.get(path)
         if record is None:
             raise StateError(f"the state knows of {path}, which is not here: it is that of other code")
+        if plain == ANSWERED:
+            return
         kind, *parts = plain
         if kind != record.kind.name:
             raise StateError(f"{path} is {record.kind.name} here, and {kind} in the state: it is that of other code")
@@ -215,9 +250,9 @@ class Decoder:
         if kind == "items":
             content: Any = self._list(parts[0]), self._dict(parts[1])
         elif kind == "mapping":
-            content = self._dict(parts[0]), self._dict(parts[1])
+            content = self._dict(parts[0], path), self._dict(parts[1])
         elif kind == "attributes":
-            content = self._dict(parts[0])
+            content = self._dict(parts[0], path)
         elif kind == "set":
             content = set(self._list(parts[0]))
         elif kind == "function":
@@ -274,6 +309,8 @@ class Decoder:
             if not isinstance(kind, enum.EnumMeta) or parts[2] not in kind.__members__:
                 raise StateError(f"the state names {parts[0]}.{parts[1]}.{parts[2]}, which is not here")
             return kind.__members__[parts[2]]
+        if tag == "builtin":
+            return next(kind for kind in _BUILTINS if kind.__name__ == parts[0])
         known = self._base.named.get((parts[0], parts[1]))
         if known is None:
             raise StateError(f"the state names {parts[0]}.{parts[1]}, which is not here")
@@ -296,8 +333,7 @@ class Decoder:
                 made.update(self._list(parts[0]) if tag == "set" else self._dict(parts[0]))
             return made
         if tag == "defaultdict":
-            factory = next((kind for kind in _FACTORIES if getattr(kind, "__name__", None) == parts[1]), None)
-            made = self._new[number] = collections.defaultdict(factory)
+            made = self._new[number] = collections.defaultdict(self.value(parts[1]))
             made.update(self._dict(parts[0]))
         elif tag == "deque":
             made = self._new[number] = collections.deque(maxlen=parts[1])
@@ -343,12 +379,19 @@ class Decoder:
     def _list(self, items: list[Plain]) -> list[Any]:
         return [self.value(item) for item in items]
 
-    def _dict(self, pairs: list[Plain]) -> dict[Any, Any]:
-        return {self.value(key): self.value(item) for key, item in pairs}
+    def _dict(self, pairs: list[Plain], path: str = "") -> dict[Any, Any]:
+        made = {}
+        for key, item in pairs:
+            name = self.value(key)
+            if item != ANSWERED:
+                made[name] = self.value(item)
+            elif (path, name) in self._kept:
+                made[name] = self._kept[path, name]
+        return made
 
 
 _PLAIN_TAGS = frozenset(
-    ("missing", "tuple", "method", "complex", "range", "slice", "size", "device", "dtype", "enum", "named")
+    ("missing", "tuple", "method", "complex", "range", "slice", "size", "device", "dtype", "enum", "named", "builtin")
 )
 
 

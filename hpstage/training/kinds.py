@@ -250,6 +250,18 @@ class Ordered(Mapping):
         _write_own(obj, own)
 
 
+class Defaulting(Mapping):
+    """``defaultdict``: what makes its values counts among its attributes."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return dict(obj), {**_own(obj), "default_factory": obj.default_factory}
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        items, own = content
+        super().write(obj, (items, {name: value for name, value in own.items() if name != "default_factory"}))
+        obj.default_factory = own["default_factory"]
+
+
 class Unordered(Kind):
     """Sets. Objects in them are opaque."""
 
@@ -520,26 +532,28 @@ class Marked:
         copied: also a copy, of one that is not large, by which it can be put back.
     """
 
-    __slots__ = ("copy", "form", "gradient", "sample", "version")
+    __slots__ = ("copy", "form", "gradient", "sample", "trained", "version")
 
     def __init__(self, obj: Any, *, sampled: bool = False, copied: bool = False) -> None:
         library = torch()
         self.gradient: object | None = None
+        self.trained = False
         if library is not None and isinstance(obj, library.Tensor):
+            self.trained = obj.requires_grad
             self.form: object = tensor_form(obj)
             self.version = 0 if obj.is_inference() else obj._version  # inference tensors count none
             if obj.is_leaf and obj.requires_grad:
                 self.gradient = obj.grad
-            size, on_cpu = obj.numel() * obj.element_size(), obj.device.type == "cpu"
+            on_cpu = obj.device.type == "cpu"
         else:
             self.form, self.version = (obj.shape, obj.strides, obj.dtype.str), 0
-            size, on_cpu = obj.nbytes, True
+            on_cpu = True
         self.sample: str | None = None
         if sampled:
             self.sample, whole = _sample(obj)
             if whole:
                 self.version = 0
-        self.copy = duplicate(obj) if copied and on_cpu and size <= _COPIED else None
+        self.copy = duplicate(obj) if copied and on_cpu and nbytes(obj) <= _COPIED else None
 
     def same(self, other: Marked) -> bool:
         return (
@@ -558,8 +572,15 @@ class Marked:
             return
         fill(obj, self.copy)
         if obj.is_leaf:
-            obj.requires_grad_(self.form[-1])  # type: ignore[index]
+            obj.requires_grad_(self.trained)
             obj.grad = self.gradient
+
+
+def nbytes(obj: Any) -> int:
+    library = torch()
+    if library is not None and isinstance(obj, library.Tensor):
+        return int(obj.numel() * obj.element_size())
+    return int(obj.nbytes)
 
 
 def duplicate(obj: Any) -> Any:
@@ -624,6 +645,8 @@ SLOT, CLASS, VALUES = Slot(), ClassNamespace(), Values()
 
 def kind_of(obj: object) -> Kind | None:
     """How ``obj`` is handled; ``None``: it is opaque, or an atom."""
+    if isinstance(obj, type):
+        return None
     found = _kind_of_type(type(obj))
     if found is _FUNCTION and not of_user(getattr(obj, "__module__", None)):
         return None
@@ -647,6 +670,7 @@ def _kind_of_type(kind: Any) -> Kind | None:
         (tuple(generators), _RANDOM),
         ((list, collections.deque), _SEQUENCE),
         ((collections.OrderedDict,), _ORDERED),
+        ((collections.defaultdict,), Defaulting()),
         ((dict,), _MAPPING),
         ((set,), _SET),
         ((bytearray,), _BYTES),

@@ -64,9 +64,11 @@ class ClassAttributes:
 Namespace = Slot | ClassAttributes
 
 
-def slots_of(code: object) -> list[Namespace]:
-    """The names that a class or function of the user's reaches, each once. O(code)."""
+def reached_from(code: object) -> list[tuple[str, object]]:
+    """Path and object of all that a class or function of the user's reaches: names in namespaces, and functions that
+    hold something (a closure, defaults), each once. O(code)."""
     found: dict[tuple[int, str], Namespace] = {}
+    functions: list[types.FunctionType] = []
     seen: set[int] = set()
     todo: list[object] = [code]
     while todo:
@@ -83,6 +85,7 @@ def slots_of(code: object) -> list[Namespace]:
         elif isinstance(thing, types.FunctionType):
             todo.append(getattr(thing, "__wrapped__", None))
             if of_user(thing.__module__):
+                functions.append(thing)
                 for name in {*names_in(thing.__code__)}:
                     if name in thing.__globals__:
                         _global(name, thing.__globals__, found, todo)
@@ -100,7 +103,12 @@ def slots_of(code: object) -> list[Namespace]:
             todo.append(thing.func)
         elif of_user(type(thing).__module__):
             todo.append(type(thing))
-    return sorted(found.values(), key=lambda space: space.path)
+    holding = [
+        (f"{function.__module__}:{function.__qualname__}", function)
+        for function in functions
+        if function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function)
+    ]
+    return sorted([*((space.path, space) for space in found.values()), *holding], key=lambda pair: pair[0])
 
 
 def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:

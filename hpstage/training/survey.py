@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpstage.training.kinds import CLASS, SLOT, VALUES, Kind, Marked, is_atom, kind_of
-from hpstage.training.reach import ClassAttributes, Namespace, Slot, of_user, slots_of
+from hpstage.training.reach import ClassAttributes, Slot, of_user, reached_from
 
 # Modules keep their members in dicts under these names; paths read better without.
 _UNNAMED = ("._parameters", "._buffers", "._modules")
@@ -78,7 +78,7 @@ class Surveyor:
         for name in stateless:
             owner, _, last = (name if "." in name else f"self.{name}").rpartition(".")
             self._skips[owner] = self._skips.get(owner, frozenset()) | {last}
-        self._code: dict[int, tuple[object, list[Namespace]]] = {}  # slots that a class or function reaches, found once
+        self._code: dict[int, tuple[object, list[tuple[str, object]]]] = {}  # what a class or function reaches
 
     def survey(
         self, roots: Iterable[tuple[str, object]], *, known: Survey | None = None, copied: bool = False
@@ -102,9 +102,9 @@ class Surveyor:
             if isinstance(obj, tuple | types.MethodType):
                 stack += reversed(list(_inner(path, obj)))
                 continue
-            for slot in self._reached(obj, seen_code):
-                if id(slot) not in found.records and not self._stateless & {slot.path, slot.name}:
-                    stack.append((slot.path, slot))
+            for pair in self._reached(obj, seen_code):
+                if id(pair[1]) not in found.records and not self._passed_by(*pair):
+                    stack.append(pair)
             kind: Kind | None
             if isinstance(obj, Slot):
                 kind = SLOT
@@ -136,8 +136,11 @@ class Surveyor:
             stack += inner
         return found
 
-    def _reached(self, obj: object, seen: set[int]) -> list[Namespace]:
-        """Names in namespaces that the code of ``obj``, or of its class, reads or writes."""
+    def _passed_by(self, path: str, obj: object) -> bool:
+        return path in self._stateless or (isinstance(obj, Slot) and obj.name in self._stateless)
+
+    def _reached(self, obj: object, seen: set[int]) -> list[tuple[str, object]]:
+        """What the code of ``obj``, or of its class, reaches."""
         code: object = obj if isinstance(obj, types.FunctionType | type) else type(obj)
         if id(code) in seen:
             return []
@@ -145,7 +148,7 @@ class Surveyor:
         known = self._code.get(id(code))
         if known is None:
             module = getattr(code, "__module__", None)
-            known = self._code[id(code)] = code, slots_of(code) if of_user(module) else []
+            known = self._code[id(code)] = code, reached_from(code) if of_user(module) else []
         return known[1]
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
-from hpstage.training.encoding import Decoder, Encoder
-from hpstage.training.kinds import VALUES, Marked, duplicate, fill_any, torch
+from hpstage.training.encoding import ANSWERED, Decoder, Encoder
+from hpstage.training.guard import Guard
+from hpstage.training.kinds import VALUES, Marked, torch
 from hpstage.training.portrait import text_of
 from hpstage.training.survey import Record, Survey, Surveyor
 
@@ -38,7 +38,6 @@ class World:
         self.pristine: Survey | None = None
         self.base: Survey | None = None
         self._told: set[str] = set()
-        self._writes_values = True  # does evaluating write to tensors? Nobody knows yet
 
     def close(self) -> None:
         """Put everything back as it was before the first setup, as far as it can be, and forget it."""
@@ -70,15 +69,6 @@ class World:
                 else:
                     record.content = Marked(record.obj, sampled=True, copied=True)
 
-    def rewind(self) -> None:
-        """Put back all but values that setting up made, as it was at :meth:`begin`."""
-        assert self.base is not None, "begin() comes first"
-        assert self.pristine is not None
-        for record in self.base:
-            if record.kind is VALUES and record.obj not in self.pristine:
-                continue
-            _put_back(record, "a fork would begin with what other training has left")
-
     def capture(self, *, but: Callable[[str], bool] = lambda path: False) -> dict[str, Any]:
         """What training has changed, as a plain state; tensors in it are those in use.
 
@@ -92,7 +82,7 @@ class World:
         assert base is not None, "begin() comes first"
         assert pristine is not None
         now = self._surveyor.survey(self._roots(), known=base)
-        encoder = Encoder(base)
+        encoder = Encoder(base, but)
         values: dict[str, Any] = {}
         gradients: dict[str, Any] = {}
         changed: dict[str, Any] = {}
@@ -100,12 +90,11 @@ class World:
             present = now.records.get(id(record.obj))
             if present is None:
                 continue
-            made = record.obj not in pristine
-            if record.kind is VALUES and made:
+            if record.kind is VALUES and record.obj not in pristine:
                 values[record.path] = _detached(record.obj)
                 if present.content.gradient is not None:
                     gradients[record.path] = _detached(present.content.gradient)
-                if _trained(record.obj) != _form_trained(record):
+                if _is_trained(record.obj) != record.content.trained:
                     changed[record.path] = encoder.content(record, present.content)
             elif not record.kind.same(record.content, present.content):
                 try:
@@ -113,35 +102,35 @@ class World:
                 except StateError:
                     if not but(record.path):
                         raise
+                    changed[record.path] = ANSWERED
         return {"values": values, "gradients": gradients, "changed": changed}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Bring everything to a captured state, from how it is at :meth:`begin` or was left by training since.
+
+        What the state's owners answer for stays as they have left it.
 
         Raises:
             StateError: it is the state of other code.
         """
         base = self.base
         assert base is not None, "begin() comes first"
-        assert self.pristine is not None
-        self.rewind()
-        here = {record.path for record in base if record.kind is VALUES and record.obj not in self.pristine}
-        other = here ^ state["values"].keys()
-        if other:
-            raise StateError(
-                f"the state is that of another model, or of other code: {sorted(other)[0]} is only in one of them"
-            )
         decoder = Decoder(base)
+        decoder.keep(state["changed"])
+        self._rewind([path for path, content in state["changed"].items() if content == ANSWERED])
+        decoder.check(state["values"])
         for path, values in state["values"].items():
-            record = base.paths[path]
-            if tuple(values.shape) != tuple(record.obj.shape) and path not in state["changed"]:
-                raise StateError(
-                    f"the state is that of another model: {path} has shape {tuple(values.shape)} in it, and "
-                    f"{tuple(record.obj.shape)} here"
-                )
-            decoder.fill(record.obj, values, state["gradients"].get(path))
+            decoder.fill(base.paths[path].obj, values, state["gradients"].get(path))
         for path, content in state["changed"].items():
             decoder.write(path, content)
+
+    def _rewind(self, answered: Collection[str]) -> None:
+        """Put back all but values that setting up made, as it was at :meth:`begin`."""
+        assert self.base is not None, "begin() comes first"
+        assert self.pristine is not None
+        for record in self.base:
+            if record.path not in answered and (record.kind is not VALUES or record.obj in self.pristine):
+                _put_back(record, "a fork would begin with what other training has left")
 
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:
@@ -151,28 +140,21 @@ class World:
             StateError: naming what cannot be put back.
         """
         before = self._surveyor.survey(self._roots(), known=self.base)
-        values = [record for record in before if record.kind is VALUES]
-        # Writing there and back is common (averaged weights are swapped in), so that all values must be known to tell.
-        copies = {record.path: duplicate(record.obj) for record in values} if self._writes_values else {}
+        guard = Guard([record for record in before if record.kind is VALUES], self.pristine or Survey())
         try:
             yield
         finally:
-            written = [record for record in values if record.changed()]
-            self._writes_values = bool(written)
             for record in before:
                 if record.kind is not VALUES and record.changed():
                     self._tell(record, what)
                     _put_back(record, f"{what} must not change the state")
-            for record in written:
-                copy = copies.get(record.path)
-                if copy is None:
+            for record in guard.changed():
+                self._tell(record, what)
+                if not guard.put_back(record):
                     raise StateError(
-                        f"{what} has written to {record.path}, which it did not before: nobody knows whether it "
-                        f"has put back what was there: work on a copy, or name it in `stateless`"
+                        f"{what} has changed {record.path}, so that training would hang on when it is called: put back "
+                        f"there what was before, work on a copy, or name it in `stateless`"
                     )
-                if digest(copy) != digest(record.obj):
-                    self._tell(record, what)
-                    fill_any(record.obj, copy)
 
     def _tell(self, record: Record, what: str) -> None:
         if record.path in self._told:
@@ -226,10 +208,5 @@ def _detached(obj: Any) -> Any:
     return obj.detach() if library is not None and isinstance(obj, library.Tensor) else obj
 
 
-def _trained(obj: Any) -> bool:
+def _is_trained(obj: Any) -> bool:
     return bool(getattr(obj, "requires_grad", False))
-
-
-def _form_trained(record: Record) -> bool:
-    library = torch()
-    return bool(record.content.form[-1]) if library is not None and isinstance(record.obj, library.Tensor) else False

@@ -1,0 +1,112 @@
+"""Whatever training changes is in the state, wherever it is kept; what cannot be is refused by name."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints.state_tree import clone
+from hpstage.events import StateKey
+from tests.torch.patterns import PATTERNS
+from tests.torch.trainables import FORK, STEPS, advance, fresh, hp_at, outcome
+
+
+@functools.cache
+def straight(name: str) -> Any:
+    with begun(name) as trainable:
+        return outcome(advance(trainable, 0, STEPS))
+
+
+@contextmanager
+def begun(name: str) -> Iterator[Any]:
+    """A trainable that has been set up; what it changes outside of itself is put back."""
+    trainable: Any = fresh(PATTERNS[name]())
+    try:
+        yield trainable
+    finally:
+        trainable.close()
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_fork_equals_training_straight_through(name: str) -> None:
+    expected = straight(name)
+    with begun(name) as trainable:
+        state = clone(advance(trainable, 0, FORK).state_dict())
+    with begun(name) as trainable:
+        trainable.load_state_dict(state)
+        assert outcome(advance(trainable, FORK, STEPS)) == expected
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_fork_on_a_worker_that_has_trained_before_equals_training_straight_through(name: str) -> None:
+    expected = straight(name)
+    with begun(name) as trainable:
+        advance(trainable, 0, FORK)
+        state = clone(trainable.state_dict())
+        trainable.evaluate()
+        advance(trainable, FORK, FORK + 3)  # other training, from where the fork is made
+        trainable.setup(hp_at(0))
+        trainable.load_state_dict(state)
+        assert outcome(advance(trainable, FORK, STEPS)) == expected
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_trial_sees_nothing_of_the_one_before_it(name: str) -> None:
+    expected = straight(name)
+    with begun(name) as trainable:
+        advance(trainable, 0, 5).evaluate()
+        trainable.setup(hp_at(0))
+        assert outcome(advance(trainable, 0, STEPS)) == expected
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_evaluating_at_every_step_changes_nothing(name: str) -> None:
+    expected = straight(name)
+    with begun(name) as trainable:
+        for step in range(STEPS):
+            advance(trainable, step, step + 1).evaluate()
+        assert outcome(trainable) == expected
+
+
+def test_a_fork_in_a_new_process_equals_training_straight_through(tmp_path: Path) -> None:
+    store = FolderCheckpoints(str(tmp_path), "tests")
+    for number, name in enumerate(PATTERNS):
+        with begun(name) as trainable:
+            state = advance(trainable, 0, FORK).state_dict()
+            store.save(StateKey(f"{number:032d}"), state, step=FORK, parent=None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.torch.test_hidden_state", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [name for name in PATTERNS if found[name] != straight(name)] == []
+
+
+def main(folder: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    store = FolderCheckpoints(folder, "tests")
+    found = {}
+    for number, name in enumerate(PATTERNS):
+        with begun(name) as trainable:
+            trainable.load_state_dict(store.load(StateKey(f"{number:032d}")))
+            found[name] = outcome(advance(trainable, FORK, STEPS))
+    print(json.dumps(found))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
