@@ -116,9 +116,14 @@ def describe(name: str, value: object) -> Leaf | str | None:
 
 def _strides(tensor: Any) -> tuple[int, ...] | None:
     """``None`` where row-major ones do: also for a tensor that leaves memory out, or that uses it twice."""
-    if tensor.is_contiguous():
-        return None
     strides: tuple[int, ...] = tensor.stride()
+    # Not is_contiguous(): kernels choose by the strides of dimensions of size 1 as well, where it says yes to any.
+    plain, reach = [], 1
+    for size in reversed(tensor.shape):
+        plain.append(reach)
+        reach *= max(1, size)
+    if strides == tuple(reversed(plain)) or not tensor.numel():
+        return None
     reach = 1
     for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
         if size > 1:

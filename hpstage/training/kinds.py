@@ -98,6 +98,8 @@ _MACHINERY = (
     "distributed",
 )
 
+_LEADS_NOWHERE = frozenset((type(None), bool, int, float, str, bytes))
+
 BULK = 4096
 """Containers longer than this have this many of their items looked into, evenly spaced, and all of them compared."""
 _LOOKED_INTO = 256
@@ -130,18 +132,10 @@ def _by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
     return ask
 
 
-def is_atom(value: object) -> bool:
-    """Whether a value is immutable and holds nothing: told apart by type and value."""
-    kind: Any = type(value)
-    if kind in _ATOMS:
-        return True
-    if isinstance(value, type | enum.Enum):
-        return True
-    return _is_library_atom(kind)
-
-
 @_by_type
-def _is_library_atom(kind: Any) -> bool:
+def _is_atomic(kind: Any) -> bool:
+    if kind in _ATOMS or issubclass(kind, type | enum.Enum):
+        return True
     library = torch()
     if library is not None and issubclass(
         kind, (library.dtype, library.device, library.Size, library.layout, library.memory_format)
@@ -149,6 +143,11 @@ def _is_library_atom(kind: Any) -> bool:
         return True
     library = numpy()
     return library is not None and issubclass(kind, (library.generic, library.dtype))
+
+
+def is_atom(value: object) -> bool:
+    """Whether a value is immutable and holds nothing: told apart by type and value."""
+    return _is_atomic(type(value))
 
 
 def same_value(one: object, other: object) -> bool:
@@ -207,8 +206,11 @@ class Sequence(Kind):
     def children(self, content: Any) -> Iterator[Child]:
         items, own = content
         for index in _looked_into(len(items)):
-            yield f"[{index}]", items[index]
-        yield from _attribute_children(own)
+            item = items[index]
+            if type(item) not in _LEADS_NOWHERE:
+                yield f"[{index}]", item
+        if own:
+            yield from _attribute_children(own)
 
 
 class Mapping(Kind):
@@ -231,13 +233,20 @@ class Mapping(Kind):
 
     def children(self, content: Any) -> Iterator[Child]:
         items, own = content
-        pairs = list(items.items())
-        for index in _looked_into(len(pairs)):
-            key, value = pairs[index]
-            if not is_atom(key):
-                yield f".key({index})", key
-            yield (f"[{key!r}]" if type(key) is str else f"[{index}]"), value
-        yield from _attribute_children(own)
+        if items:
+            pairs = list(items.items())
+            for index in _looked_into(len(pairs)):
+                key, value = pairs[index]
+                if type(key) is str:
+                    if type(value) not in _LEADS_NOWHERE:
+                        yield f"[{key!r}]", value
+                    continue
+                if not is_atom(key):
+                    yield f".key({index})", key
+                if type(value) not in _LEADS_NOWHERE:
+                    yield f"[{index}]", value
+        if own:
+            yield from _attribute_children(own)
 
 
 class Ordered(Mapping):
@@ -387,7 +396,8 @@ class Function(Kind):
     name = "function"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
-        return obj.__closure__ or (), obj.__defaults__ or (), obj.__kwdefaults__ or {}, dict(vars(obj))
+        cells = dict(zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True))
+        return cells, obj.__defaults__ or (), obj.__kwdefaults__ or {}, dict(vars(obj))
 
     def same(self, old: Any, new: Any) -> bool:
         return all(map(_same_entry, old, new))
@@ -399,8 +409,8 @@ class Function(Kind):
 
     def children(self, content: Any) -> Iterator[Child]:
         closure, defaults, keywords, own = content
-        for index, cell in enumerate(closure):
-            yield f".closure[{index}]", cell
+        for name, cell in closure.items():
+            yield f".{name}", cell
         for index, value in enumerate(defaults):
             yield f".defaults[{index}]", value
         for name, value in keywords.items():
@@ -638,7 +648,7 @@ def _sample(obj: Any) -> tuple[str, bool]:
 
 
 _SEQUENCE, _MAPPING, _ORDERED, _SET, _BYTES = Sequence(), Mapping(), Ordered(), Unordered(), Bytes()
-_INSTANCE, _CELL, _FUNCTION, _PARTIAL = Instance(), Cell(), Function(), Partial()
+_INSTANCE, CELL, _FUNCTION, _PARTIAL = Instance(), Cell(), Function(), Partial()
 _RANDOM, _MOVING, _FILE = RandomSource(), Moving(), File()
 SLOT, CLASS, VALUES = Slot(), ClassNamespace(), Values()
 
@@ -675,7 +685,7 @@ def _kind_of_type(kind: Any) -> Kind | None:
         ((set,), _SET),
         ((bytearray,), _BYTES),
         ((types.FunctionType,), _FUNCTION),
-        ((types.CellType,), _CELL),
+        ((types.CellType,), CELL),
         ((functools.partial,), _PARTIAL),
         ((types.GeneratorType, *_ITERATORS), _MOVING),
         ((io.IOBase,), _FILE),
@@ -719,7 +729,8 @@ def _write_own(obj: Any, own: dict[str, Any]) -> None:
 
 def _attribute_children(content: dict[str, Any]) -> Iterator[Child]:
     for name, value in content.items():
-        yield f".{name}", value
+        if type(value) not in _LEADS_NOWHERE:
+            yield f".{name}", value
 
 
 def _looked_into(length: int) -> range | list[int]:

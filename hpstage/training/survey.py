@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hpstage.training.kinds import CLASS, SLOT, VALUES, Kind, Marked, is_atom, kind_of
+from hpstage.training.kinds import CELL, CLASS, SLOT, VALUES, Kind, Marked, is_atom, kind_of
 from hpstage.training.reach import ClassAttributes, Slot, of_user, reached_from
 
 # Modules keep their members in dicts under these names; paths read better without.
@@ -110,7 +110,7 @@ class Surveyor:
                 kind = SLOT
             else:
                 kind = CLASS if isinstance(obj, ClassAttributes) else kind_of(obj)
-            if kind is None:
+            if kind is None or (kind is CELL and path.rpartition(".")[2] in self._stateless):
                 continue
             skip = self._skips.get(path, frozenset())
             before = known.records.get(id(obj)) if known is not None else None
@@ -125,10 +125,8 @@ class Surveyor:
             base = path.rpartition(".")[0] if members else path
             inner = []
             for label, child in kind.children(content):
-                if child is None or type(child) in _QUICK:
-                    continue
-                if isinstance(child, _NAMED):
-                    found.named[child.__module__, child.__qualname__] = child
+                if type(child) in _NAMED or isinstance(child, type):
+                    found.named[child.__module__, child.__qualname__] = child  # type: ignore[attr-defined]
                 if members and label.startswith("['"):
                     label = f".{label[2:-2]}"
                 inner.append((base + label, child))
@@ -141,7 +139,8 @@ class Surveyor:
 
     def _reached(self, obj: object, seen: set[int]) -> list[tuple[str, object]]:
         """What the code of ``obj``, or of its class, reaches."""
-        code: object = obj if isinstance(obj, types.FunctionType | type) else type(obj)
+        kind = type(obj)
+        code: object = obj if kind is types.FunctionType or isinstance(obj, type) else kind
         if id(code) in seen:
             return []
         seen.add(id(code))
@@ -152,8 +151,7 @@ class Surveyor:
         return known[1]
 
 
-_QUICK = frozenset((bool, int, float, str, bytes))
-_NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
+_NAMED = frozenset((types.FunctionType, types.BuiltinFunctionType))
 
 
 def is_atom_not_code(obj: object) -> bool:

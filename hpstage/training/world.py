@@ -149,7 +149,6 @@ class World:
                     self._tell(record, what)
                     _put_back(record, f"{what} must not change the state")
             for record in guard.changed():
-                self._tell(record, what)
                 if not guard.put_back(record):
                     raise StateError(
                         f"{what} has changed {record.path}, so that training would hang on when it is called: put back "
@@ -157,14 +156,17 @@ class World:
                     )
 
     def _tell(self, record: Record, what: str) -> None:
-        if record.path in self._told:
+        """Say once that something new is not kept: it may be a cache, made again each time."""
+        before, now = dict(record.kind.children(record.content)), dict(record.kind.children(record.read()))
+        made = [record.path + label for label in now if label not in before]
+        if record.path in self._told or not made:
             return
         self._told.add(record.path)
         logger.warning(
-            "%s has changed %s. It is put back each time, so that no training hangs on it; if it is a cache, name it "
-            "in `stateless`",
+            "%s has made %s, which is taken away again, so that no training hangs on it; if it is a cache, make it "
+            "in dataset() or __init__(), or name it in `stateless`",
             what,
-            _first_change(record),
+            made[0],
         )
 
     def portrait(self, more: Roots = ()) -> dict[str, str]:
@@ -192,15 +194,6 @@ def _put_back(record: Record, why: str) -> None:
             f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
             f"setup(), which begin anew for each trial, or name it in `stateless` if no training hangs on it"
         ) from None
-
-
-def _first_change(record: Record) -> str:
-    """The path of the first entry of a record that differs from what it was."""
-    before, now = dict(record.kind.children(record.content)), dict(record.kind.children(record.read()))
-    for label in [*before, *now]:
-        if before.get(label) is not now.get(label):
-            return record.path + label
-    return record.path
 
 
 def _detached(obj: Any) -> Any:

@@ -241,6 +241,8 @@ def test_the_model_is_reused_when_it_was_built_under_the_same_values() -> None:
     built = []
 
     class Counting(Small):
+        stateless = ("built",)
+
         def model(self, hp: Any) -> nn.Module:
             built.append(hp)
             return super().model(hp)
