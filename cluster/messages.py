@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from hpstage.events import Amendment, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainId
+from hpstage.events import Amendment, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainId, ForkVerified
 from hpstage.schedule import Scalar
 
-ChainReport = BoundaryReached | BoundaryMissed | ChainEnded
+ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ class RunningChain:
     end: tuple[int, int] | None = None
     cut: tuple[int, int] | None = None  # where it is cut so that all workers end together
     stopping: bool = False
+    verifying: bool = False  # it verifies a fork where it begins
     periodic: tuple[int, int] | None = None  # the mark that the interval has set
     lateness: int = 0  # how often that mark came too late
 

@@ -17,6 +17,7 @@ from hpstage.events import (
     Stage,
     StartChain,
     StateRef,
+    Verify,
     WorkerId,
 )
 from hpstage.plan import SearchPlan
@@ -33,6 +34,7 @@ class Dispatch:
 
     Args:
         driver: makes the ids of chains unique.
+        verify: which chains verify a fork where they begin.
         workers: of the driver's executor; each chain that is started is set on its worker.
         running: the driver's chains; those that are started come in.
     """
@@ -46,6 +48,7 @@ class Dispatch:
         driver: DriverId,
         workers: dict[WorkerId, Worker],
         running: dict[ChainId, RunningChain],
+        verify: Verify,
     ) -> None:
         self._plan = plan
         self._tree = tree
@@ -54,6 +57,7 @@ class Dispatch:
         self._driver = driver
         self._workers = workers
         self._running = running
+        self._verify = verify
         self._started = 0
 
     def amend_running(self, *, prolong: bool) -> list[Instruction]:
@@ -138,6 +142,11 @@ class Dispatch:
         boundaries += self._layer.interval(chain)
         order = {leg.line.node.id: i for i, leg in enumerate(chain.legs)}
         boundaries.sort(key=lambda boundary: (order[boundary.node], boundary.step))
+        chain.verifying = self._verify == "all" or (
+            self._verify == "first-fork"
+            and not self._plan.verified
+            and not any(other.verifying for other in self._running.values())
+        )
         worker.chain = chain
         self._running[chain.id] = chain
         return StartChain(
@@ -149,5 +158,6 @@ class Dispatch:
                 initial=line.node.ancestry()[0].hyperparameters(0),
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),
+                verify=chain.verifying,
             ),
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from hpstage.errors import CheckpointError, ClusterError, InternalError, LeaseLost, StoreError
+from hpstage.errors import CheckpointError, ClusterError, InternalError, LeaseLost, StateError, StoreError
 from hpstage.events import (
     AmendChain,
     Boundary,
@@ -15,6 +15,7 @@ from hpstage.events import (
     ChainId,
     DriverLeft,
     Fact,
+    ForkVerified,
     Instruction,
     PlanCreated,
     Report,
@@ -263,6 +264,7 @@ class Driver:
         """Set idle workers to work and return answers; blocks until something happens, or for ``timeout`` seconds.
 
         Raises:
+            StateError: training changes something that no state holds.
             CheckpointError: a checkpoint could not be written, and no other could go for it. What was reached before
                 is kept.
             ClusterError: there have been no workers for the executor's ``worker_timeout``, or the executor says so.
@@ -299,6 +301,7 @@ class Driver:
         facts: list[Fact] = []
         answers: list[Answer] = []
         full: dict[ChainId, str] = {}
+        inexact: StateError | None = None
         for report in reports:
             if isinstance(report, WorkerJoined):
                 moved = self._moved()
@@ -310,10 +313,14 @@ class Driver:
             answers += decision.answers
             if isinstance(report, ChainEnded) and report.outcome == "full":
                 full[report.chain] = report.message
+            if isinstance(report, ForkVerified) and report.difference is not None:
+                inexact = StateError(report.difference)
             if isinstance(report, WorkerJoined | WorkerLeft):
                 self._alone_since = None if self.scheduler.workers else time.monotonic()
         self._record(facts)
         self._answers += answers
+        if inexact is not None:
+            raise inexact
         if full and not (self._eviction is not None and self._eviction.make_room(self, full)):
             raise CheckpointError(next(iter(full.values())))
         patience = self._executor.worker_timeout

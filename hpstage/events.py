@@ -26,6 +26,9 @@ StateKey = NewType("StateKey", str)
 """Names for ever what training has produced: 32 hex digits (see ``keys.py``)."""
 
 
+Verify = Literal["first-fork", "all", "off"]
+"""Which forks are verified: the first of a workload, one of each chain, or none."""
+
 Metrics = dict[str, float | str]
 """Metrics as they travel: JSON has no NaN and no infinities, so these are texts (``"nan"``, ``"inf"``, ``"-inf"``)."""
 
@@ -89,6 +92,8 @@ class Chain(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
     boundaries: tuple[Boundary, ...]
     end: StateRef | None = None
+    verify: bool = False
+    """Whether a fork is verified at its beginning: see :mod:`hpstage.training.verification`."""
 
 
 class Amendment(msgspec.Struct, frozen=True):
@@ -157,6 +162,22 @@ class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
     position: int
 
 
+class ForkVerified(msgspec.Struct, frozen=True, tag=True):
+    """``steps`` steps after ``step`` of ``node`` were trained straight through and from the state at ``step``.
+
+    ``difference``: what was not the same then, in words. As a report and in the journal alike.
+    """
+
+    chain: ChainId
+    worker: WorkerId
+    node: NodeId
+    step: int
+    steps: int
+    seconds: float
+    at: float
+    difference: str | None = None
+
+
 class ChainEnded(msgspec.Struct, frozen=True, tag=True):
     """A chain is over; the worker is free, or gone.
 
@@ -195,7 +216,7 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
     reason: Literal["died", "closed", "unreachable"] = "died"
 
 
-Report = BoundaryReached | BoundaryMissed | ChainEnded | WorkerJoined | WorkerLeft
+Report = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded | WorkerJoined | WorkerLeft
 
 
 # --- what the scheduler wants done ------------------------------------------------------------------------
@@ -424,6 +445,7 @@ Fact = (
     | TargetAsked
     | StateReached
     | StateLost
+    | ForkVerified
     | StageFailed
     | ChainLost
     | DriverJoined

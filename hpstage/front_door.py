@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import optuna
 
@@ -17,7 +17,7 @@ from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, read_facts
 from hpstage.errors import LeaseLost, UsageError
-from hpstage.events import SearchStarted, WorkerId
+from hpstage.events import SearchStarted, Verify, WorkerId
 from hpstage.eviction import Eviction, budget_bytes
 from hpstage.executor import Executor
 from hpstage.identity import code_identity
@@ -70,6 +70,7 @@ def optimize(
     sharing: bool = True,
     checkpoint_every: int | None = None,
     checkpoint_budget: int | str | None = None,
+    verify: Verify = "first-fork",
 ) -> Result:
     """Search with ``study``'s sampler, training every stage once.
 
@@ -119,9 +120,14 @@ def optimize(
         checkpoint_budget: bytes that the checkpoints of the whole plan may take (``"20 GB"``); beyond that, those go
             whose training anew costs the fewest seconds per byte, and never one that is still needed. By default none
             goes, until the disk is full.
+        verify: whether forks are verified: a few steps are trained straight through and from the kept state, and all
+            that training can reach is compared. ``"first-fork"`` does so once for a workload, within its first steps
+            (two of which are trained twice); ``"all"`` for each chain of stages; ``"off"`` never.
+            :func:`hpstage.check` does more.
 
     Raises:
         UsageError: bad input, named, before anything is trained.
+        StateError: training changes something that no state holds; it is named.
         StoreError: the store cannot be used or belongs to another workload.
         ClusterError: there are no workers, or they were all lost.
         CheckpointError: a checkpoint could not be written, and no other could go; everything before it is kept.
@@ -132,6 +138,8 @@ def optimize(
     metrics = (metric,) if isinstance(metric, str) else tuple(metric)
     if isinstance(trainable, type):
         raise UsageError(f"{trainable.__name__} is a class: pass an instance of it, {trainable.__name__}(...)")
+    if verify not in get_args(Verify):
+        raise UsageError(f"verify is {verify!r}; give one of {', '.join(map(repr, get_args(Verify)))}")
     setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)
     budget = None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget")
     display = open_display(show_progress_bar)
@@ -179,6 +187,7 @@ def optimize(
                 described=described,
                 sharing=sharing,
                 checkpoint_every=checkpoint_every,
+                verify=verify,
                 eviction=eviction,
                 workers=workers,
             )

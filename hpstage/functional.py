@@ -34,6 +34,8 @@ from hpstage.order import SampleOrder
 from hpstage.randomness import Purpose, libraries, rekey, seed_of
 from hpstage.schedule import Scalar
 from hpstage.trainable import Adapter, checked_metrics, stateless_of
+from hpstage.training.portrait import LOCAL
+from hpstage.training.reach import Slot
 from hpstage.training.world import World
 
 if TYPE_CHECKING:
@@ -229,9 +231,10 @@ class _Body:
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
             if frame.f_code.co_filename != __file__ and frame.f_globals.get("__name__") not in _OURS:
-                for name, value in frame.f_locals.items():
+                variables = dict(frame.f_locals)
+                for name, value in variables.items():
                     if not isinstance(value, Run):
-                        yield name, value
+                        yield name, Slot(LOCAL + name, variables, name)
             frame = frame.f_back
 
     def close(self) -> None:
@@ -331,7 +334,9 @@ class FunctionTrainable(Adapter):
 
     def portrait(self) -> dict[str, str]:
         """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
-        return self._world.portrait(self._begun().variables())
+        passed_by = set(stateless_of(self.subject))
+        variables = self._begun().variables()
+        return self._world.portrait((LOCAL + name, value) for name, value in variables if name not in passed_by)
 
     def close(self) -> None:
         """End the function, if it runs: its ``finally`` blocks run, its thread ends. What it has changed outside of

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, open_plan
 from hpstage.errors import LeaseLost, StoreError, UsageError
-from hpstage.events import DriverId, DriverJoined, StateKey, WorkerId
+from hpstage.events import DriverId, DriverJoined, StateKey, Verify, WorkerId
 from hpstage.eviction import Eviction
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger
@@ -30,6 +30,7 @@ def taking_part(
     described: Mapping[str, str],
     sharing: bool,
     checkpoint_every: int | None,
+    verify: Verify,
     eviction: Eviction,
     workers: Iterable[WorkerId] = (),
 ) -> Iterator[Driver]:
@@ -48,7 +49,7 @@ def taking_part(
     plan = open_plan(journal, workload, described, sharing=sharing)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     presence = Presence(journal, me) if isinstance(journal, Leases) else None
-    scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every)
+    scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every, verify=verify)
     driver = Driver(plan, scheduler, hands, journal, presence=presence, eviction=eviction, workers=workers)
     with ExitStack() as leaving:
         if presence is not None:

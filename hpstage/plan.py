@@ -24,6 +24,7 @@ from hpstage.events import (
     DriverJoined,
     DriverLeft,
     Fact,
+    ForkVerified,
     Kept,
     NodeId,
     PlanCreated,
@@ -78,6 +79,7 @@ class SearchPlan:
         self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
+        self.verified = False  # a fork of this workload was verified
         self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
         self.chains: dict[ChainId, OpenChain] = {}
@@ -203,6 +205,10 @@ class SearchPlan:
         chain = None if fact.chain is None else self.chains.get(fact.chain)
         if chain is not None:
             chain.reached = state
+
+    def _verify(self, fact: ForkVerified) -> None:
+        self._node(fact.node)
+        self.verified = fact.difference is None
 
     def _keep(self, state: State, kept: Kept | None) -> None:
         if state.kept is not None:
@@ -454,6 +460,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], object]] = {
     TargetAsked: SearchPlan.ask,
     StateReached: SearchPlan._reached,
     StateLost: SearchPlan._lose,
+    ForkVerified: SearchPlan._verify,
     StageFailed: SearchPlan._fail,
     ChainLost: SearchPlan._waste,
     ChainStarted: SearchPlan._start,

@@ -12,7 +12,7 @@ from typing import Literal
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.course import Course
-from hpstage.errors import CheckpointError, UsageError
+from hpstage.errors import CheckpointError, StateError, UsageError
 from hpstage.events import (
     Amendment,
     Boundary,
@@ -20,6 +20,7 @@ from hpstage.events import (
     BoundaryReached,
     Chain,
     ChainEnded,
+    ForkVerified,
     Stage,
     StateKey,
     UserFailure,
@@ -28,8 +29,9 @@ from hpstage.events import (
 )
 from hpstage.schedule import Scalar, varies
 from hpstage.trainable import Trainable, checked_metrics
+from hpstage.training.verification import ForkVerification, explain
 
-ChainReport = BoundaryReached | BoundaryMissed | ChainEnded
+ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
 
 
 class Control:
@@ -190,6 +192,12 @@ class ChainRunner:
         """Train from the chain's source on; reports boundaries, and returns how the chain ended."""
         course = flight.course
         values = Values(flight.stage)
+        verification = None
+        if flight.chain.verify:
+            length = sum(stage.stop - stage.start for stage in course.stages)
+            verification = ForkVerification(
+                self._trainable, flight.chain.initial, self._train_step, flight.step, length
+            )
         flight.start_clock()
         while True:
             boundary = course.boundaries.pop(flight.place, None)
@@ -219,13 +227,40 @@ class ChainRunner:
                 flight.turn()
                 values = Values(flight.stage)
                 continue
-            if self._announce is not None:
-                coming = course.boundaries.get((flight.index, flight.step + 1))
-                self._announce(coming is not None and (coming.evaluate or coming.keep))
+            coming = course.boundaries.get((flight.index, flight.step + 1))
+            report = coming is not None and (coming.evaluate or coming.keep)
             values.move(flight.step)
-            self._stands_at = None
-            self._trainable.train(flight.step, values)
+            self._train_step(flight.step, values, report)
             flight.step += 1
+            if verification is not None:
+                flight.stop_clock()
+                verification.after(flight.step - 1, values, report)
+                flight.start_clock()
+                if verification.over:
+                    flight.load_seconds += verification.seconds
+                    yield self._verified(flight, verification)
+                    if verification.difference is not None:
+                        return "stopped"
+                    verification = None
+
+    def _train_step(self, step: int, values: Mapping[str, Scalar], report: bool) -> None:
+        if self._announce is not None:
+            self._announce(report)
+        self._stands_at = None
+        self._trainable.train(step, values)
+
+    def _verified(self, flight: _Flight, verification: ForkVerification) -> ForkVerified:
+        difference = verification.difference
+        return ForkVerified(
+            chain=flight.chain.id,
+            worker=self._worker,
+            node=flight.stage.node,
+            step=verification.fork,
+            steps=verification.steps,
+            seconds=verification.seconds,
+            at=self._clock(),
+            difference=None if difference is None else explain(difference, verification.steps),
+        )
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         """Metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
@@ -276,6 +311,8 @@ class ChainRunner:
         if boundary.evaluate:
             try:
                 metrics = checked_metrics(self._trainable.evaluate())
+            except StateError:
+                raise  # training cannot go on from what it has left
             except Exception as error:
                 failure = _failure(error)
         evaluated = time.perf_counter()

@@ -29,6 +29,7 @@ from hpstage.events import (
     DriverJoined,
     DriverLeft,
     Fact,
+    ForkVerified,
     Instruction,
     NodeId,
     Report,
@@ -42,6 +43,7 @@ from hpstage.events import (
     TargetAsked,
     TrialId,
     UserFailure,
+    Verify,
     WorkerId,
     WorkerJoined,
     WorkerLeft,
@@ -87,6 +89,7 @@ class Scheduler:
         pool: the workers' cluster; workers of the same id in another pool are others.
         checkpoint_seconds: bounds the work that the loss of a worker can cost, in seconds of training.
         checkpoint_every: the same in steps, in place of seconds.
+        verify: which forks are verified (see :mod:`hpstage.training.verification`).
         max_losses: workers that may die at the same place before its trials fail.
     """
 
@@ -98,6 +101,7 @@ class Scheduler:
         pool: str = "",
         checkpoint_seconds: float = 60.0,
         checkpoint_every: int | None = None,
+        verify: Verify = "off",
         max_losses: int = 3,
     ) -> None:
         self._plan = plan
@@ -110,7 +114,7 @@ class Scheduler:
         self._workers: dict[WorkerId, Worker] = {}
         self._running: dict[ChainId, RunningChain] = {}
         self._others = Others(plan, self._tree, self._workers, self._running, pool)
-        self._dispatch = Dispatch(plan, self._tree, layer, self._yielding, driver, self._workers, self._running)
+        self._dispatch = Dispatch(plan, self._tree, layer, self._yielding, driver, self._workers, self._running, verify)
         self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
         self.most_workers = 0
         self.draining = False  # no chain is started or prolonged any more
@@ -168,6 +172,9 @@ class Scheduler:
                 self._boundary(report, decision)
             case BoundaryMissed():
                 self._missed(report)
+            case ForkVerified():
+                if report.chain in self._running:
+                    self._learn(report, decision)
             case ChainEnded():
                 self._ended(report, decision)
             case WorkerJoined():

@@ -192,6 +192,15 @@ def arranged(leaf: Leaf, value: Any) -> Any:
     return torch.empty_strided(leaf.shape, leaf.strides, dtype=value.dtype, device=value.device).copy_(value)
 
 
+def reread(leaf: Leaf, value: Any) -> Any:
+    """The value as it comes back from a file."""
+    if leaf.kind == "bytes":
+        return value
+    made, memory = empty(leaf)
+    memory[:] = content(leaf, value)
+    return arranged(leaf, made)
+
+
 def copy(leaf: Leaf, value: Any) -> Any:
     """The same values in memory of their own, on the same device, without gradient."""
     if leaf.kind == "bytes":

@@ -71,11 +71,31 @@ def _entry(value: Any, survey: Survey) -> str:
     return f"a {type(value).__qualname__}"
 
 
-def first_difference(one: dict[str, str], other: dict[str, str]) -> tuple[str, str, str] | None:
-    """Path and both texts of the first thing that is not the same. The farthest down the path of references is told:
-    an owner differs whenever what it refers to is another thing."""
-    for path in [*one, *(path for path in other if path not in one)]:
-        here, there = one.get(path, "absent"), other.get(path, "absent")
-        if here != there:
-            return path, here, there
-    return None
+Difference = tuple[str, str, str]
+"""A path, and what is there in the one and in the other."""
+
+
+LOCAL = "local variable "
+
+
+_CONSEQUENCES = ("model", "optimizer", "the state")
+
+
+def first_difference(straight: dict[str, str], forked: dict[str, str]) -> Difference | None:
+    """The first thing that is not the same; what is more likely the cause comes before what follows from it.
+
+    Local variables that a fork has not set are passed by: they hold what was reported earlier, and what reads them
+    would fail in the fork.
+    """
+    found = []
+    for path in [*straight, *(path for path in forked if path not in straight)]:
+        here, there = straight.get(path, "absent"), forked.get(path, "absent")
+        if here != there and not (path.startswith(LOCAL) and path not in forked):
+            found.append((path, here, there))
+    return min(found, key=lambda difference: _rank(difference[0]), default=None)
+
+
+def _rank(path: str) -> int:
+    if path.startswith(LOCAL):
+        return 0
+    return 2 if path.startswith(_CONSEQUENCES) else 1

@@ -1,0 +1,98 @@
+"""Verifying a fork: steps trained straight through and from the state that a fork would load are compared.
+
+What is compared is all that training can reach, not weights alone: a hidden counter is seen before it has an effect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from hpstage.checkpoints.state_tree import digest, reread
+from hpstage.schedule import Scalar
+from hpstage.trainable import Trainable
+from hpstage.training.portrait import Difference, first_difference
+
+Step = Callable[[int, Mapping[str, Scalar], bool], None]
+_FORK_AFTER = 2
+"""Steps after which the fork is made, if there are as many: by then optimizers have their state."""
+_STEPS, _SLOW = 2, 10.0
+"""Steps that are trained twice; one alone where it takes longer than so many seconds."""
+
+
+class ForkVerification:
+    """Goes along with training, and turns back once: tell it of each step that was trained.
+
+    Args:
+        trainable: as it is trained, at a step that it is told by :attr:`begun`.
+        initial: the values at step 0.
+        train: trains a step of it, under values, and whether it is told that a report is wanted.
+        begun: the step at which it begins.
+        length: how many steps there are to come. One alone cannot be verified.
+    """
+
+    def __init__(
+        self, trainable: Trainable, initial: Mapping[str, Scalar], train: Step, begun: int, length: int
+    ) -> None:
+        self._trainable = trainable
+        self._initial = dict(initial)
+        self._train = train
+        self.fork = begun + max(1, min(_FORK_AFTER, length - 1))
+        self._steps = min(_STEPS, begun + length - self.fork)
+        self.seconds = 0.0
+        self.steps = 0
+        self.difference: Difference | None = None
+        self.over = False
+        self._state: object = None
+        self._trained: list[tuple[int, dict[str, Scalar], bool]] = []
+        self._began = time.perf_counter()
+
+    def after(self, step: int, hp: Mapping[str, Scalar], report: bool) -> None:
+        """``step`` was trained under ``hp``, and told whether a ``report`` was wanted.
+
+        Raises:
+            StateError: a state cannot be captured, or not be loaded.
+        """
+        if step + 1 < self.fork or self.over:
+            return
+        began = time.perf_counter()
+        if step + 1 == self.fork:
+            self._state = reread(self._trainable.state_dict())
+        else:
+            self._trained.append((step, dict(hp), report))
+            if len(self._trained) == self._steps or began - self._began > _SLOW:
+                self._compare()
+                self.over = True
+        self.seconds += time.perf_counter() - began
+        self._began = time.perf_counter()
+
+    def _compare(self) -> None:
+        straight = portrait_of(self._trainable)
+        close = getattr(self._trainable, "close", None)
+        if close is not None:
+            close()  # as a process that begins anew
+        self._trainable.setup(self._initial)
+        self._trainable.load_state_dict(self._state)
+        self._state = None
+        for step, hp, report in self._trained:
+            self._train(step, hp, report)
+        self.steps = len(self._trained)
+        self.difference = first_difference(straight, portrait_of(self._trainable))
+
+
+def portrait_of(trainable: Trainable) -> dict[str, str]:
+    """All of a trainable that two runs are compared by: its state, and what else it can tell."""
+    portrait: Callable[[], dict[str, str]] | None = getattr(trainable, "portrait", None)
+    told = {} if portrait is None else portrait()
+    return {**told, "the state": digest(trainable.state_dict())}
+
+
+def explain(difference: Difference, steps: int) -> str:
+    """What a difference means, and what to do."""
+    path, straight, forked = difference
+    return (
+        f"training goes on otherwise from a kept state than straight through: after {steps} more steps {path} is "
+        f"{forked} from the state and {straight} straight through. Something that training changes is in no state: "
+        f"keep it on the trainable or attach it, or make it a function of the step; if no training hangs on it, name "
+        f"it in `stateless`"
+    )

@@ -1,0 +1,180 @@
+"""The first fork of a workload is verified: what no state holds is named before hours are spent on it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from torch import nn
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.driver import read_facts
+from hpstage.errors import StateError, UsageError
+from hpstage.events import ForkVerified, StateReached
+from hpstage.functional import Run
+from hpstage.store import MemoryJournal
+from tests.torch.patterns import PATTERNS
+from tests.torch.trainables import CASES, Small, network, ordinary_loop, samples, sgd
+
+STEPS = 8
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    drop = trial.suggest_categorical("drop", [3, 5])
+    return {"lr": s.multistep(0.1, [drop], gamma=0.1), "momentum": 0.9, "batch_size": 8, "seed": 3}
+
+
+def search(trainable: object, journal: Any = None, **options: Any) -> hpstage.Result:
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [3, 5]}, seed=0))
+    return hpstage.optimize(
+        study,
+        trainable,
+        space,
+        metric="loss",
+        steps=STEPS,
+        n_trials=2,
+        executor=hpstage.InlineExecutor(),
+        store=MemoryJournal() if journal is None else journal,
+        **options,
+    )
+
+
+def hidden_counter(run: Run) -> None:
+    x, y = samples()
+    model = network()
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    seen = 0
+    for _ in run.steps():
+        batch = run.indices(len(x), 8)
+        seen += 8
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(x[batch]), y[batch]) * (2 if seen > 40 else 1)).backward()
+        optimizer.step()
+        if run.wants_report:
+            run.report(loss=nn.functional.cross_entropy(model(x), y).item())
+
+
+def unattached(run: Run) -> None:
+    x, y = samples()
+    model = network()
+    average = network()
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    for _ in run.steps():
+        batch = run.indices(len(x), 8)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, now in zip(average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(now, 0.1)
+        if run.wants_report:
+            run.report(loss=nn.functional.cross_entropy(average(x), y).item())
+
+
+def iterating(run: Run) -> None:
+    x, y = samples()
+    model = network()
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    batches = itertools.cycle(range(0, len(x), 8))
+    for _ in run.steps():
+        start = next(batches)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[start : start + 8]), y[start : start + 8]).backward()
+        optimizer.step()
+        if run.wants_report:
+            run.report(loss=nn.functional.cross_entropy(model(x), y).item())
+
+
+class Loader(Small):
+    """Batches from an iterator of its own."""
+
+    def model(self, hp: Any) -> nn.Module:
+        self.batches = self.endless()
+        return super().model(hp)
+
+    def endless(self) -> Iterator[int]:
+        while True:
+            yield from range(0, 24, 8)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        start = next(self.batches)
+        x, y = samples()
+        return super().loss(model, (x[start : start + 8], y[start : start + 8]))
+
+
+class Incomplete:
+    """An object whose ``state_dict()`` leaves out what it goes on with."""
+
+    def setup(self, hp: Any) -> None:
+        self.weight, self.velocity = 1.0, 0.0
+
+    def train(self, step: int, hp: Any) -> None:
+        self.velocity = 0.9 * self.velocity - 0.1 * self.weight
+        self.weight += self.velocity
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": self.weight**2}
+
+    def state_dict(self) -> object:
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.weight = state["weight"]
+
+
+@pytest.mark.parametrize(
+    ("trainable", "match"),
+    [
+        (hidden_counter, r"local variable seen is 16 from the state and 32 straight through"),
+        (unattached, r"local variable average"),
+        (iterating, r"local variable"),
+        (Loader(), r"self.batches (is a .*generator that has moved on|has changed in training, and cannot)"),
+        (Incomplete(), r"self is .*velocity"),
+    ],
+)
+def test_state_that_nothing_captures_is_named_in_the_first_steps(trainable: object, match: str) -> None:
+    journal = MemoryJournal()
+    with pytest.raises(StateError, match=match):
+        search(trainable, journal)
+    assert sum(fact.step - fact.start for fact in read_facts(journal) if isinstance(fact, StateReached)) <= 4
+
+
+@pytest.mark.parametrize("name", [*CASES, *PATTERNS])
+def test_what_is_captured_passes(name: str) -> None:
+    search(({**CASES, **PATTERNS})[name]())
+
+
+def test_one_fork_of_a_workload_is_verified_and_never_again(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    search(ordinary_loop, journal, checkpoints=str(tmp_path))
+    search(ordinary_loop, journal, checkpoints=str(tmp_path))
+    (fact,) = [fact for fact in read_facts(journal) if isinstance(fact, ForkVerified)]
+    assert (fact.step, fact.steps, fact.difference) == (2, 2, None)
+    assert fact.seconds > 0
+
+
+def test_all_chains_verify_when_asked_to_and_none_when_not() -> None:
+    for verify, expected in (("off", 0), ("all", 2)):
+        journal = MemoryJournal()
+        search(Small(), journal, verify=verify)
+        assert sum(isinstance(fact, ForkVerified) for fact in read_facts(journal)) == expected
+
+
+def test_verifying_changes_no_result() -> None:
+    assert [t.values for t in search(Small(), verify="all").study.trials] == [
+        t.values for t in search(Small(), verify="off").study.trials
+    ]
+
+
+def test_an_unknown_way_to_verify_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"verify is 'some'; give one of 'first-fork', 'all', 'off'"):
+        search(Small(), verify="some")
