@@ -6,7 +6,7 @@ import copy
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -232,7 +232,7 @@ class ModuleGlobal(Small):
 
 class ClassAttribute(Small):
     calls = 0
-    by_class: Counter[int] = Counter()
+    by_class: ClassVar[Counter[int]] = Counter()
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         type(self).calls += 1
