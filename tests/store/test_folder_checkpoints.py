@@ -229,7 +229,8 @@ def test_the_checkpoint_of_another_workload_is_refused(store: FolderCheckpoints)
 def test_a_newer_format_is_refused(store: FolderCheckpoints) -> None:
     folder = saved(store)
     rewrite_manifest(folder, msgspec.structs.replace(store.manifest(KEY), format=files.FORMAT + 1))
-    with pytest.raises(CheckpointCorrupt, match=f"has format {files.FORMAT + 1}; this hpstage reads format {files.FORMAT}"):
+    told = f"has format {files.FORMAT + 1}; this hpstage reads format {files.FORMAT}"
+    with pytest.raises(CheckpointCorrupt, match=told):
         store.load(KEY)
 
 
