@@ -287,7 +287,7 @@ class Driver:
         self.scheduler.draining = True
 
     def finish(self) -> None:
-        """End what runs: what nobody waits for at once, the rest at the next step that can be, its state kept."""
+        """End what runs at its next step; what somebody waits for with its state kept there."""
         self.scheduler.draining = self.scheduler.leaving = True
         while self.scheduler.running:
             self.scheduler.tick(self._executor.clock())  # reports may be rare
@@ -349,7 +349,7 @@ class Driver:
                 case AmendChain():
                     self._executor.amend(instruction.amendment)
                 case StopChain():
-                    self._executor.stop(instruction.chain)
+                    self._executor.stop(instruction.chain, keep=instruction.keep)
 
     def _record(self, facts: Sequence[Fact]) -> None:
         """Write facts that hold whatever others have written meanwhile, which is folded first."""

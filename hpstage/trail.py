@@ -16,7 +16,7 @@ _SPACING = 64
 class Trail:
     """What a line has seen before each step from ``start`` on.
 
-    O(1) where no form varies. Else the line is walked once, as far as is asked, and a digest is remembered now and then.
+    O(1) where no form varies. Else the line is walked once, as far as is asked, and some digests are remembered.
 
     Args:
         seen: the values up to and including those at ``start``.
