@@ -10,12 +10,10 @@ import msgspec
 from hpstage.errors import CheckpointError, ClusterError, InternalError, LeaseLost, StoreError
 from hpstage.events import (
     AmendChain,
-    Boundary,
     ChainEnded,
     ChainId,
     DriverLeft,
     Fact,
-    Instruction,
     PlanCreated,
     Report,
     StartChain,
@@ -341,7 +339,7 @@ class Driver:
         for fact in claims:
             self._answers += self.scheduler.learn(fact)
         if self._eviction is not None:
-            self._eviction.wait_for(boundary.key for boundary in _boundaries(instructions))
+            self._eviction.clear_the_way(self.plan)
         for instruction in instructions:
             match instruction:
                 case StartChain():
@@ -375,12 +373,3 @@ class Driver:
                 raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
             self._answers += self.scheduler.learn(fact)
             self.plan.position += 1
-
-
-def _boundaries(instructions: Iterable[Instruction]) -> Iterator[Boundary]:
-    for instruction in instructions:
-        match instruction:
-            case StartChain():
-                yield from instruction.chain.boundaries
-            case AmendChain():
-                yield from instruction.amendment.boundaries

@@ -261,7 +261,7 @@ class SimulatedExecutor(Executor):
         elif chain.keep_seconds is not None:
             left = chain.keep_seconds - (flight.since - flight.kept_at)
             own = max(place + 1, self._walk(flight, place, first, left)[0])
-        if chain.time_first and flight.source is not None and (own is None or place + 1 < own):
+        if chain.time_first and flight.source is not None:
             own, keep = place + 1, False
         flight.own = own if own is not None and place < own < first else None
         if flight.own is not None:
