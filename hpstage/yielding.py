@@ -112,9 +112,7 @@ class Yielding:
         if rest < chain.marks[0]:
             yield rest
 
-    def _cuts(
-        self, chains: list[RunningChain], waiting: list[float], workers: int, now: float
-    ) -> dict[str, int]:
+    def _cuts(self, chains: list[RunningChain], waiting: list[float], workers: int, now: float) -> dict[str, int]:
         """Where chains are cut when less waits than there are workers, so that all workers end about together."""
         if not waiting or len(waiting) >= workers or len(chains) < workers:
             return {}
