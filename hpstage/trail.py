@@ -23,35 +23,41 @@ class Trail:
         forms: the line's from ``start`` on, by name; the names are sorted.
     """
 
-    __slots__ = ("_remembered", "_start", "_varying")
+    __slots__ = ("_last", "_remembered", "_start", "_varying")
 
     def __init__(self, seen: History, start: int, forms: Mapping[str, Form]) -> None:
         self._start = start
         self._varying = [(name, form) for name, form in forms.items() if varies(form)]
         self._remembered = [seen]  # up to and including the values at ``start``, ``start + _SPACING``, ...
+        self._last = start, seen  # what was asked for last: most ask for the next
 
     def before(self, step: int) -> History:
         """The values seen before ``step``, which lies after ``start``."""
-        steps = step - 1 - self._start
-        if not self._varying or not steps:
+        last = step - 1
+        if not self._varying:
             return self._remembered[0]
-        while len(self._remembered) <= steps // _SPACING:
-            last = len(self._remembered) - 1
-            self._remembered.append(self._walk(last, _SPACING))
-        return self._walk(steps // _SPACING, steps % _SPACING)
+        index = (last - self._start) // _SPACING
+        while len(self._remembered) <= index:
+            end = self._start + (len(self._remembered) - 1) * _SPACING
+            self._remembered.append(self._walk(self._remembered[-1], end, end + _SPACING))
+        first = self._start + index * _SPACING
+        if first <= self._last[0] <= last:
+            first, history = self._last
+        else:
+            history = self._remembered[index]
+        self._last = last, self._walk(history, first, last)
+        return self._last[1]
 
     def key(self, step: int) -> StateKey:
         """Key of the state at ``step``, which lies after ``start``."""
         return self.before(step).key(step)
 
-    def _walk(self, remembered: int, steps: int) -> History:
-        """So many steps on from a history that is remembered."""
-        history = self._remembered[remembered]
-        if not steps:
+    def _walk(self, history: History, first: int, last: int) -> History:
+        """On from a history that ends with the values at ``first``, to one that ends with those at ``last``."""
+        if first == last:
             return history
-        first = self._start + remembered * _SPACING
         past = [form.value(first) for _, form in self._varying]
-        for step in range(first + 1, first + steps + 1):
+        for step in range(first + 1, last + 1):
             changed: list[tuple[str, Scalar]] = []
             for index, (name, form) in enumerate(self._varying):
                 now = form.value(step)

@@ -321,15 +321,16 @@ def test_a_training_function_is_told_that_its_state_will_be_kept_before_it_stops
 # --- what follows -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("horizons", [(100, 200, 400, 800), (800, 400, 200, 100)], ids=["longer", "shorter"])
 def test_horizons_of_warm_up_stable_decay_as_studies_one_after_the_other_train_distinct_steps_only(
-    tmp_path: Path,
+    horizons: tuple[int, ...], tmp_path: Path
 ) -> None:
     journal = MemoryJournal()
-    for horizon in (100, 200, 400, 800):
+    for horizon in horizons:
         result = hpstage.optimize(
             optuna.create_study(study_name=f"to {horizon}"),
             Tape(),
-            lambda _, horizon=horizon: {"lr": s.wsd(0.1, horizon, warmup=10, decay=horizon // 10)},
+            lambda _, horizon=horizon: {"lr": s.wsd(0.1, horizon, warmup=5, decay=horizon // 10)},
             metric="score",
             steps=horizon,
             n_trials=1,
