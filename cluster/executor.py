@@ -243,8 +243,8 @@ class DaskExecutor(Executor):
     def amend(self, amendment: Amendment) -> None:
         self._order(amendment.chain, Amend(amendment))
 
-    def stop(self, chain: ChainId) -> None:
-        self._order(chain, Stop(chain))
+    def stop(self, chain: ChainId, *, keep: bool = False) -> None:
+        self._order(chain, Stop(chain, keep))
 
     def _order(self, chain: ChainId, order: Order) -> None:
         assert self._courier is not None, "open() comes first"

@@ -33,6 +33,7 @@ class Description(msgspec.Struct, frozen=True):
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
     chain: ChainId
+    keep: bool
 
 
 class Amend(msgspec.Struct, frozen=True, tag=True):

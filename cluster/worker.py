@@ -173,7 +173,7 @@ class Site:
             if isinstance(order, Amend):
                 control.amend(order.amendment)
             else:
-                control.stop()
+                control.stop(keep=order.keep)
 
     def abandon(self, key: str) -> None:
         with self._lock:

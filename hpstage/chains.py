@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hpstage.errors import InternalError
-from hpstage.events import Boundary, ChainId, NodeId, Stage, StateRef, WorkerId
+from hpstage.events import Boundary, ChainId, Stage, StateRef, WorkerId
 from hpstage.ordered import Ordered
 from hpstage.plan import SearchPlan
 from hpstage.stage_tree import Line, StageTree
@@ -16,6 +16,8 @@ from hpstage.stage_tree import Line, StageTree
 _HORIZON = 64
 # Milestones that are looked at on one leg.
 _CONSIDERED = 256
+# Seconds that word of a new boundary may take to reach a worker.
+NOTICE = 0.05
 # What a boundary costs besides saving: messages (scripts/bench_overhead.py).
 _BOUNDARY_SECONDS = 0.005
 
@@ -29,44 +31,72 @@ class Leg:
 
 @dataclass(slots=True)
 class RunningChain:
-    """A chain in flight, as the scheduler knows it."""
+    """A chain in flight, as the scheduler knows it.
+
+    A place on its course is a step, counted from the beginning of training: the legs follow one another.
+    """
 
     id: ChainId
     worker: WorkerId
     legs: list[Leg]
     source: StateRef | None
-    at: tuple[int, int]  # leg and step last reported
-    passed: tuple[int, int] = (0, 0)  # where it is known to have been, if that is beyond ``at``
-    marks: Ordered[tuple[int, int]] = field(default_factory=Ordered)  # (leg, step) of each boundary ahead
-    evaluated: set[tuple[int, int]] = field(default_factory=set)  # marks that are to be evaluated
-    fleeting: set[tuple[int, int]] = field(default_factory=set)  # marks that are only timed: no state is kept there
-    since: float = 0.0  # when that was, or when the chain was started, on the executor's clock
-    end: tuple[int, int] | None = None
-    cut: tuple[int, int] | None = None  # where it is cut so that all workers end together
+    at: int  # last reported
+    kept: int  # where a state was last kept: if the worker dies, training goes on from there
+    passed: int = 0  # where it is known to have been, if that is beyond ``at``
+    marks: Ordered[int] = field(default_factory=Ordered)  # boundaries ahead, but for those that the worker sets itself
+    evaluated: set[int] = field(default_factory=set)  # marks that are to be evaluated
+    since: float = 0.0  # when it came to ``at``, or when the chain was started, on the executor's clock
+    end: int | None = None
+    cut: int | None = None  # where it is cut so that all workers end together
+    rest: int | None = None  # where it may give way before its next mark
     stopping: bool = False
     verifying: bool = False  # it verifies a fork where it begins
-    periodic: tuple[int, int] | None = None  # the mark that the interval has set
-    lateness: int = 0  # how often that mark came too late
 
-    def seconds_between(self, a: tuple[int, int], b: tuple[int, int]) -> float:
-        """Estimated training seconds along the chain from one mark to a later one."""
+    def leg_at(self, step: int) -> int:
+        """Index of the leg on which the state at ``step`` is reached; of the first for the state before it."""
+        return bisect_left(self.legs, step, key=_stop)
+
+    def line_at(self, step: int) -> Line:
+        return self.legs[self.leg_at(step)].line
+
+    def seconds_between(self, a: int, b: int) -> float:
+        """Estimated training seconds along the chain from one step to a later one."""
         total = 0.0
-        for i in range(a[0], b[0] + 1):
-            leg = self.legs[i]
-            start = a[1] if i == a[0] else leg.start
-            stop = b[1] if i == b[0] else leg.stop
-            total += (stop - start) * leg.line.cost
+        index = self.leg_at(a)
+        while a < b:
+            leg = self.legs[index]
+            stop = min(b, leg.stop)
+            total += (stop - a) * leg.line.cost
+            a, index = stop, index + 1
         return total
 
-    def leg_of(self, node: NodeId) -> int:
-        """Index of the leg on a node."""
-        for index, leg in enumerate(self.legs):
-            if leg.line.node.id == node:
-                return index
-        raise InternalError(f"{self.id} does not pass node {node}")
+    def step_after(self, a: int, seconds: float) -> int:
+        """The step to which training gets from step ``a`` in so many seconds: the next at least, the last at most."""
+        left, step = seconds, a
+        for leg in self.legs[self.leg_at(a + 1) :]:
+            steps = int(left / leg.line.cost)
+            if steps < leg.stop - step:
+                return max(step + steps, a + 1)
+            left -= (leg.stop - step) * leg.line.cost
+            step = leg.stop
+        return step
 
-    def ref(self, mark: tuple[int, int] | None) -> StateRef | None:
-        return None if mark is None else StateRef(self.legs[mark[0]].line.node.id, mark[1])
+    def step_before_end(self, seconds: float) -> int:
+        """The first step with at most so many seconds of training to go on the legs."""
+        left = seconds
+        for leg in reversed(self.legs):
+            steps = int(left / leg.line.cost)
+            if steps < leg.stop - leg.start:
+                return leg.stop - steps
+            left -= (leg.stop - leg.start) * leg.line.cost
+        return self.legs[0].start
+
+    def ref(self, step: int | None) -> StateRef | None:
+        return None if step is None else StateRef(self.line_at(step).node.id, step)
+
+
+def _stop(leg: Leg) -> int:
+    return leg.stop
 
 
 class Layer:
@@ -74,7 +104,7 @@ class Layer:
 
     Args:
         checkpoint_seconds: bounds the work that the loss of a worker can cost, in seconds of training.
-        checkpoint_every: the same in steps, in place of seconds.
+        checkpoint_every: in place of that, the multiple of steps at which states are kept.
     """
 
     def __init__(
@@ -82,15 +112,15 @@ class Layer:
     ) -> None:
         self._plan = plan
         self._tree = tree
-        self._checkpoint_seconds = checkpoint_seconds
-        self._checkpoint_every = checkpoint_every
+        self.checkpoint_seconds = None if checkpoint_every is not None else checkpoint_seconds
+        self.checkpoint_every = checkpoint_every
 
     def prolong(self, chain: RunningChain) -> tuple[list[Stage], list[Boundary]]:
         """Go on past the chain's last state, if something hangs there that nothing else leads to."""
         if len(chain.marks) > _HORIZON // 2:
             return [], []  # it knows its way far enough for now
         last = chain.legs[-1]
-        if chain.at == (len(chain.legs) - 1, last.stop):
+        if chain.at == last.stop:
             return [], []  # it stands at its end: it is over before word can reach it
         line, step = last.line, last.stop
         wanted = line.wanted.get(step)
@@ -129,27 +159,26 @@ class Layer:
                 chain.legs[-1].stop = leg.stop
             else:
                 chain.legs.append(Leg(line, leg.start, leg.stop))
-            index = len(chain.legs) - 1
             # A kept state that is only to be evaluated has its boundary at the source itself.
             steps = list(
                 islice(line.wanted.steps.irange(leg.start, leg.stop, (leg.start > node.start, True)), _HORIZON)
             )
             cut = len(steps) == _HORIZON and steps[-1] < leg.stop
             if cut:
-                leg.stop = chain.legs[index].stop = steps[-1]
+                leg.stop = chain.legs[-1].stop = steps[-1]
             elif not steps or steps[-1] != leg.stop:
                 steps.append(leg.stop)
             steps = sorted([*steps, *self._likely_forks(line, leg.start, steps)])
-            stages.append(Stage(node.id, leg.start, leg.stop, dict(zip(node.names, node.forms, strict=True))))
-            covered_from = chain.at[1] if index == chain.at[0] else chain.legs[index].start
+            forms = dict(zip(node.names, node.forms, strict=True))
+            stages.append(Stage(node.id, leg.start, leg.stop, forms, node.seen(leg.start + 1).digest))
+            covered_from = max(chain.at, chain.legs[-1].start)
             for step in steps:
-                mark = (index, step)
-                if mark in chain.marks or (begun and mark <= chain.at):
+                if step in chain.marks or (begun and step <= chain.at):
                     continue
-                chain.marks.add(mark)
+                chain.marks.add(step)
                 boundary = self.boundary_at(line, step)
                 if boundary.evaluate:
-                    chain.evaluated.add(mark)
+                    chain.evaluated.add(step)
                 boundaries.append(boundary)
                 covered_from = min(covered_from, step - 1)
             self._tree.cover(node, chain.id, covered_from, leg.stop)
@@ -181,38 +210,24 @@ class Layer:
                 last = step
         return found
 
-    def boundary_at(self, line: Line, step: int, *, keep: bool = True) -> Boundary:
+    def boundary_at(self, line: Line, step: int) -> Boundary:
         wanted = line.wanted.get(step)
         return Boundary(
             node=line.node.id,
             step=step,
             key=self._plan.key(line.node, step),
             evaluate=wanted is not None and wanted.evaluate,
-            keep=keep,
+            keep=True,
         )
 
-    def interval(self, chain: RunningChain) -> list[Boundary]:
-        """The next boundary ahead that bounds what a crash can lose.
-
-        On a workload without measurements the first step alone is timed, so that the bound soon holds in seconds.
-        """
-        leg, step = place = max(chain.at, chain.passed)
-        line, stop = chain.legs[leg].line, chain.legs[leg].stop
-        measured = self._plan.totals.steps_trained > 0
-        if self._checkpoint_every is not None:
-            spacing = self._checkpoint_every
-        elif measured:
-            spacing = max(1, int(self._checkpoint_seconds / line.cost))
-        else:
-            spacing = 1
-        # Where steps are faster than messages, the mark is set further ahead until word of it comes in time.
-        spacing <<= chain.lateness
-        ahead = chain.marks.first(place, inclusive=False)
-        if step + spacing >= stop or (ahead is not None and ahead <= (leg, step + spacing)):
-            return []
-        chain.periodic = mark = (leg, step + spacing)
-        chain.marks.add(mark)
-        keep = measured or self._checkpoint_every is not None
-        if not keep:
-            chain.fleeting.add(mark)
-        return [self.boundary_at(line, step + spacing, keep=keep)]
+    def rest(self, chain: RunningChain) -> int:
+        """The next step at which the chain may give way before its next mark; about where its state is kept anyway."""
+        place = max(chain.at, chain.passed)
+        if chain.rest is None or chain.rest <= place:  # told once, though estimates change
+            if self.checkpoint_seconds is not None:
+                chain.rest = chain.step_after(place, self.checkpoint_seconds)
+            else:
+                assert self.checkpoint_every is not None
+                every = self.checkpoint_every
+                chain.rest = -(-chain.step_after(place, NOTICE) // every) * every
+        return chain.rest

@@ -73,21 +73,18 @@ class Dispatch:
             if chain is None or chain.stopping:
                 # Another driver's, which sees what is wanted as well; or once it is over, the step is open again.
                 continue
-            mark = chain.leg_of(line.node.id), step
-            if mark not in chain.marks:
-                chain.marks.add(mark)
-            elif mark not in chain.fleeting and (not wanted.evaluate or mark in chain.evaluated):
+            if step not in chain.marks:
+                chain.marks.add(step)
+            elif not wanted.evaluate or step in chain.evaluated:
                 continue  # the state is kept there anyway
-            chain.fleeting.discard(mark)
             boundary = self._layer.boundary_at(line, step)
             if boundary.evaluate:
-                chain.evaluated.add(mark)
+                chain.evaluated.add(step)
             touched.setdefault(chain.id, ([], []))[1].append(boundary)
         for chain in self._running.values():
             if chain.stopping:
                 continue
             stages, boundaries = self._layer.prolong(chain) if prolong else ([], [])
-            boundaries += self._layer.interval(chain)
             if stages or boundaries:
                 entry = touched.setdefault(chain.id, ([], []))
                 entry[0].extend(stages)
@@ -135,13 +132,11 @@ class Dispatch:
             worker=worker.id,
             legs=[],
             source=source,
-            at=(0, step),
+            at=step,
+            kept=step,
             since=now,
         )
         stages, boundaries = self._layer.lay(chain, legs)
-        boundaries += self._layer.interval(chain)
-        order = {leg.line.node.id: i for i, leg in enumerate(chain.legs)}
-        boundaries.sort(key=lambda boundary: (order[boundary.node], boundary.step))
         chain.verifying = self._verify == "all" or (
             self._verify == "first-fork"
             and not self._plan.verified
@@ -159,5 +154,8 @@ class Dispatch:
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),
                 verify=chain.verifying,
+                keep_every=self._layer.checkpoint_every,
+                keep_seconds=self._layer.checkpoint_seconds,
+                time_first=self._layer.checkpoint_seconds is not None and not self._plan.totals.steps_trained,
             ),
         )

@@ -10,13 +10,11 @@ import msgspec
 from hpstage.errors import CheckpointError, ClusterError, InternalError, LeaseLost, StateError, StoreError
 from hpstage.events import (
     AmendChain,
-    Boundary,
     ChainEnded,
     ChainId,
     DriverLeft,
     Fact,
     ForkVerified,
-    Instruction,
     PlanCreated,
     Report,
     StartChain,
@@ -289,7 +287,7 @@ class Driver:
         self.scheduler.draining = True
 
     def finish(self) -> None:
-        """End what runs: what nobody waits for at once, the rest at the next step that can be, its state kept."""
+        """End what runs at its next step; what somebody waits for with its state kept there."""
         self.scheduler.draining = self.scheduler.leaving = True
         while self.scheduler.running:
             self.scheduler.tick(self._executor.clock())  # reports may be rare
@@ -348,7 +346,7 @@ class Driver:
         for fact in claims:
             self._answers += self.scheduler.learn(fact)
         if self._eviction is not None:
-            self._eviction.wait_for(boundary.key for boundary in _boundaries(instructions))
+            self._eviction.clear_the_way(self.plan)
         for instruction in instructions:
             match instruction:
                 case StartChain():
@@ -356,7 +354,7 @@ class Driver:
                 case AmendChain():
                     self._executor.amend(instruction.amendment)
                 case StopChain():
-                    self._executor.stop(instruction.chain)
+                    self._executor.stop(instruction.chain, keep=instruction.keep)
 
     def _record(self, facts: Sequence[Fact]) -> None:
         """Write facts that hold whatever others have written meanwhile, which is folded first."""
@@ -382,12 +380,3 @@ class Driver:
                 raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
             self._answers += self.scheduler.learn(fact)
             self.plan.position += 1
-
-
-def _boundaries(instructions: Iterable[Instruction]) -> Iterator[Boundary]:
-    for instruction in instructions:
-        match instruction:
-            case StartChain():
-                yield from instruction.chain.boundaries
-            case AmendChain():
-                yield from instruction.amendment.boundaries

@@ -57,12 +57,17 @@ class StateRef(msgspec.Struct, frozen=True, order=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Steps ``[start, stop)`` of one node; ``forms`` give every hyper-parameter's value at each step."""
+    """Steps ``[start, stop)`` of one node; ``forms`` give every hyper-parameter's value at each step, names sorted.
+
+    ``history`` is the digest of all values that the line has seen up to and including those at ``start``
+    (:class:`hpstage.keys.History`): with it, whoever trains the stage can name each state on it.
+    """
 
     node: NodeId
     start: int
     stop: int
     forms: dict[str, Form]
+    history: bytes
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -83,6 +88,10 @@ class Chain(msgspec.Struct, frozen=True):
     the source itself (a kept state that is only to be evaluated) comes first. ``parent`` of each kept state in
     its manifest is the previous boundary or source on the line. The chain is over at its last boundary, or sooner at
     the boundary ``end``: it knows the way on from there, in case ``end`` is moved while it runs.
+
+    Besides at its boundaries a chain keeps its state by itself, since no word could reach it at the right step:
+    ``keep_every``: at each multiple of so many steps, counted from the beginning of training; ``keep_seconds``: so many
+    seconds after it last kept one, at the latest. ``time_first``: it reports its first step, for what a step takes.
     """
 
     id: ChainId
@@ -92,6 +101,9 @@ class Chain(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
     boundaries: tuple[Boundary, ...]
     end: StateRef | None = None
+    keep_every: int | None = None
+    keep_seconds: float | None = None
+    time_first: bool = False
     verify: bool = False
     """Whether a fork is verified at its beginning: see :mod:`hpstage.training.verification`."""
 
@@ -130,7 +142,7 @@ class UserFailure(msgspec.Struct, frozen=True):
 
 
 class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
-    """A running chain stands at a boundary and has done what the boundary asked.
+    """A running chain stands at a boundary, set for it or by itself, and has done what the boundary asked.
 
     ``start`` is the step from which ``train_seconds`` count: the previous boundary, or the beginning of the
     stage. A report covers steps of one node only; the end of each stage is always reported.
@@ -232,7 +244,10 @@ class AmendChain(msgspec.Struct, frozen=True):
 
 
 class StopChain(msgspec.Struct, frozen=True):
+    """The chain is to end at its next step; with ``keep`` its state there is kept, and nothing is lost."""
+
     chain: ChainId
+    keep: bool
 
 
 Instruction = StartChain | AmendChain | StopChain

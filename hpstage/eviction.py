@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hpstage.errors import CheckpointError, UsageError
 from hpstage.events import ChainId, Fact, StateKey, StateLost, StateRef
@@ -53,6 +53,13 @@ class Log(Protocol):
         """Write facts and fold them, if all that was written before is folded; else fold that, and return False."""
 
 
+class _Removal(NamedTuple):
+    """A checkpoint that a thread is removing."""
+
+    ref: StateRef
+    done: Future[None]
+
+
 class Eviction:
     """Removes checkpoints that are not needed.
 
@@ -67,7 +74,7 @@ class Eviction:
         self._batch = batch
         self._again = 0  # the position of the journal at which a budget that could not be kept is looked at again
         self._pending: dict[StateKey, StateRef] = {}  # written off and to be removed, in order
-        self._removing: dict[StateKey, Future[None]] = {}
+        self._removing: dict[StateKey, _Removal] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._excused: set[ChainId] = set()
         self._warned = False
@@ -122,13 +129,12 @@ class Eviction:
         """Remove all that is to be removed, but for what a running chain will keep again; waits for it."""
         self._remove(log.plan)
         while self._removing:
-            self.wait_for(list(self._removing))
+            wait([removal.done for removal in self._removing.values()])
             self._remove(log.plan)
 
-    def wait_for(self, keys: Iterable[StateKey]) -> None:
-        """Wait until none of these is being removed: they are about to be saved anew."""
-        if self._removing:
-            wait([self._removing[key] for key in keys if key in self._removing])
+    def clear_the_way(self, plan: SearchPlan) -> None:
+        """Wait until nothing is being removed that a chain under way may save anew."""
+        wait([removal.done for removal in self._removing.values() if plan.will_keep(removal.ref)])
 
     @property
     def waiting(self) -> int:
@@ -143,10 +149,10 @@ class Eviction:
 
     def _remove(self, plan: SearchPlan) -> None:
         """Take in what was removed, and hand over the next batch."""
-        for key, done in [(key, future) for key, future in self._removing.items() if future.done()]:
+        for key, removal in [(key, removal) for key, removal in self._removing.items() if removal.done.done()]:
             del self._removing[key]
             try:
-                done.result()
+                removal.done.result()
                 self.removed += 1
             except CheckpointError as error:
                 self.failed += 1
@@ -160,7 +166,7 @@ class Eviction:
                 del self._pending[key]
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="hpstage-eviction")
-                self._removing[key] = self._pool.submit(self._checkpoints.delete, key)
+                self._removing[key] = _Removal(ref, self._pool.submit(self._checkpoints.delete, key))
 
     def _warn(self, remaining: int) -> None:
         if not self._warned:

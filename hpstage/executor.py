@@ -79,8 +79,12 @@ class Executor(ABC):
     def amend(self, amendment: Amendment) -> None: ...
 
     @abstractmethod
-    def stop(self, chain: ChainId) -> None:
-        """Ask a chain to stop at its next step; it ends as ``stopped`` (or ``done``, when it was faster)."""
+    def stop(self, chain: ChainId, *, keep: bool = False) -> None:
+        """Ask a chain to stop at its next step; it ends as ``stopped`` (or ``done``, when it was faster).
+
+        With ``keep`` its state there is kept and reported first: nothing of it is trained again. A trainable that must
+        be told before a step that its state will be kept (``announce``) trains one step more, unless it was.
+        """
 
     @abstractmethod
     def wait(self, timeout: float | None) -> list[Report]:

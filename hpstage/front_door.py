@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import TYPE_CHECKING, get_args
 
 import optuna
@@ -29,6 +30,7 @@ from hpstage.optuna.patience import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.participation import taking_part
 from hpstage.progress import Progress, open_display
+from hpstage.report.whole import seconds_at_work
 from hpstage.result import Result, savings
 from hpstage.roster import Roster, name_in
 from hpstage.schedule import Scalar
@@ -80,7 +82,8 @@ def optimize(
     again.
 
     In the main thread, the first Ctrl-C or SIGTERM stops the search cleanly: no stage is started any more, those that
-    run end at their next step with their states kept, and nothing is trained again when the search goes on. The second
+    run end with the step under way (training functions, which give their metrics when they are asked, with the step
+    after it), their states are kept, and nothing is trained again when the search goes on. The second
     stops at once, and loses the steps since the last states that were kept. SIGTERM then ends the process, as it does
     by default. Signal handlers of your own are left alone.
 
@@ -116,7 +119,10 @@ def optimize(
             attribute ``hpstage:extends``. Forks of population based training are made again by it, and stay as they
             are under another algorithm. An asynchronous algorithm may go on a little each time.
         sharing: ``False`` trains every trial alone, for comparison.
-        checkpoint_every: steps after which a state is kept at the latest; by default about a minute of training.
+        checkpoint_every: keeps every state whose step, counted from the beginning of training, is a multiple of this:
+            10 keeps those at steps 10, 20, 30 and so on of every trial, wherever its schedules change. By default a
+            state is kept at least after each minute of training. States that trials are known or likely to part
+            from are kept in addition.
         checkpoint_budget: bytes that the checkpoints of the whole plan may take (``"20 GB"``); beyond that, those go
             whose training anew costs the fewest seconds per byte, and never one that is still needed. By default none
             goes, until the disk is full.
@@ -207,18 +213,23 @@ def optimize(
                 )
                 workers = driver.abandon()
         plan, name = driver.plan, session.name
-        before = plan.searches[name].before
+        before, facts = plan.searches[name].before, tuple(read_facts(places.journal))
+        whole = before.steps_trained == steps_before
+        makespan = time.monotonic() - began
+        if not whole:  # all else counts from where the search began, in an earlier call
+            started = plan.searches[name].started
+            makespan = seconds_at_work(dropwhile(lambda fact: fact != started, facts))
         saved = savings(
             plan,
             before,
             [trial.id for trial in session.trials if trial.id in plan.trials],
             failed=session.failed,
-            whole=before.steps_trained == steps_before,
-            makespan=time.monotonic() - began,
+            whole=whole,
+            makespan=makespan,
             workers=driver.scheduler.most_workers,
         )
         call.progress.finish(session, driver, saved)
-        return Result(study, saved, places.folder, plan, tuple(read_facts(places.journal)), name)
+        return Result(study, saved, places.folder, plan, facts, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,9 +54,9 @@ class InlineExecutor(Executor):
         if self._running is not None and self._running[0] == amendment.chain:
             self._running[2].amend(amendment)
 
-    def stop(self, chain: ChainId) -> None:
+    def stop(self, chain: ChainId, *, keep: bool = False) -> None:
         if self._running is not None and self._running[0] == chain:
-            self._running[2].stop()
+            self._running[2].stop(keep=keep)
 
     def wake(self) -> None:
         if self._running is not None:

@@ -16,7 +16,7 @@ from hpstage.events import StateKey
 from hpstage.schedule import Scalar
 
 # Part of every key. A change to the encoding or to its meaning must change it.
-VERSION = b"hpstage-key-1"
+VERSION = b"hpstage-key-2"
 _DIGEST_SIZE = 16
 
 
@@ -38,40 +38,39 @@ def encode(value: Scalar) -> bytes:
 
 def workload_key(described: Mapping[str, str]) -> StateKey:
     """Key of what besides the schedules decides training: trainable, code, data, numerics, environment."""
-    hasher = hashlib.blake2b(VERSION + b"workload", digest_size=_DIGEST_SIZE)
-    for name in sorted(described):
-        hasher.update(encode(name) + encode(described[name]))
-    return StateKey(hasher.hexdigest())
+    told = [encode(name) + encode(described[name]) for name in sorted(described)]
+    return StateKey(_digest(VERSION + b"workload" + b"".join(told)).hexdigest())
 
 
 class History:
-    """The values that a line of training has seen, as a running hash.
+    """The values that a line of training has seen, as a chain of digests: 16 bytes, whatever the length of the line.
 
-    ``salt`` sets a line apart that must share with none (a trial trained alone); it is empty otherwise.
+    So it can be sent to whoever is to train the line on, and to name the states there.
     """
 
-    __slots__ = ("_hasher",)
+    __slots__ = ("digest",)
 
-    def __init__(self, workload: StateKey, names: Iterable[str], *, salt: str = "") -> None:
-        self._hasher = hashlib.blake2b(VERSION + b"history", digest_size=_DIGEST_SIZE)
-        self._hasher.update(encode(workload) + encode(salt))
-        for name in names:
-            self._hasher.update(b"," + encode(name))
+    def __init__(self, digest: bytes) -> None:
+        self.digest = digest
 
-    def copy(self) -> History:
-        twin = object.__new__(History)
-        twin._hasher = self._hasher.copy()
-        return twin
+    @classmethod
+    def new(cls, workload: StateKey, names: Iterable[str], *, salt: str = "") -> History:
+        """Nothing seen yet. ``salt`` sets a line apart that must share with none (a trial trained alone)."""
+        told = [encode(workload), encode(salt), *(b"," + encode(name) for name in names)]
+        return cls(_digest(VERSION + b"history" + b"".join(told)).digest())
 
-    def change(self, step: int, changes: Iterable[tuple[str, Scalar]]) -> None:
+    def changed(self, step: int, changes: Iterable[tuple[str, Scalar]]) -> History:
         """From ``step`` on these hyper-parameters have these values. Steps ascend; names are sorted.
 
         Values that stay the same are not changes: the encoding would depend on where a history was cut.
         """
-        self._hasher.update(b"@%d;" % step + b"".join([encode(name) + encode(value) for name, value in changes]))
+        told = [encode(name) + encode(value) for name, value in changes]
+        return History(_digest(self.digest + b"@%d;" % step + b"".join(told)).digest())
 
     def key(self, step: int) -> StateKey:
         """Key of the state after ``step`` steps; all changes before ``step`` have been told, and none after."""
-        hasher = self._hasher.copy()
-        hasher.update(b"=%d;" % step)
-        return StateKey(hasher.hexdigest())
+        return StateKey(_digest(self.digest + b"=%d;" % step).hexdigest())
+
+
+def _digest(told: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(told, digest_size=_DIGEST_SIZE)

@@ -53,7 +53,7 @@ class NodeTree:
                 if child is None:
                     child = siblings[values] = self._grow(node, step, names, forms)
                     if node is None:
-                        child.begin(History(self.workload, names, salt=salt))
+                        child.begin(History.new(self.workload, names, salt=salt))
                 node = child
         assert node is not None
         path.append(node)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hpstage.events import DriverId, Kept, NodeId, StateRef, TrialId
 from hpstage.keys import History
 from hpstage.schedule import Form, Scalar, Schedule, varies
+from hpstage.trail import Trail
 
 _TRUE, _FALSE = object(), object()  # stand for the booleans in look-ups: Python holds True == 1
 
@@ -39,9 +40,7 @@ class Node:
     """Training from step ``start`` on under one set of forms, continuing ``parent``'s line."""
 
     __slots__ = (
-        "_ahead",
-        "_ahead_step",
-        "_history",
+        "_trail",
         "children",
         "forms",
         "id",
@@ -67,9 +66,7 @@ class Node:
         self.reach = start  # the farthest step that any trial asked for
         self.trained = 0  # steps trained, repetitions counted
         self.seconds = 0.0  # that this training took
-        self._history: History | None = None  # up to and including the values at ``start``
-        self._ahead: History | None = None  # the same, up to and including the values at ``_ahead_step - 1``
-        self._ahead_step = start
+        self._trail: Trail | None = None
 
     def values(self, step: int) -> tuple[Scalar, ...]:
         return tuple(form.value(step) for form in self.forms)
@@ -87,44 +84,27 @@ class Node:
         line.reverse()
         return line
 
-    def begin(self, history: History) -> None:
+    def begin(self, nothing: History) -> None:
         """Let a root's line begin with nothing seen."""
-        history.change(0, zip(self.names, self.values(0), strict=True))
-        self._history = history
+        self._trail = self._on_from(nothing.changed(0, zip(self.names, self.values(0), strict=True)))
 
     def seen(self, step: int) -> History:
-        """The values that the line has seen before ``step``. O(1) for constant forms, else amortised O(steps)."""
-        history = self._history
-        if history is None:
+        """The values that the line has seen before ``step``, which lies after the node's start. O(1) for constant
+        forms, else amortised O(1) a step."""
+        if self._trail is None:
             assert self.parent is not None
-            history = self.parent.seen(self.start).copy()
+            history = self.parent.seen(self.start)
             before = self.parent.values(self.start - 1)
             changed = [
                 (name, now)
                 for name, now, then in zip(self.names, self.values(self.start), before, strict=True)
                 if distinct(now) != distinct(then)
             ]
-            if changed:
-                history.change(self.start, changed)
-            self._history = history
-        if not self.varying or step <= self.start + 1:
-            return history
-        if self._ahead is None or self._ahead_step > step:
-            self._ahead, self._ahead_step = history.copy(), self.start + 1
-        ahead = self._ahead
-        past = self.values(self._ahead_step - 1)
-        last = {i: distinct(past[i]) for i in self.varying}
-        for at in range(self._ahead_step, step):
-            changed = []
-            for i in self.varying:
-                now = self.forms[i].value(at)
-                if distinct(now) != last[i]:
-                    changed.append((self.names[i], now))
-                    last[i] = distinct(now)
-            if changed:
-                ahead.change(at, changed)
-        self._ahead_step = step
-        return ahead
+            self._trail = self._on_from(history.changed(self.start, changed) if changed else history)
+        return self._trail.before(step)
+
+    def _on_from(self, history: History) -> Trail:
+        return Trail(history, self.start, dict(zip(self.names, self.forms, strict=True)))
 
 
 @dataclass(slots=True)

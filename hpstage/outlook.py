@@ -103,14 +103,11 @@ def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[RunningChain],
 
 def _way(tree: StageTree, chain: RunningChain) -> float:
     """Seconds from where the chain was last to the end of the longest way that begins on its own."""
-    first, at = chain.at
-    tail = chain.legs[-1]
-    passed = chain.seconds_between(chain.at, (len(chain.legs) - 1, tail.stop))
-    best = passed + tree.remaining(tail.line, tail.stop) + tree.evaluate_seconds
+    at, tail = chain.at, chain.legs[-1]
+    best = chain.seconds_between(at, tail.stop) + tree.remaining(tail.line, tail.stop) + tree.evaluate_seconds
     passed = 0.0
-    for index in range(first, len(chain.legs)):
-        leg = chain.legs[index]
-        start = at if index == first else leg.start
+    for leg in chain.legs[chain.leg_at(at) :]:
+        start = max(at, leg.start)
         best = max(best, passed + leg.line.length - (start - leg.line.node.start) * leg.line.cost)
         passed += (leg.stop - start) * leg.line.cost
     return best

@@ -58,7 +58,8 @@ class Savings:
     """Checkpoints of the whole plan when the search was over, and the bytes that they take."""
     kept_bytes: int
     makespan: float
-    """Wall seconds of this call, from the first trial to the last result."""
+    """Wall seconds of this call, from the first trial to the last result. Of a call that went on with an interrupted
+    search: of all its calls, each from its first stage's beginning to its last report, without the pauses between."""
     workers: int
 
     @property

@@ -41,7 +41,7 @@ class Control:
         self._amendments: deque[Amendment] = deque()
         self._lock = threading.Lock()
         self.called = False  # read at every step without the lock: a stale value costs one step
-        self.stopped = False
+        self.stopped: Literal["at once", "kept"] | None = None
         self.paused = False
 
     def amend(self, amendment: Amendment) -> None:
@@ -49,9 +49,10 @@ class Control:
             self._amendments.append(amendment)
             self.called = True
 
-    def stop(self) -> None:
+    def stop(self, *, keep: bool = False) -> None:
+        """Have the chain end at its next step; with ``keep`` its state there is kept first."""
         with self._lock:
-            self.stopped = True
+            self.stopped = "kept" if keep else "at once"
             self.called = True
 
     def pause(self) -> None:
@@ -61,7 +62,7 @@ class Control:
         self.called = True
 
     def take(self) -> list[Amendment]:
-        """Amendments since the last call, in order."""
+        """Amendments since the last call, in order. What else was wished is read afterwards, so that none is missed."""
         with self._lock:
             self.called = False  # first: a call that comes after it stands
             taken = list(self._amendments)
@@ -86,10 +87,14 @@ class _Flight:
 
     __slots__ = (
         "_began",
+        "_kept_at",
+        "_turned_at",
+        "announced",
         "at_boundary",
         "chain",
         "course",
         "index",
+        "kept",
         "load_seconds",
         "parent",
         "since",
@@ -105,16 +110,34 @@ class _Flight:
         self.index = 0
         self.stage = self.course.stages[0]
         self.step = self.since = self.stage.start  # ``since``: the first step that was not reported yet
+        self.kept = self.step  # where a state was last kept, or training began
+        self.announced = False  # that the state at ``step`` would be kept
         self.parent = chain.source  # the last kept state on the way
         self.source: Literal["fresh", "continued", "live", "disk"] | None = None
         self.load_seconds = 0.0
         self.train_seconds = 0.0
         self.at_boundary = False
         self._began: float | None = None
+        self._kept_at = self._turned_at = time.perf_counter()  # when that was; when the step under way began
 
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.index, self.step
+    def coming(self) -> Boundary | None:
+        """The boundary at the end of the step that is about to begin. The chain sets one itself where it is due."""
+        step, course, chain = self.step + 1, self.course, self.chain
+        due = course.keeps(step)
+        if chain.keep_seconds is not None:
+            now = time.perf_counter()
+            due |= now - self._kept_at + now - self._turned_at > chain.keep_seconds  # one like the last is too much
+            self._turned_at = now
+        if step not in course.boundaries:
+            if due:
+                course.boundaries[step] = course.own(step)
+            elif chain.time_first and self.source is not None:
+                course.boundaries[step] = course.own(step, keep=False)
+        return course.boundaries.get(step)
+
+    def has_kept(self) -> None:
+        """The state at the present step is kept."""
+        self.kept, self._kept_at = self.step, time.perf_counter()
 
     def turn(self) -> None:
         """On to the next stage; the end of a stage is always a boundary, so all before it was reported."""
@@ -200,21 +223,27 @@ class ChainRunner:
             )
         flight.start_clock()
         while True:
-            boundary = course.boundaries.pop(flight.place, None)
+            boundary = course.boundaries.pop(flight.step, None)
             if boundary is not None:
                 self._settle()
                 flight.stop_clock()
                 yield self._reach(flight, boundary)
-                if flight.place == course.end or not (course.boundaries or control.called):
+                if flight.step == course.end or not (course.boundaries or control.called):
                     return "done"
                 flight.start_clock()
             if control.called:
-                stopped = control.stopped
                 for amendment in control.take():
-                    for node, step in course.amend(amendment, flight.place):
-                        position = flight.step if node == flight.stage.node else flight.stage.start
-                        yield BoundaryMissed(flight.chain.id, self._worker, node, step, position)
-                if stopped or not course.boundaries:
+                    for node, step in course.amend(amendment, flight.step):
+                        yield BoundaryMissed(flight.chain.id, self._worker, node, step, flight.step)
+                stopped = control.stopped
+                if stopped == "kept" and flight.step > flight.kept:
+                    if self._announce is None or flight.announced:
+                        course.boundaries[flight.step] = course.own(flight.step)
+                        course.end = flight.step
+                        continue
+                    course.end = flight.step + 1
+                    course.boundaries.setdefault(course.end, course.own(course.end))
+                elif stopped or not course.boundaries:
                     self._settle()
                     return "stopped" if stopped else "done"
                 if control.paused:
@@ -227,14 +256,14 @@ class ChainRunner:
                 flight.turn()
                 values = Values(flight.stage)
                 continue
-            coming = course.boundaries.get((flight.index, flight.step + 1))
-            report = coming is not None and (coming.evaluate or coming.keep)
+            coming = flight.coming()
+            flight.announced = coming is not None and (coming.evaluate or coming.keep)
             values.move(flight.step)
-            self._train_step(flight.step, values, report)
+            self._train_step(flight.step, values, flight.announced)
             flight.step += 1
             if verification is not None:
                 flight.stop_clock()
-                verification.after(flight.step - 1, values, report)
+                verification.after(flight.step - 1, values, flight.announced)
                 flight.start_clock()
                 if verification.over:
                     flight.load_seconds += verification.seconds
@@ -342,6 +371,8 @@ class ChainRunner:
         flight.since, flight.train_seconds = flight.step, 0.0
         flight.source, flight.load_seconds = None, 0.0
         flight.at_boundary = False
+        if boundary.keep:
+            flight.has_kept()
         if kept is not None:
             flight.parent = boundary.key
         return report

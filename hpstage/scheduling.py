@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hpstage.chains import Layer, RunningChain
 from hpstage.dispatch import Dispatch
-from hpstage.errors import InternalError
+from hpstage.errors import ClusterError, InternalError
 from hpstage.events import (
     AmendChain,
     BoundaryMissed,
@@ -49,7 +50,7 @@ from hpstage.events import (
     WorkerLeft,
     to_numbers,
 )
-from hpstage.nodes import State
+from hpstage.nodes import Node, State
 from hpstage.others import Others
 from hpstage.outlook import Outlook, look_out
 from hpstage.plan import SearchPlan
@@ -88,7 +89,7 @@ class Scheduler:
         driver: this driver among those of the plan; makes the ids of its chains unique.
         pool: the workers' cluster; workers of the same id in another pool are others.
         checkpoint_seconds: bounds the work that the loss of a worker can cost, in seconds of training.
-        checkpoint_every: the same in steps, in place of seconds.
+        checkpoint_every: in place of that, the multiple of steps at which states are kept.
         verify: which forks are verified (see :mod:`hpstage.training.verification`).
         max_losses: workers that may die at the same place before its trials fail.
     """
@@ -197,9 +198,9 @@ class Scheduler:
         chain = self._running.get(report.chain)
         if chain is None:
             return
-        leg = chain.leg_of(report.node)
-        line = chain.legs[leg].line
-        node = line.node
+        node = self._plan.nodes[report.node]
+        if report.kept is not None and report.kept.key != self._plan.key(node, report.step):
+            raise ClusterError(other_values(report.worker, node, report.step))
         self._learn(
             StateReached(
                 node=node.id,
@@ -288,19 +289,19 @@ class Scheduler:
         return answers
 
     def _advance(self, chain: RunningChain, fact: StateReached) -> None:
-        leg = chain.leg_of(fact.node)
-        node = chain.legs[leg].line.node
-        mark = (leg, fact.step)
-        chain.at, chain.since = mark, fact.at
-        while chain.marks and chain.marks[0] <= mark:
-            chain.marks.pop(0)
-        for passed in range(leg):
-            self._tree.uncover(chain.legs[passed].line.node, chain.id)
+        before, now = chain.leg_at(chain.at), chain.leg_at(fact.step)
+        chain.at, chain.since = fact.step, fact.at
         if fact.kept is not None:
+            chain.kept = fact.step
             self._workers[chain.worker].remember(StateRef(fact.node, fact.step))
-            self._tree.kept(node, fact.step)
-        if fact.step < chain.legs[leg].stop:
-            self._tree.cover(node, chain.id, fact.step, chain.legs[leg].stop)
+            self._tree.kept(self._plan.nodes[fact.node], fact.step)
+        while chain.marks and chain.marks[0] <= fact.step:
+            chain.marks.pop(0)
+        for leg in chain.legs[before:now]:
+            self._tree.uncover(leg.line.node, chain.id)
+        node, stop = chain.legs[now].line.node, chain.legs[now].stop
+        if fact.step < stop:
+            self._tree.cover(node, chain.id, fact.step, stop)
         else:
             self._tree.uncover(node, chain.id)
 
@@ -344,19 +345,14 @@ class Scheduler:
         chain = self._running.get(report.chain)
         if chain is None:
             return
-        for i, leg in enumerate(chain.legs):
-            if leg.line.node.id == report.node:
-                missed = i, report.step
-                chain.marks.discard(missed)
-                chain.passed = max(chain.passed, (i, min(report.position, leg.stop)))
-                if chain.periodic == missed:
-                    chain.periodic = None
-                    chain.lateness += 1
-                cover = self._tree.cover_of(leg.line, report.step)
-                if cover is not None and cover.chain == chain.id and report.position < cover.stop:
-                    self._tree.cover(leg.line.node, chain.id, report.position, cover.stop)
-                if chain.end == missed:
-                    chain.end = None
+        chain.marks.discard(report.step)
+        chain.passed = max(chain.passed, report.position)
+        if chain.end == report.step:
+            chain.end = None
+        line = self._tree.line(self._plan.nodes[report.node])
+        cover = self._tree.cover_of(line, report.step)
+        if cover is not None and cover.chain == chain.id and report.position < cover.stop:
+            self._tree.cover(line.node, chain.id, report.position, cover.stop)
 
     def _ended(self, report: ChainEnded, decision: Decision) -> None:
         chain = self._running.get(report.chain)
@@ -365,12 +361,12 @@ class Scheduler:
         if report.outcome == "lost":
             self._lose(chain, report.at, decision, "lost")
             return
-        node = self._plan.nodes[report.node] if report.node is not None else chain.legs[chain.at[0]].line.node
+        node = self._plan.nodes[report.node] if report.node is not None else chain.line_at(chain.at).node
         if report.wasted_steps or report.wasted_seconds:
             self._learn(
                 ChainLost(
                     node=node.id,
-                    step=report.step or chain.at[1],
+                    step=chain.at if report.step is None else report.step,
                     worker=report.worker,
                     at=report.at,
                     outcome=report.outcome,
@@ -399,10 +395,8 @@ class Scheduler:
 
     def _lose(self, chain: RunningChain, at: float, decision: Decision, how: str) -> None:
         """The worker vanished under the chain. What lies behind the last boundary is trained again."""
-        leg, step = chain.at
-        node = chain.legs[leg].line.node
-        if step == chain.legs[leg].stop and leg + 1 < len(chain.legs):
-            node = chain.legs[leg + 1].line.node
+        step = chain.kept
+        node = chain.line_at(min(step + 1, chain.legs[-1].stop)).node  # that is to be trained from there
         self._close(chain, at, decision)
         seconds = max(0.0, at - chain.since)
         lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome=how, seconds=seconds, steps=0)
@@ -430,7 +424,7 @@ class Scheduler:
             instructions += self._dispatch.assign(self._now)
         running = list(self._running.values())
         if self.leaving:
-            instructions += self._yielding.part(running, self._now)
+            instructions += self._yielding.part(running)
         else:
             instructions += self._yielding.settle(running, len(self._workers), self._now)
         return instructions
@@ -498,8 +492,9 @@ class Scheduler:
             assert worker.chain is None or self._running[worker.chain.id] is worker.chain
         for chain in self._running.values():
             assert list(chain.marks) == sorted(set(chain.marks))
-            assert all(mark >= chain.at for mark in chain.marks)
-            for a, b in zip(chain.legs, chain.legs[1:], strict=False):
+            assert all(chain.at <= mark <= chain.legs[-1].stop for mark in chain.marks)
+            assert chain.kept <= chain.at
+            for a, b in pairwise(chain.legs):
                 assert b.line.node.parent is a.line.node and b.start == a.stop
         covers: dict[tuple[int, str], int] = {}
         for node in self._plan.nodes:
@@ -509,6 +504,15 @@ class Scheduler:
                 covers.setdefault((node.id, cover.chain), 0)
                 covers[node.id, cover.chain] += 1
         assert all(count == 1 for count in covers.values())
+
+
+def other_values(worker: WorkerId, node: Node, step: int) -> str:
+    names = ", ".join(node.names[index] for index in node.varying) or ", ".join(node.names)
+    return (
+        f"worker {worker} names the state at step {step} otherwise than this process: the values that the two compute "
+        f"for {names} differ, as they may where their C libraries do; run the search where the workers run, from the "
+        f"same image. Nothing that was reached is lost"
+    )
 
 
 def _stretches(stages: Iterable[Stage]) -> tuple[Stretch, ...]:

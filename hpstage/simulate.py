@@ -25,6 +25,7 @@ from hpstage.events import (
     Kept,
     NodeId,
     Report,
+    Stage,
     StateKey,
     WorkerId,
     WorkerJoined,
@@ -50,11 +51,16 @@ class _Flight:
     chain: Chain
     worker: WorkerId
     course: Course
-    place: tuple[int, int]  # where it stood at ``since``
+    place: int  # where it stood at ``since``
     since: float
     counted_from: int  # first step not yet reported
+    kept: int  # where a state was last kept, or training began
+    kept_at: float  # and when
     load: float
     source: Literal["fresh", "continued", "live", "disk"] | None
+    own: int | None = None  # a boundary ahead that it has set itself
+    halt: int | None = None  # where it was told to stop
+    keep: bool = False  # and to keep its state there
     version: int = 0
 
 
@@ -153,7 +159,8 @@ class SimulatedExecutor(Executor):
             source, load = ("continued", 0.0) if continued else ("disk", self._load_seconds)
         course = Course(chain)
         start = course.stages[0].start
-        flight = _Flight(chain, worker, course, (0, start), self._now + load, start, load, source)
+        begins = self._now + load
+        flight = _Flight(chain, worker, course, start, begins, start, start, begins, load, source)
         self._flights[chain.id] = flight
         self._aim(flight, extra=load)
 
@@ -164,44 +171,22 @@ class SimulatedExecutor(Executor):
         place, left_over = self._progress(flight)
         missed = flight.course.amend(amendment, place)
         if missed:
-            node = flight.course.stages[place[0]].node
             late: list[Report] = [
-                BoundaryMissed(flight.chain.id, flight.worker, id, step, place[1] if id == node else step)
-                for id, step in missed
+                BoundaryMissed(flight.chain.id, flight.worker, node, step, place) for node, step in missed
             ]
             self._at(0.0, lambda: late)
         flight.place, flight.since = place, self._now - left_over
         self._aim(flight, extra=-left_over)
 
-    def stop(self, chain: ChainId) -> None:
+    def stop(self, chain: ChainId, *, keep: bool = False) -> None:
         flight = self._flights.get(chain)
         if flight is None:
             return
         place, left_over = self._progress(flight)
-        flight.version += 1
-        seconds = self._seconds_at(flight, place)
-        steps = place[1] - flight.counted_from
-        if left_over > 0:
-            steps += 1
-        wait = seconds - left_over if left_over > 0 else 0.0
-
-        def stopped() -> list[Report]:
-            del self._flights[chain]
-            self._stand[flight.worker] = None
-            return [
-                ChainEnded(
-                    chain,
-                    flight.worker,
-                    "stopped",
-                    self._now,
-                    node=flight.course.stages[place[0]].node,
-                    step=place[1],
-                    wasted_seconds=steps * seconds,
-                    wasted_steps=steps,
-                )
-            ]
-
-        self._at(wait, self._if_current(flight, stopped))
+        flight.place, flight.since = place, self._now - left_over
+        stands = left_over <= 1e-12 or place in flight.course.boundaries
+        flight.halt, flight.keep = place if stands else place + 1, keep
+        self._aim(flight, extra=-left_over)
 
     def wait(self, timeout: float | None) -> list[Report]:
         reports: list[Report] = []
@@ -220,60 +205,82 @@ class SimulatedExecutor(Executor):
 
     # --- the course of a chain ----------------------------------------------------------------------------
 
-    def _seconds_at(self, flight: _Flight, place: tuple[int, int]) -> float:
+    def _step_seconds_at(self, stage: Stage, step: int) -> float:
         if not callable(self._step_seconds):
             return self._step_seconds
-        stage = flight.course.stages[place[0]]
-        step = min(place[1], stage.stop - 1)
         return self._step_seconds({name: form.value(step) for name, form in stage.forms.items()})
 
-    def _seconds_between(self, flight: _Flight, index: int, start: int, stop: int) -> float:
-        """Seconds for steps ``[start, stop)`` of a stage; in one go where they all take the same time."""
-        if not callable(self._step_seconds) or not any(map(varies, flight.course.stages[index].forms.values())):
-            return (stop - start) * self._seconds_at(flight, (index, start))
-        return sum(self._seconds_at(flight, (index, at)) for at in range(start, stop))
+    def _is_even(self, stage: Stage) -> bool:
+        """Do all steps of the stage take the same time?"""
+        return not callable(self._step_seconds) or not any(map(varies, stage.forms.values()))
 
-    def _progress(self, flight: _Flight) -> tuple[tuple[int, int], float]:
+    def _seconds_between(self, flight: _Flight, start: int, stop: int) -> float:
+        """Seconds for steps ``[start, stop)``; in one go where they all take the same time."""
+        seconds = 0.0
+        while start < stop:
+            stage = flight.course.stage_at(start + 1)
+            until = min(stop, stage.stop)
+            if self._is_even(stage):
+                seconds += (until - start) * self._step_seconds_at(stage, start)
+            else:
+                seconds += sum(self._step_seconds_at(stage, step) for step in range(start, until))
+            start = until
+        return seconds
+
+    def _walk(self, flight: _Flight, step: int, last: int, seconds: float) -> tuple[int, float]:
+        """Where training from ``step`` gets in so many seconds, to ``last`` at most; and the seconds left over."""
+        while step < last:
+            stage = flight.course.stage_at(step + 1)
+            stop = min(stage.stop, last)
+            whole = self._seconds_between(flight, step, stop)
+            if seconds >= whole - 1e-12:
+                seconds, step = seconds - whole, stop
+                continue
+            even = self._is_even(stage)
+            while seconds >= (each := self._step_seconds_at(stage, step)) - 1e-12:
+                steps = max(1, int(seconds / each)) if even and each else 1
+                seconds, step = seconds - steps * each, step + steps
+            break
+        return step, seconds
+
+    def _progress(self, flight: _Flight) -> tuple[int, float]:
         """Where the chain stands now, and the seconds spent on the step under way (below 0: it is still loading)."""
-        index, step = flight.place
         spent = self._now - flight.since
         if spent <= 0:
             return flight.place, spent
-        first = min(flight.course.boundaries)
-        while (index, step) < first:
-            stop = first[1] if index == first[0] else flight.course.stages[index].stop
-            whole = self._seconds_between(flight, index, step, stop)
-            if spent < whole - 1e-12:
-                break
-            spent -= whole
-            index, step = (index, stop) if index == first[0] else (index + 1, stop)
-        while (index, step) < first:
-            seconds = self._seconds_at(flight, (index, step))
-            if spent < seconds - 1e-12:
-                break
-            uniform = not callable(self._step_seconds)
-            steps = max(1, int(spent / seconds)) if uniform and seconds else 1
-            spent -= steps * seconds
-            step += steps
-        return (index, step), spent
+        return self._walk(flight, flight.place, min(flight.course.boundaries), spent)
+
+    def _set_own(self, flight: _Flight) -> None:
+        """Set the next boundary that the chain sets itself, if one is due before those that were set for it."""
+        course, chain, place = flight.course, flight.chain, flight.place
+        if flight.own is not None and flight.own > place:
+            course.boundaries.pop(flight.own, None)  # as it was due before the chain was amended
+        first, own, keep = min(course.boundaries), None, True
+        if chain.keep_every is not None:
+            own = (place // chain.keep_every + 1) * chain.keep_every
+        elif chain.keep_seconds is not None:
+            left = chain.keep_seconds - (flight.since - flight.kept_at)
+            own = max(place + 1, self._walk(flight, place, first, left)[0])
+        if chain.time_first and flight.source is not None:
+            own, keep = place + 1, False
+        flight.own = own if own is not None and place < own < first else None
+        if flight.own is not None:
+            course.boundaries[flight.own] = course.own(flight.own, keep=keep)
 
     def _aim(self, flight: _Flight, extra: float) -> None:
-        """Put the chain's next boundary on the agenda."""
+        """Put the chain's next boundary, or the place where it stops, on the agenda."""
         flight.version += 1
-        first = min(flight.course.boundaries)
-        index, step = flight.place
-        seconds = extra
-        while index < first[0]:
-            stop = flight.course.stages[index].stop
-            seconds += self._seconds_between(flight, index, step, stop)
-            index, step = index + 1, stop
-        seconds += self._seconds_between(flight, index, step, first[1])
-        boundary = flight.course.boundaries[first]
-        if boundary.evaluate:
-            seconds += self._evaluate_seconds
-        if boundary.keep:
-            seconds += self._save_seconds
-        self._at(max(0.0, seconds), self._if_current(flight, lambda: self._reach(flight, first)))
+        self._set_own(flight)
+        place = min(flight.course.boundaries)
+        if flight.halt is not None:
+            place = min(place, flight.halt)
+            if flight.keep and place == flight.halt > flight.kept and place not in flight.course.boundaries:
+                flight.course.boundaries[place] = flight.course.own(place)
+        seconds = extra + self._seconds_between(flight, flight.place, place)
+        boundary = flight.course.boundaries.get(place)
+        if boundary is not None:
+            seconds += self._evaluate_seconds * boundary.evaluate + self._save_seconds * boundary.keep
+        self._at(max(0.0, seconds), self._if_current(flight, lambda: self._arrive(flight, place)))
 
     def _if_current(self, flight: _Flight, act: Callable[[], list[Report]]) -> Callable[[], list[Report]]:
         version = flight.version
@@ -285,40 +292,59 @@ class SimulatedExecutor(Executor):
 
         return guarded
 
-    def _reach(self, flight: _Flight, place: tuple[int, int]) -> list[Report]:
+    def _arrive(self, flight: _Flight, place: int) -> list[Report]:
+        course, chain, worker = flight.course, flight.chain, flight.worker
+        reports: list[Report] = []
+        if place in course.boundaries:
+            reports.append(self._reach(flight, place))
+        done = place == course.end or not course.boundaries
+        if not done and place != flight.halt:
+            self._aim(flight, extra=0.0)
+            return reports
+        del self._flights[chain.id]
+        wasted = place - flight.counted_from
+        if wasted:
+            self._stand[worker] = None
+        reports.append(
+            ChainEnded(
+                chain.id,
+                worker,
+                "done" if done else "stopped",
+                self._now,
+                node=course.stage_at(place).node,
+                step=place,
+                wasted_seconds=self._seconds_between(flight, flight.counted_from, place),
+                wasted_steps=wasted,
+            )
+        )
+        return reports
+
+    def _reach(self, flight: _Flight, place: int) -> BoundaryReached:
         boundary = flight.course.boundaries.pop(place)
-        index, step = place
-        stage = flight.course.stages[index]
-        start = flight.counted_from if flight.place[0] == index else stage.start
-        trained = self._seconds_between(flight, index, start, step)
+        start = flight.counted_from
+        trained = self._seconds_between(flight, start, place)
         if boundary.keep:
             self.kept.add(boundary.key)
-            self._stand[flight.worker] = boundary.key
-        if step > start:
-            self.trained.append((stage.node, start, step))
+            flight.kept, flight.kept_at = place, self._now
+        self._stand[flight.worker] = boundary.key if boundary.keep else None
+        if place > start:
+            self.trained.append((boundary.node, start, place))
         self.busy_seconds += trained + flight.load
-        reports: list[Report] = [
-            BoundaryReached(
-                chain=flight.chain.id,
-                worker=flight.worker,
-                node=boundary.node,
-                start=start,
-                step=step,
-                at=self._now,
-                train_seconds=trained,
-                load_seconds=flight.load,
-                evaluate_seconds=self._evaluate_seconds if boundary.evaluate else 0.0,
-                save_seconds=self._save_seconds if boundary.keep else 0.0,
-                source=flight.source,
-                metrics=to_metrics(self._measure(boundary.key, step)) if boundary.evaluate else None,
-                kept=Kept(boundary.key, self._state_bytes, boundary.key) if boundary.keep else None,
-            )
-        ]
+        report = BoundaryReached(
+            chain=flight.chain.id,
+            worker=flight.worker,
+            node=boundary.node,
+            start=start,
+            step=place,
+            at=self._now,
+            train_seconds=trained,
+            load_seconds=flight.load,
+            evaluate_seconds=self._evaluate_seconds if boundary.evaluate else 0.0,
+            save_seconds=self._save_seconds if boundary.keep else 0.0,
+            source=flight.source,
+            metrics=to_metrics(self._measure(boundary.key, place)) if boundary.evaluate else None,
+            kept=Kept(boundary.key, self._state_bytes, boundary.key) if boundary.keep else None,
+        )
         flight.load, flight.source = 0.0, None
-        flight.place, flight.since, flight.counted_from = place, self._now, step
-        if place == flight.course.end or not flight.course.boundaries:
-            del self._flights[flight.chain.id]
-            reports.append(ChainEnded(flight.chain.id, flight.worker, "done", self._now, node=stage.node, step=step))
-        else:
-            self._aim(flight, extra=0.0)
-        return reports
+        flight.place, flight.since, flight.counted_from = place, self._now, place
+        return report

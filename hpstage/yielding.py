@@ -7,17 +7,16 @@ workers take 1.5 of their length in place of 2 (McNaughton, "Scheduling with dea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
-from hpstage.chains import Layer, RunningChain
+from hpstage.chains import NOTICE, Layer, RunningChain
 from hpstage.events import AmendChain, Amendment, Boundary, Instruction, StopChain
 from hpstage.plan import SearchPlan
 from hpstage.stage_tree import StageTree
 
 # A cut must save at least this many times what it costs.
 _WORTH = 10.0
-# Seconds that word of a new boundary may take to reach a worker.
-_NOTICE = 0.05
 
 
 class Yielding:
@@ -44,48 +43,28 @@ class Yielding:
             end = last
             if waiting:
                 end = self._before_longer(chain, last, waiting[0])
-            boundaries: tuple[Boundary, ...] = ()
             cut = cuts.get(chain.id)
             if cut is not None and cut < end:
-                if cut not in chain.marks or cut in chain.fleeting:
-                    chain.marks.add(cut)
-                    chain.fleeting.discard(cut)
-                    boundaries = (self._layer.boundary_at(chain.legs[cut[0]].line, cut[1]),)
                 end = cut
+            boundaries: tuple[Boundary, ...] = ()
+            if end not in chain.marks:
+                chain.marks.add(end)
+                boundaries = (self._layer.boundary_at(chain.line_at(end), end),)
             wish = end if end != chain.marks[-1] else None
             if wish != chain.end or boundaries:
                 chain.end = wish
                 instructions.append(AmendChain(Amendment(chain.id, (), boundaries, chain.ref(wish))))
         return instructions
 
-    def part(self, running: list[RunningChain], now: float) -> list[Instruction]:
-        """Instructions that end all chains as soon as can be, with the state kept from which others go on."""
-        # Where nothing is measured yet, what a step takes is a guess, and it is the chain that tells where it is.
-        measured = self._plan.totals.steps_trained > 0
+    def part(self, running: list[RunningChain]) -> list[Instruction]:
+        """Instructions that end all chains at their next steps, those that somebody wants with their states kept."""
         going, instructions = self._going(running)
-        for chain, last in going:
-            if chain.end is not None and chain.end in chain.marks and chain.end == chain.cut:
-                continue
-            end = next((mark for mark in chain.marks if mark not in chain.fleeting), last)
-            leg, step = place = max(chain.at, chain.passed)
-            line = chain.legs[leg].line
-            # As far ahead as word of it takes; further each time that it came too late, but for the first: where the
-            # chain was then, nobody knew exactly.
-            spent = max(0.0, now - chain.since) if place == chain.at and measured else 0.0
-            soon = leg, step + ((1 + int((spent + 2 * _NOTICE) / line.cost)) << max(0, chain.lateness - 1))
-            boundaries: tuple[Boundary, ...] = ()
-            if soon < end and soon[1] < chain.legs[leg].stop:
-                chain.marks.add(soon)
-                chain.fleeting.discard(soon)
-                chain.periodic = end = soon
-                boundaries = (self._layer.boundary_at(line, soon[1]),)
-            chain.end = chain.cut = end
-            instructions.append(AmendChain(Amendment(chain.id, (), boundaries, chain.ref(end))))
+        for chain, _ in going:
+            chain.stopping = True
+            instructions.append(StopChain(chain.id, keep=True))
         return instructions
 
-    def _going(
-        self, running: list[RunningChain]
-    ) -> tuple[list[tuple[RunningChain, tuple[int, int]]], list[Instruction]]:
+    def _going(self, running: list[RunningChain]) -> tuple[list[tuple[RunningChain, int]], list[Instruction]]:
         """The chains that somebody wants, each with the last mark that is wanted; the others are stopped."""
         instructions: list[Instruction] = []
         going = []
@@ -95,40 +74,45 @@ class Yielding:
             last = next((mark for mark in reversed(chain.marks) if self._is_wanted(chain, mark)), None)
             if last is None:
                 chain.stopping = True
-                instructions.append(StopChain(chain.id))
+                instructions.append(StopChain(chain.id, keep=False))
             else:
                 going.append((chain, last))
         return going, instructions
 
     @staticmethod
-    def _is_wanted(chain: RunningChain, mark: tuple[int, int]) -> bool:
-        return mark[1] in chain.legs[mark[0]].line.wanted
+    def _is_wanted(chain: RunningChain, mark: int) -> bool:
+        return mark in chain.line_at(mark).wanted
 
     def _beyond(self, chain: RunningChain) -> float:
         """Seconds of the way that hangs at the chain's last state and is not laid yet."""
         tail = chain.legs[-1]
         return self._tree.remaining(tail.line, tail.stop)
 
-    def _before_longer(self, chain: RunningChain, last: tuple[int, int], waiting: float) -> tuple[int, int]:
-        """The first boundary behind which the chain's own way is shorter than the one that waits."""
+    def _before_longer(self, chain: RunningChain, last: int, waiting: float) -> int:
+        """The first place to rest behind which the chain's own way is shorter than the one that waits."""
         end = last
         rivals = waiting - self.switch_seconds()
         if rivals <= 0:
             return end
         left = self._beyond(chain) if last == chain.marks[-1] else 0.0
         later = last
-        for mark in chain.marks.rrange(last, inclusive=False):
+        for mark in self._rests(chain, last):
             if left >= rivals:
                 break
             left += chain.seconds_between(mark, later)
             later = mark
-            if left < rivals and mark not in chain.fleeting:
+            if left < rivals:
                 end = mark
         return end
 
-    def _cuts(
-        self, chains: list[RunningChain], waiting: list[float], workers: int, now: float
-    ) -> dict[str, tuple[int, int]]:
+    def _rests(self, chain: RunningChain, last: int) -> Iterator[int]:
+        """Places before ``last`` at which the state is kept anyway, the last first."""
+        yield from chain.marks.rrange(last, inclusive=False)
+        rest = self._layer.rest(chain)
+        if rest < chain.marks[0]:
+            yield rest
+
+    def _cuts(self, chains: list[RunningChain], waiting: list[float], workers: int, now: float) -> dict[str, int]:
         """Where chains are cut when less waits than there are workers, so that all workers end about together."""
         if not waiting or len(waiting) >= workers or len(chains) < workers:
             return {}
@@ -137,7 +121,7 @@ class Yielding:
         left = sorted(((self._left(chain, now), chain) for chain in chains), key=lambda pair: (pair[0], pair[1].id))
         together = (sum(seconds for seconds, _ in left) + sum(waiting)) / workers
         together = max(together, left[-1][0], waiting[0])
-        cuts: dict[str, tuple[int, int]] = {}
+        cuts: dict[str, int] = {}
         # The chain that ends first is followed by the longest way that waits: what does not fit is left for others.
         for length, (seconds, chain) in zip(waiting, left, strict=False):
             over = seconds + length - together
@@ -149,27 +133,21 @@ class Yielding:
 
     def _left(self, chain: RunningChain, now: float) -> float:
         """Estimated seconds to the end of the chain's way."""
-        whole = chain.seconds_between(chain.at, (len(chain.legs) - 1, chain.legs[-1].stop)) + self._beyond(chain)
+        whole = chain.seconds_between(chain.at, chain.legs[-1].stop) + self._beyond(chain)
         spent = max(0.0, now - chain.since)
         return max(0.0, whole - spent)
 
-    def _place(self, chain: RunningChain, left: float, now: float) -> tuple[int, int] | None:
+    def _place(self, chain: RunningChain, left: float, now: float) -> int | None:
         """The place on the chain with ``left`` seconds to go, if word can still reach it before it is there."""
         if chain.end is not None and chain.end in chain.marks and chain.cut == chain.end:
             return chain.end  # once cut, the place stays: moving it would leave states behind
         left -= self._beyond(chain)
-        for index in range(len(chain.legs) - 1, chain.at[0] - 1, -1):
-            leg = chain.legs[index]
-            steps = int(left / leg.line.cost)
-            if steps < 0:
-                return None
-            if steps < leg.stop - leg.start:
-                step = leg.stop - steps
-                ahead = chain.seconds_between(chain.at, (index, step)) if (index, step) > chain.at else -1.0
-                spent = max(0.0, now - chain.since)
-                if ahead - spent < _NOTICE or (index, step) <= chain.passed or step >= leg.stop:
-                    return None
-                chain.cut = (index, step)
-                return chain.cut
-            left -= (leg.stop - leg.start) * leg.line.cost
-        return None
+        if left < 0:
+            return None
+        step = chain.step_before_end(left)
+        if step <= max(chain.at, chain.passed) or step == chain.legs[-1].stop:
+            return None
+        if chain.seconds_between(chain.at, step) - max(0.0, now - chain.since) < NOTICE:
+            return None
+        chain.cut = step
+        return step

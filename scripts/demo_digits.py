@@ -150,13 +150,14 @@ def phase(folder: Path, options: argparse.Namespace, client: Client | None, *, s
     if written.exists():
         return json.loads(written.read_text())
     began = time.perf_counter()
+    resumed = place.exists()
     executor = DaskExecutor(client) if client is not None else DaskExecutor(n_workers=options.workers)
     result = search(place, executor, sharing=sharing, tree_aware=options.tree_aware, quiet=options.quiet)
     wall = time.perf_counter() - began
     best = result.best_trial
     figures: dict[str, Any] = {
         **result.savings.as_dict(),
-        "wall": wall,
+        "wall": None if resumed else wall,
         "best_value": best.value,
         "best_trial": best.number,
         "best_params": best.params,
@@ -236,6 +237,8 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
             ("best accuracy", "best_value", ".4f"),
         ):
             print(f"{name:<19} {ours[key]:>12{style}} {alone[key]:>12{style}}")
+        if ours["wall"] is None or alone["wall"] is None:
+            print("interrupted searches count from their beginning, without the pauses between their calls")
         print(f"worker-seconds / (alone / cost-weighted merge rate) = {figures['worker_seconds_over_ideal']:.3f}")
         verdict = "equal bit for bit" if figures["metrics_equal"] else "NOT EQUAL"
         print(f"metrics and weights of all {figures['states_compared']} evaluated states: {verdict}")

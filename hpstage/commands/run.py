@@ -56,7 +56,9 @@ def run(
     checkpoint_budget: Annotated[
         str | None, typer.Option(help="What all checkpoints may take, such as '20 GB'.")
     ] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps after which a state is kept.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Keep each state whose step is a multiple of this.")
+    ] = None,
     scheduler: Annotated[str | None, typer.Option(help="Dask's: tcp://head:8786; by default a local cluster.")] = None,
     n_workers: Annotated[
         int | None, typer.Option(help="Of the local cluster; by default one per GPU, else per core.")

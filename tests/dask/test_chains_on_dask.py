@@ -8,11 +8,24 @@ from pathlib import Path
 
 import pytest
 from distributed import Client
+from msgspec.structs import replace
 
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import InternalError
 from hpstage.events import Amendment, BoundaryMissed, ChainId
-from tests.dask.toys import Counter, boundary, chain, ended, outcome, reached, stage, wait_for, workers
+from tests.dask.toys import (
+    Counter,
+    boundary,
+    chain,
+    ended,
+    outcome,
+    reached,
+    seen,
+    stage,
+    until,
+    wait_for,
+    workers,
+)
 
 Open = Callable[..., DaskExecutor]
 
@@ -90,6 +103,26 @@ def test_a_running_chain_stops_at_its_next_step_and_says_what_was_wasted(open_ex
     assert end.outcome == "stopped"
     assert end.step is not None
     assert end.wasted_steps == end.step - 10
+
+
+def test_a_running_chain_keeps_states_by_itself_and_the_one_at_which_it_is_stopped(open_executor: Open) -> None:
+    """Its steps are faster than any message; it names its states itself."""
+    executor = open_executor()
+    worker = workers(executor)[0]
+    executor.start(worker, replace(chain("c", 10**9), keep_every=50))
+    reports = until(executor, lambda heard: len(reached(heard, "c")) >= 3)
+    executor.stop(ChainId("c"), keep=True)
+    reports += ended(executor, "c")
+    end = outcome(reports, "c")
+    passed = reached(reports, "c")
+    assert end.step is not None
+    assert [r.step for r in passed] == sorted({*range(50, end.step + 1, 50), end.step})
+    assert [r.kept.key for r in passed if r.kept is not None] == [seen().key(r.step) for r in passed]
+    assert end.wasted_steps == 0
+    executor.start(worker, replace(chain("d", end.step + 10, start=end.step), source=seen().key(end.step)))
+    [last] = reached(ended(executor, "d"), "d")
+    assert last.metrics is not None
+    assert (last.source, last.metrics["total"]) == ("continued", end.step + 10)
 
 
 def test_an_order_that_overtakes_its_chain_is_carried_out(open_executor: Open) -> None:

@@ -21,6 +21,7 @@ from hpstage.events import (
     WorkerId,
     WorkerJoined,
 )
+from hpstage.keys import History
 from hpstage.schedule import Constant, Scalar
 
 NODE = NodeId(1)
@@ -62,7 +63,12 @@ def key(step: int) -> StateKey:
 
 
 def stage(start: int, stop: int, x: Scalar = 1.0) -> Stage:
-    return Stage(NODE, start, stop, {"x": Constant(x)})
+    return Stage(NODE, start, stop, {"x": Constant(x)}, seen(x).digest)
+
+
+def seen(x: Scalar = 1.0) -> History:
+    """The values of a line that has never seen another ``x``."""
+    return History.new(StateKey("w" * 32), ["x"]).changed(0, [("x", x)])
 
 
 def boundary(step: int) -> Boundary:

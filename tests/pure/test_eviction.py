@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 
 import pytest
 from hypothesis import given, settings
@@ -145,7 +146,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
         elif len(promoted) == len(studies) and all(study.done for study, _ in studies):
             break
         study.turn()
-        eviction.wait_for(list(eviction._removing))  # so that the seed decides the order of all
+        wait([removal.done for removal in eviction._removing.values()])  # so that the seed decides the order of all
     else:
         raise AssertionError("the drivers hang")
     for (study, _), (trials, _) in zip(studies, wanted, strict=True):

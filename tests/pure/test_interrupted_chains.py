@@ -1,8 +1,7 @@
-"""Chains that are ended early: at the next step that word can reach, with their states kept."""
+"""Chains that are ended early: at their next step, with their states kept."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,7 @@ def test_a_chain_ends_at_its_next_step_whatever_a_step_takes(seconds: float, mea
     assert executor.clock() == pytest.approx(began + moment)
     search.driver.finish()
     search.scheduler.validate()
-    # The step that runs, what may pass while word is under way, and one more for a chain that had to be asked first.
-    ended = search.plan.totals.steps_trained - before
-    assert 8 <= ended <= 9 + math.ceil(0.1 / seconds)
+    assert search.plan.totals.steps_trained - before == 8, "the step under way was its last"
     assert search.plan.totals.steps_wasted == 0
     search.run([], [])
     search.answers(1)
@@ -68,7 +65,7 @@ def test_training_in_this_process_can_be_woken_at_any_step(tmp_path: Path) -> No
         assert driver.wait(0.1) == []
     assert len(Waking.trained) == 10, "it looked up at once"
     driver.finish()
-    assert 10 < len(Waking.trained) < 10**6
+    assert len(Waking.trained) == 10
     assert plan.totals.steps_trained == len(Waking.trained), "all of it was reported"
     assert plan.totals.steps_wasted == 0
     [state] = plan.kept.values()

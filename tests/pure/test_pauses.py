@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining
 from hpstage.driver import read_facts
@@ -22,6 +25,7 @@ from hpstage.events import (
     DriverId,
     Fact,
     NodeId,
+    StateKey,
     StateReached,
     Stretch,
     TargetAsked,
@@ -36,9 +40,12 @@ from hpstage.report.pauses import Pauses
 from hpstage.report.sums import savings_of
 from hpstage.report.views.merge_rate import merge_rate_view
 from hpstage.report.views.timeline import timeline_view
+from hpstage.result import Savings
+from hpstage.simulate import SimulatedExecutor
 from hpstage.store.memory import MemoryJournal
 from tests.pure.reports import Page, search
 from tests.pure.searches import WORKLOAD, trial
+from tests.toys import Tape
 
 NIGHT = 2.0**15  # seconds, so that shifting is exact
 encode = msgspec.json.Encoder().encode
@@ -181,3 +188,32 @@ def test_the_elapsed_time_is_that_within_the_first_and_last_period_but_outside_o
     start, stop = min(start, stop), max(start, stop)
     assert pauses.elapsed(start, stop) == sum(not is_pause(at) for at in range(start, stop))
     assert pauses.seconds == sum(map(is_pause, range(-5, 80)))
+
+
+def test_a_search_that_was_interrupted_is_told_of_as_a_whole() -> None:
+    """What its calls did, and how long they were at work, count from where it began; the night between does not."""
+    journal, shelf = MemoryJournal(), set[StateKey]()
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1))
+
+    def call(executor: SimulatedExecutor, *callbacks: Callable[..., None]) -> Savings:
+        def space(trial: optuna.Trial) -> dict[str, object]:
+            return {"a": s.piecewise({0: 1, 40: trial.suggest_int("a", 0, 99)})}
+
+        options: dict[str, Any] = {"metric": "value", "steps": 100, "n_trials": 6, "store": journal}
+        return hpstage.optimize(study, Tape(), space, executor=executor, callbacks=callbacks, **options).savings
+
+    def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 2:
+            raise KeyboardInterrupt
+
+    evening = SimulatedExecutor(2, kept=shelf)
+    with pytest.raises(KeyboardInterrupt):
+        call(evening, interrupt)
+    morning = SimulatedExecutor(0, kept=shelf)
+    for _ in range(2):
+        morning.join(NIGHT)
+    saved = call(morning)
+    assert saved.steps_trained == saved.worker_seconds == saved.train_seconds
+    assert saved.steps_unique == 40 + 6 * 60 <= saved.steps_trained
+    assert saved.worker_seconds / 2 <= saved.makespan <= saved.worker_seconds
+    assert saved.makespan <= evening.clock() + morning.clock() - NIGHT

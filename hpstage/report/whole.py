@@ -1,0 +1,34 @@
+"""How long a search was at work in all of its calls together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hpstage.events import ChainId, ChainLost, ChainStarted, DriverId, Fact, StateReached
+from hpstage.report.account import began
+from hpstage.report.pauses import Pauses
+
+
+def seconds_at_work(facts: Iterable[Fact]) -> float:
+    """Seconds from the first stage's beginning to the last report, on the workers' clock, without the pauses between
+    the calls that drove them."""
+    driver: DriverId | None = None
+    drivers: dict[ChainId | None, DriverId] = {}
+    calls: dict[DriverId | None, tuple[float, float]] = {}
+    for fact in facts:
+        match fact:
+            case ChainStarted():
+                driver = drivers[fact.chain] = fact.driver
+                continue
+            case StateReached():
+                whose, start = drivers.get(fact.chain, driver), began(fact)
+            case ChainLost():
+                whose, start = driver, fact.at - fact.seconds
+            case _:
+                continue
+        first, last = calls.get(whose, (start, fact.at))
+        calls[whose] = min(first, start), max(last, fact.at)
+    if not calls:
+        return 0.0
+    first, last = min(first for first, _ in calls.values()), max(last for _, last in calls.values())
+    return Pauses(calls.values()).elapsed(first, last)
