@@ -56,7 +56,8 @@ class FolderCheckpoints(CheckpointStore):
         self.workload = workload
         self._name = ""  # of the place, once it was asked for
         if sweep:
-            self.sweep()
+            with suppress(CheckpointUnreachable):  # whether it can be used, check() tells
+                self.sweep()
 
     def __repr__(self) -> str:
         return f"FolderCheckpoints({str(self.path)!r}, workload={self.workload!r})"
@@ -68,7 +69,7 @@ class FolderCheckpoints(CheckpointStore):
         flat = flatten(state)
         self.prove()
         with self._explained(key, "write"), self._aside() as aside:
-            aside.mkdir(parents=True)
+            self._make(aside)
             place = FolderPlace(aside)
             manifest = files.write(place, flat, key=key, step=step, parent=parent, workload=self.workload)
             place.write(files.MANIFEST, files.encode_manifest(manifest))
@@ -109,22 +110,25 @@ class FolderCheckpoints(CheckpointStore):
 
     def keys(self) -> Iterator[StateKey]:
         """Keys of all checkpoints, sound or not, in sorted order."""
-        for folder in self._folders():
-            # An f-string and no Path: a folder may hold a hundred thousand.
-            if os.path.exists(f"{folder.path}/{files.MANIFEST}"):
-                yield StateKey(folder.name)
+        with self._explained(None, "list"):
+            for folder in self._folders():
+                # An f-string and no Path: a folder may hold a hundred thousand.
+                if os.path.exists(f"{folder.path}/{files.MANIFEST}"):
+                    yield StateKey(folder.name)
 
     def sizes(self) -> dict[StateKey, int]:
         found: dict[StateKey, int] = {}
-        for folder in self._folders():
-            entries = _file_sizes(folder.path)
-            if files.MANIFEST in entries:
-                found[StateKey(folder.name)] = sum(entries.values())
+        with self._explained(None, "list"):
+            for folder in self._folders():
+                entries = _file_sizes(folder.path)
+                if files.MANIFEST in entries:
+                    found[StateKey(folder.name)] = sum(entries.values())
         return found
 
     def usage(self) -> Usage:
         sizes = self.sizes()
-        aside = sum(sum(_file_sizes(folder.path).values()) for folder in _entries(self.path / _ASIDE))
+        with self._explained(None, "list"):
+            aside = sum(sum(_file_sizes(folder.path).values()) for folder in _entries(self.path / _ASIDE))
         return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()), unpublished=aside)
 
     def identity(self) -> str:
@@ -136,9 +140,10 @@ class FolderCheckpoints(CheckpointStore):
         with self._explained(None, "write"):
             if not marker.exists():
                 with self._aside() as aside:
-                    aside.mkdir(parents=True)
+                    self._make(aside)
                     (aside / "name").write_text(uuid.uuid4().hex)
                     _rename(aside, marker)  # if another was faster, its name counts
+            self._make_root()
             self._name = (marker / "name").read_text()
         return self._name
 
@@ -161,7 +166,7 @@ class FolderCheckpoints(CheckpointStore):
 
     def check(self) -> None:
         with self._explained(None, "write"), self._aside() as aside, self._aside() as renamed:
-            aside.mkdir(parents=True)
+            self._make(aside)
             (aside / "check").write_bytes(b"hpstage")
             aside.rename(renamed)
 
@@ -173,7 +178,9 @@ class FolderCheckpoints(CheckpointStore):
         """
         removed = 0
         now: float | None = None
-        for entry in _entries(self.path / _ASIDE):
+        with self._explained(None, "list"):
+            entries = _entries(self.path / _ASIDE)
+        for entry in entries:
             folder = self.path / _ASIDE / entry.name
             if not _has_died(entry.name):
                 try:
@@ -235,11 +242,24 @@ class FolderCheckpoints(CheckpointStore):
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _make(self, aside: Path) -> None:
+        self._make_root()
+        aside.mkdir()
+
+    def _make_root(self) -> None:
+        """The folder for temporary folders. It is there once the place has a name: should the mount go away while a
+        checkpoint is saved, no other is begun in what lies below."""
+        root = self.path / _ASIDE
+        if self._name:
+            root.stat()
+        else:
+            root.mkdir(parents=True, exist_ok=True)
+
     def _remove(self, folder: Path) -> None:
         """Make a checkpoint disappear at once, then remove its files."""
         with self._aside() as aside:
             if folder.exists():
-                aside.parent.mkdir(parents=True, exist_ok=True)
+                self._make_root()
                 with suppress(FileNotFoundError):  # another process has removed it
                     folder.rename(aside)
 

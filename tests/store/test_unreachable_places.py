@@ -161,9 +161,13 @@ def test_a_refusal_is_no_loss(open_folder: Path, unprivileged: Callable[[], Abst
             lambda: store.delete(KEY),
             store.identity,
             store.check,
+            store.sweep,
+            store.usage,
+            lambda: list(store.keys()),
         ):
             with pytest.raises(CheckpointUnreachable, match="Permission denied"):
                 call()
+        FolderCheckpoints(store.path, "w")
     store.path.chmod(0o755)
     assert store.load(KEY) == {"a": 1}
 
