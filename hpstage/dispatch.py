@@ -98,7 +98,7 @@ class Dispatch:
         """Hand ready heads to idle workers, the longest remaining way first."""
         instructions: list[Instruction] = []
         while True:
-            idle = [worker for worker in self._workers.values() if worker.idle]
+            idle = [worker for worker in self._workers.values() if worker.is_ready(now)]
             if not idle:
                 return instructions
             heads = list(islice(self._tree.heads(), max(_CONSIDERED, len(idle))))

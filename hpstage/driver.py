@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from hpstage.errors import CheckpointError, ClusterError, InternalError, LeaseLost, StateError, StoreError
+from hpstage.errors import (
+    CheckpointFull,
+    CheckpointUnreachable,
+    ClusterError,
+    InternalError,
+    LeaseLost,
+    StateError,
+    StoreError,
+)
 from hpstage.events import (
     AmendChain,
     ChainEnded,
@@ -28,15 +37,18 @@ from hpstage.events import (
 )
 from hpstage.eviction import Eviction
 from hpstage.executor import Executor
+from hpstage.inquest import Inquest
 from hpstage.outlook import Outlook
 from hpstage.plan import FORMAT, SearchPlan, other_format
 from hpstage.presence import Presence
 from hpstage.scheduling import Answer, Scheduler
 from hpstage.store.journal import Journal
 
-# Seconds between two looks at what other drivers have written, where there are others.
+logger = logging.getLogger("hpstage")
+
+# Seconds between two looks at what other drivers have written, where there are others, and at what is being read.
 _OTHERS = 0.02
-# Seconds between two looks whether they are still there.
+# Seconds between two looks whether they are still there, and at most for which benched workers alone are waited for.
 _WATCH = 1.0
 
 _encode = msgspec.json.Encoder().encode
@@ -152,6 +164,7 @@ class Driver:
         presence: this driver's, where others may work on the plan at the same time.
         workers: those that an earlier driver on the executor has left idle.
         eviction: what keeps the checkpoints within their budget, and makes room where the disk is full.
+        inquest: what looks for itself before a state is written off; without it workers are believed.
     """
 
     def __init__(
@@ -164,6 +177,7 @@ class Driver:
         presence: Presence | None = None,
         workers: Iterable[WorkerId] = (),
         eviction: Eviction | None = None,
+        inquest: Inquest | None = None,
     ) -> None:
         self.plan = plan
         self.scheduler = scheduler
@@ -173,8 +187,10 @@ class Driver:
         self._unwritten: list[Fact] = []
         self._presence = presence
         self._eviction = eviction
+        self._inquest = inquest
         self._looked = 0.0
         self._alone_since: float | None = None
+        self._cut_off_since: float | None = None
         for worker in workers:
             scheduler.handle(WorkerJoined(worker, executor.clock()))
 
@@ -191,7 +207,8 @@ class Driver:
 
     def abandon(self) -> list[WorkerId]:
         """Stop what runs and write nothing of it; returns the workers that are there, all idle."""
-        running = self.scheduler.running_on()
+        held = set() if self._inquest is None else self._inquest.held
+        running = {chain: worker for chain, worker in self.scheduler.running_on().items() if chain not in held}
         workers = dict.fromkeys(self.scheduler.workers)
         for chain in running:
             self._executor.stop(chain)
@@ -263,8 +280,8 @@ class Driver:
 
         Raises:
             StateError: training changes something that no state holds.
-            CheckpointError: a checkpoint could not be written, and no other could go for it. What was reached before
-                is kept.
+            CheckpointError: there was no room for a checkpoint, and no other could go for it; or no worker could use
+                the checkpoints for the executor's ``worker_timeout``. What was reached before is kept.
             ClusterError: there have been no workers for the executor's ``worker_timeout``, or the executor says so.
         """
         self._perform()
@@ -273,6 +290,12 @@ class Driver:
                 self._looked = time.monotonic()
                 self.bury()
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
+        if self._inquest is not None and self._inquest.held:
+            timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
+        back_at = self.scheduler.back_at()
+        if back_at is not None:
+            left = max(0.0, back_at - self._executor.clock())
+            timeout = min(left, _WATCH if timeout is None else timeout)
         if self._answers:
             timeout = 0.0  # reports that are there come along, but nobody waits for more
         self._take(self._executor.wait(timeout))
@@ -300,7 +323,7 @@ class Driver:
         answers: list[Answer] = []
         full: dict[ChainId, str] = {}
         inexact: StateError | None = None
-        for report in reports:
+        for report in self._understood(reports):
             if isinstance(report, WorkerJoined):
                 moved = self._moved()
                 facts += moved
@@ -309,6 +332,8 @@ class Driver:
             decision = self.scheduler.handle(report)
             facts += decision.facts
             answers += decision.answers
+            for notice in decision.notices:
+                logger.warning("%s", notice)
             if isinstance(report, ChainEnded) and report.outcome == "full":
                 full[report.chain] = report.message
             if isinstance(report, ForkVerified) and report.difference is not None:
@@ -320,13 +345,36 @@ class Driver:
         if inexact is not None:
             raise inexact
         if full and not (self._eviction is not None and self._eviction.make_room(self, full)):
-            raise CheckpointError(next(iter(full.values())))
+            raise CheckpointFull(next(iter(full.values())))
         patience = self._executor.worker_timeout
+        trouble = self.scheduler.trouble()
+        if trouble is None:
+            self._cut_off_since = None
+        elif self._cut_off_since is None:
+            self._cut_off_since = time.monotonic()
+        elif time.monotonic() - self._cut_off_since > patience and not self.scheduler.running:
+            raise CheckpointUnreachable(
+                f"no worker has been able to use the checkpoints for {patience:.0f} s ({trouble}); mend that and run "
+                f"the same command again: nothing that was reached is lost"
+            )
         if self._alone_since is not None and time.monotonic() - self._alone_since > patience:
             raise ClusterError(
                 f"all workers have been gone for {patience:.0f} s; start workers and run the same command again: "
                 f"nothing that was reached is lost"
             )
+
+    def _understood(self, reports: Iterable[Report]) -> Iterator[Report]:
+        """Reports as they are to be understood; of a state that a worker could not read, once it is clear whose fault
+        that is."""
+        for report in reports:
+            if self._inquest is not None and isinstance(report, ChainEnded) and report.outcome == "unreadable":
+                key = self.scheduler.source_of(report.chain)
+                if key is not None:
+                    self._inquest.hold(report, key)
+                    continue
+            yield report
+        if self._inquest is not None:
+            yield from self._inquest.decided()
 
     def _moved(self) -> list[Fact]:
         """What the others are to know when the workers belong to another cluster than before."""
@@ -337,6 +385,8 @@ class Driver:
 
     def _perform(self) -> None:
         self._catch_up()
+        if self.scheduler.back_at() is not None:
+            self.scheduler.tick(self._executor.clock())
         instructions = self.scheduler.schedule()
         # What is begun is claimed first, by a record that is written only if nothing is unknown here: of two drivers
         # that would begin the same, one finds the other's claim.

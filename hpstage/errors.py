@@ -47,6 +47,15 @@ class CheckpointError(HpstageError):
     """A checkpoint cannot be used. Recomputing the state from an ancestor is always a remedy."""
 
 
+class CheckpointFull(CheckpointError):
+    """There is no room for a checkpoint: the disk or a quota is full. Removing others makes room."""
+
+
+class CheckpointUnreachable(CheckpointError):
+    """The place of the checkpoints cannot be reached from here, or refuses this process: a mount that is missing,
+    credentials that expired, an outage, a time-out. It tells nothing of what is kept there, and may pass."""
+
+
 class CheckpointMissing(CheckpointError):
     """No complete checkpoint is published under the key."""
 

@@ -194,14 +194,15 @@ class ChainEnded(msgspec.Struct, frozen=True, tag=True):
     """A chain is over; the worker is free, or gone.
 
     ``done``: trained to its end. ``stopped``: told to. ``failed``: the user's training code raised at ``step`` of
-    ``node``. ``unreadable``: the source could not be loaded (missing or corrupt). ``full``: a checkpoint could
-    not be written. ``lost``: the worker or its task vanished. ``wasted_seconds`` and ``wasted_steps`` count
-    training after the last boundary that is reported nowhere else.
+    ``node``. ``unreadable``: the source could not be loaded (missing or corrupt). ``cut_off``: the worker cannot use
+    the place of the checkpoints, which tells nothing of what is kept there. ``full``: there was no room for a
+    checkpoint. ``lost``: the worker or its task vanished. ``wasted_seconds`` and ``wasted_steps`` count training after
+    the last boundary that is reported nowhere else.
     """
 
     chain: ChainId
     worker: WorkerId
-    outcome: Literal["done", "stopped", "failed", "unreadable", "full", "lost"]
+    outcome: Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "lost"]
     at: float
     node: NodeId | None = None
     step: int | None = None

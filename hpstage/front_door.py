@@ -136,7 +136,8 @@ def optimize(
         StateError: training changes something that no state holds; it is named.
         StoreError: the store cannot be used or belongs to another workload.
         ClusterError: there are no workers, or they were all lost.
-        CheckpointError: a checkpoint could not be written, and no other could go; everything before it is kept.
+        CheckpointError: there was no room for a checkpoint, and no other could go; or no worker could use their
+            place for the executor's ``worker_timeout``. Everything before is kept.
         TrainingError: an exception that ``catch`` does not name.
         KeyboardInterrupt: Ctrl-C; all that was reached is kept.
     """

@@ -69,6 +69,7 @@ def open_places(
         journal = SQLiteJournal(folder / _FILE)
         closing.callback(journal.close)
     if isinstance(checkpoints, CheckpointStore):
+        checkpoints.identity()  # from here on it stands for this place, also where it is sent
         return Places(journal, checkpoints, folder)
     if checkpoints is not None:
         kept = open_checkpoints(checkpoints, workload)
@@ -77,6 +78,7 @@ def open_places(
     else:
         kept = open_checkpoints(closing.enter_context(tempfile.TemporaryDirectory(prefix="hpstage-")), workload)
     kept.check()
+    kept.identity()
     return Places(journal, kept, folder)
 
 

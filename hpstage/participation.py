@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,10 +14,14 @@ from hpstage.errors import LeaseLost, StoreError, UsageError
 from hpstage.events import DriverId, DriverJoined, StateKey, Verify, WorkerId
 from hpstage.eviction import Eviction
 from hpstage.executor import Executor
+from hpstage.inquest import Inquest
 from hpstage.optuna.ledger import Ledger
+from hpstage.plan import SearchPlan
 from hpstage.presence import Presence
 from hpstage.scheduling import Scheduler
 from hpstage.store import Journal, Leases
+
+logger = logging.getLogger("hpstage")
 
 
 @contextmanager
@@ -50,11 +55,21 @@ def taking_part(
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     presence = Presence(journal, me) if isinstance(journal, Leases) else None
     scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every, verify=verify)
-    driver = Driver(plan, scheduler, hands, journal, presence=presence, eviction=eviction, workers=workers)
+    driver = Driver(
+        plan,
+        scheduler,
+        hands,
+        journal,
+        presence=presence,
+        eviction=eviction,
+        inquest=Inquest(checkpoints),
+        workers=workers,
+    )
     with ExitStack() as leaving:
         if presence is not None:
             leaving.callback(presence.close)
             place = checkpoints.identity()
+            _compare_with_last(plan, place, checkpoints)
             joined = presence.enter(
                 ledger.name, ledger.identity(), hands.pool, place, others := list(plan.drivers.values())
             )
@@ -72,6 +87,17 @@ def taking_part(
             raise
         if presence is not None:
             driver.leave()
+
+
+def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStore) -> None:
+    """Say that states were kept elsewhere, which may be meant: the folder was removed, or another was given."""
+    if place and plan.place and place != plan.place and plan.kept:
+        logger.warning(
+            "The %d states that this plan keeps were saved in another place than %r is now; those that are not here "
+            "are trained again. If it is not mounted, stop, and mount it first.",
+            len(plan.kept),
+            checkpoints,
+        )
 
 
 def _check_place(place: str, others: Iterable[DriverJoined], driver: Driver) -> None:

@@ -82,6 +82,7 @@ class SearchPlan:
         self.verified = False  # a fork of this workload was verified
         self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
+        self.place = ""  # where the last driver that joined keeps its checkpoints
         self.chains: dict[ChainId, OpenChain] = {}
         self.losses: dict[StateRef, list[ChainLost]] = {}  # workers that died in a row on the way from a state
         self.milestones = self._tree.milestones
@@ -136,6 +137,7 @@ class SearchPlan:
 
     def _join(self, fact: DriverJoined) -> None:
         self.drivers[fact.driver] = fact
+        self.place = fact.checkpoints or self.place
 
     def _leave(self, fact: DriverLeft) -> None:
         self.drivers.pop(fact.driver, None)

@@ -10,9 +10,17 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Literal
 
 from hpstage.checkpoints.live import LiveCache
+from hpstage.checkpoints.patience import Patient
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.course import Course
-from hpstage.errors import CheckpointError, StateError, UsageError
+from hpstage.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointFull,
+    CheckpointMissing,
+    StateError,
+    UsageError,
+)
 from hpstage.events import (
     Amendment,
     Boundary,
@@ -179,7 +187,7 @@ class ChainRunner:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._trainable = trainable
-        self._checkpoints = checkpoints
+        self._checkpoints = Patient(checkpoints)
         self._live = live
         self._worker = worker
         self._clock = clock
@@ -191,9 +199,10 @@ class ChainRunner:
         """Train a chain to its end; the last report is its ``ChainEnded``. ``None`` where it was told to pause."""
         flight = _Flight(chain)
         try:
+            self._checkpoints.enter(lambda: control.stopped or control.paused)
             self._enter(chain, flight)
         except CheckpointError as error:
-            yield self._over(flight, "unreadable", message=str(error))
+            yield self._over(flight, _outcome(error), message=str(error))
             return
         except Exception as error:
             yield self._over(flight, "failed", failure=_failure(error))
@@ -201,7 +210,7 @@ class ChainRunner:
         try:
             outcome = yield from self._train(flight, control)
         except CheckpointError as error:
-            yield self._over(flight, "full", message=str(error))
+            yield self._over(flight, _outcome(error), message=str(error))
         except Exception as error:
             if flight.at_boundary:
                 flight.step -= 1  # the state cannot be had, as if the step before it had failed
@@ -380,7 +389,7 @@ class ChainRunner:
     def _over(
         self,
         flight: _Flight,
-        outcome: Literal["done", "stopped", "failed", "unreadable", "full"],
+        outcome: Literal["done", "stopped", "failed", "unreadable", "cut_off", "full"],
         *,
         failure: UserFailure | None = None,
         message: str = "",
@@ -400,6 +409,13 @@ class ChainRunner:
             wasted_steps=max(0, flight.step - flight.since),
             wasted_seconds=flight.train_seconds,
         )
+
+
+def _outcome(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]:
+    """How a chain ends by an error of its checkpoints. What is not known to be anything else may pass."""
+    if isinstance(error, CheckpointMissing | CheckpointCorrupt):
+        return "unreadable"
+    return "full" if isinstance(error, CheckpointFull) else "cut_off"
 
 
 def _failure(error: BaseException) -> UserFailure:

@@ -37,6 +37,7 @@ from hpstage.events import (
     Stage,
     StageFailed,
     StartChain,
+    StateKey,
     StateLost,
     StateReached,
     StateRef,
@@ -75,10 +76,11 @@ class Answer:
 
 @dataclass(slots=True)
 class Decision:
-    """What follows from an event: facts to remember first, then answers to give."""
+    """What follows from an event: facts to remember first, then answers to give. ``notices``: what people are told."""
 
     facts: list[Fact] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
 
 class Scheduler:
@@ -199,8 +201,10 @@ class Scheduler:
         if chain is None:
             return
         node = self._plan.nodes[report.node]
-        if report.kept is not None and report.kept.key != self._plan.key(node, report.step):
-            raise ClusterError(other_values(report.worker, node, report.step))
+        if report.kept is not None:
+            if report.kept.key != self._plan.key(node, report.step):
+                raise ClusterError(other_values(report.worker, node, report.step))
+            self._unbench(report.worker, decision)
         self._learn(
             StateReached(
                 node=node.id,
@@ -375,6 +379,10 @@ class Scheduler:
                 ),
                 decision,
             )
+        if report.outcome == "cut_off":
+            self._bench(report, decision)
+        elif report.outcome in ("done", "stopped", "failed"):
+            self._unbench(report.worker, decision)
         if report.outcome == "unreadable" and chain.source is not None:
             source = self._plan.nodes[chain.source.node]
             state = source.states.get(chain.source.step)
@@ -388,6 +396,22 @@ class Scheduler:
             assert report.failure is not None and report.step is not None
             failed = StageFailed(node=node.id, step=report.step, evaluating=False, failure=report.failure)
             self._learn(failed, decision)
+
+    def _bench(self, report: ChainEnded, decision: Decision) -> None:
+        worker = self._workers[report.worker]
+        known = worker.trouble
+        seconds = worker.bench(report.message, self._now)
+        if known != report.message:
+            decision.notices.append(
+                f"Worker {worker.id} cannot use the checkpoints: {report.message}. It is given no work for "
+                f"{seconds:.0f} s, then tried again and again; nothing is lost by it."
+            )
+
+    def _unbench(self, id: WorkerId, decision: Decision) -> None:
+        worker = self._workers[id]
+        if worker.benched:
+            worker.unbench()
+            decision.notices.append(f"Worker {id} can use the checkpoints again.")
 
     def _close(self, chain: RunningChain, at: float, decision: Decision) -> None:
         self._retire(chain)
@@ -426,12 +450,29 @@ class Scheduler:
         if self.leaving:
             instructions += self._yielding.part(running)
         else:
-            instructions += self._yielding.settle(running, len(self._workers), self._now)
+            able = sum(worker.back_at <= self._now for worker in self._workers.values())
+            instructions += self._yielding.settle(running, able, self._now)
         return instructions
 
     @property
     def workers(self) -> list[WorkerId]:
         return list(self._workers)
+
+    def back_at(self) -> float | None:
+        """When the next benched worker is tried again; ``None`` if none is benched."""
+        return min((worker.back_at for worker in self._workers.values() if worker.back_at > self._now), default=None)
+
+    def trouble(self) -> str | None:
+        """Why no worker can use the checkpoints, if none can."""
+        troubles = [worker.trouble for worker in self._workers.values() if worker.benched]
+        return troubles[0] if troubles and len(troubles) == len(self._workers) else None
+
+    def source_of(self, chain: ChainId) -> StateKey | None:
+        """The key of the state that one of this driver's chains starts from."""
+        running = self._running.get(chain)
+        if running is None or running.source is None:
+            return None
+        return self._plan.key(self._plan.nodes[running.source.node], running.source.step)
 
     @property
     def running(self) -> int:

@@ -195,6 +195,8 @@ class SimulatedExecutor(Executor):
         while self._agenda and (not reports or self._agenda[0][0] <= self._now):
             self._now, _, act = heapq.heappop(self._agenda)
             reports += act()
+        if timeout and not reports:
+            self._now += timeout  # nothing is to come, and the caller waits for the time alone
         return reports
 
     def clock(self) -> float:

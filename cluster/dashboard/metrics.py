@@ -30,7 +30,7 @@ _MOST_STUDIES = 50
 """Studies exported at most: those that were started last, and all at which a driver is at work."""
 _PLAN_LABEL = 12
 """Characters of a plan's name that make its label."""
-_OUTCOMES = ("died", "lost", "closed", "unreachable", "unreadable", "full", "failed", "stopped")
+_OUTCOMES = ("died", "lost", "closed", "unreachable", "unreadable", "cut_off", "full", "failed", "stopped")
 """Of chains that are lost: each is there from the beginning, so that the first loss is an increase."""
 _LOSSES: tuple[StateLoss, ...] = ("evicted", "unreadable")
 _FAILING: tuple[Activity, ...] = ("train", "evaluate")

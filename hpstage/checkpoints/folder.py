@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
-import socket
-import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import xxhash
 
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.state_tree import flatten
 from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
-from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
+from hpstage.checkpoints.trouble import kind_of
+from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
 from hpstage.events import Kept, StateKey
+from hpstage.presence import host_identity
 from hpstage.processes import is_alive
+
+T = TypeVar("T")
 
 # Where checkpoints are written, and put before they are removed. No key begins with a dot.
 _ASIDE = ".tmp"
-_IDENTITY = ".identity"
+# The folder that holds the place's name, in a file "name".
+_PLACE = ".place"
+# How a file system says that it cannot rename folders; EMFILE is gcsfuse's way.
+_NO_RENAMES = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EMFILE, errno.EXDEV}
 # Seconds after which a temporary folder is taken for abandoned, whoever made it.
 _ABANDONED = 24 * 3600.0
 # Small tensors are gathered to writes and reads of this many bytes; larger ones pass the buffer by.
@@ -35,18 +41,23 @@ class FolderCheckpoints(CheckpointStore):
     """Checkpoints of one ``workload`` under the folder ``path``, local or on a shared file system.
 
     ``<path>/<key[:2]>/<key>/`` holds the files of :mod:`hpstage.checkpoints.format`. A checkpoint is written
-    aside and published by renaming its folder, so that readers see all of it or nothing. Nothing is synced to
-    the disk: what was saved outlives every process at once, and after a power cut the checksums find what was
-    lost, which is then computed anew. Making an instance writes nothing; it removes what dead writers have
-    left, unless ``sweep`` is False.
+    aside and published by renaming its folder, so that readers see all of it or nothing; hard links are not needed.
+    Nothing is synced to the disk: what was saved outlives every process at once, and after a power cut the checksums
+    find what was lost, which is then computed anew. Making an instance writes nothing; it removes what dead writers
+    have left, unless ``sweep`` is False.
+
+    Once :meth:`identity` has named the place, an instance and its copies keep to it: where the mount is missing,
+    what lies below the path is another place, or none, and neither is written to nor believed.
     """
 
     def __init__(self, path: str | os.PathLike[str], workload: str, *, sweep: bool = True) -> None:
         # Absolute, since workers may run in another folder.
         self.path = Path(path).absolute()
         self.workload = workload
+        self._name = ""  # of the place, once it was asked for
         if sweep:
-            self.sweep()
+            with suppress(CheckpointUnreachable):  # whether it can be used, check() tells
+                self.sweep()
 
     def __repr__(self) -> str:
         return f"FolderCheckpoints({str(self.path)!r}, workload={self.workload!r})"
@@ -56,8 +67,9 @@ class FolderCheckpoints(CheckpointStore):
         if (kept := self._kept(key)) is not None:
             return kept
         flat = flatten(state)
+        self.prove()
         with self._explained(key, "write"), self._aside() as aside:
-            aside.mkdir(parents=True)
+            self._make(aside)
             place = FolderPlace(aside)
             manifest = files.write(place, flat, key=key, step=step, parent=parent, workload=self.workload)
             place.write(files.MANIFEST, files.encode_manifest(manifest))
@@ -71,11 +83,20 @@ class FolderCheckpoints(CheckpointStore):
         return manifest.as_kept()
 
     def load(self, key: StateKey) -> object:
-        manifest = self.manifest(key)
-        with self._explained(key, "read"), self._present(key):
-            return files.read(FolderPlace(self._folder(key)), manifest)
+        def read() -> object:
+            manifest = self._manifest(key)
+            with self._explained(key, "read"), self._present(key):
+                return files.read(FolderPlace(self._folder(key)), manifest)
+
+        return self._sought(read)
+
+    def verify(self, key: StateKey) -> None:
+        self._sought(lambda: self._verified(key))
 
     def manifest(self, key: StateKey) -> Manifest:
+        return self._sought(lambda: self._manifest(key))
+
+    def _manifest(self, key: StateKey) -> Manifest:
         folder = self._folder(key)
         with self._explained(key, "read"), self._present(key):
             content = (folder / files.MANIFEST).read_bytes()
@@ -89,53 +110,103 @@ class FolderCheckpoints(CheckpointStore):
 
     def keys(self) -> Iterator[StateKey]:
         """Keys of all checkpoints, sound or not, in sorted order."""
-        for folder in self._folders():
-            # An f-string and no Path: a folder may hold a hundred thousand.
-            if os.path.exists(f"{folder.path}/{files.MANIFEST}"):
-                yield StateKey(folder.name)
+        with self._explained(None, "list"):
+            for folder in self._folders():
+                # An f-string and no Path: a folder may hold a hundred thousand.
+                if os.path.exists(f"{folder.path}/{files.MANIFEST}"):
+                    yield StateKey(folder.name)
 
     def sizes(self) -> dict[StateKey, int]:
         found: dict[StateKey, int] = {}
-        for folder in self._folders():
-            entries = _file_sizes(folder.path)
-            if files.MANIFEST in entries:
-                found[StateKey(folder.name)] = sum(entries.values())
+        with self._explained(None, "list"):
+            for folder in self._folders():
+                entries = _file_sizes(folder.path)
+                if files.MANIFEST in entries:
+                    found[StateKey(folder.name)] = sum(entries.values())
         return found
 
     def usage(self) -> Usage:
         sizes = self.sizes()
-        aside = sum(sum(_file_sizes(folder.path).values()) for folder in _entries(self.path / _ASIDE))
+        with self._explained(None, "list"):
+            aside = sum(sum(_file_sizes(folder.path).values()) for folder in _entries(self.path / _ASIDE))
         return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()), unpublished=aside)
 
     def identity(self) -> str:
         """A random name, written into the folder by whoever asks first: a shared folder has many paths."""
-        marker = self.path / _IDENTITY
+        if self._name:
+            self.prove()  # never named anew: a mount that is missing now comes back
+            return self._name
+        marker = self.path / _PLACE
         with self._explained(None, "write"):
             if not marker.exists():
                 with self._aside() as aside:
-                    aside.mkdir(parents=True)
-                    (aside / "identity").write_text(uuid.uuid4().hex)
-                    with suppress(FileExistsError):
-                        os.link(aside / "identity", marker)
-            return marker.read_text()
+                    self._make(aside)
+                    (aside / "name").write_text(uuid.uuid4().hex)
+                    _rename(aside, marker)  # if another was faster, its name counts
+            self._make_root()
+            self._name = (marker / "name").read_text()
+        return self._name
+
+    def prove(self) -> None:
+        if not self._name:
+            return
+        try:
+            with self._explained(None, "reach"):
+                found = (self.path / _PLACE / "name").read_text()
+        except CheckpointUnreachable as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise CheckpointUnreachable(
+                    f"{self.path} is not the place of the checkpoints here, or is empty; see that it is mounted"
+                ) from error.__cause__
+            raise
+        if found != self._name:
+            raise CheckpointUnreachable(
+                f"{self.path} is another place here than the driver's; mount the same one under this path everywhere"
+            )
 
     def check(self) -> None:
-        with self._explained(None, "write"), self._aside() as aside:
-            aside.mkdir(parents=True)
+        with self._explained(None, "write"), self._aside() as aside, self._aside() as renamed:
+            self._make(aside)
+            (aside / "check").write_bytes(b"hpstage")
+            aside.rename(renamed)
 
     def sweep(self) -> int:
         """Remove the temporary folders of dead writers; how many there were.
 
-        A writer is dead if it ran on this host and is no more, or if its folder is older than a day.
+        A writer is dead if it ran on this host and is no more, or if its folder is older than a day by the clock of
+        the place: that of this host may be wrong.
         """
         removed = 0
-        for entry in _entries(self.path / _ASIDE):
+        now: float | None = None
+        with self._explained(None, "list"):
+            entries = _entries(self.path / _ASIDE)
+        for entry in entries:
             folder = self.path / _ASIDE / entry.name
-            if _abandoned(folder):
-                # Another process may sweep as well, and a folder that we may not remove does no harm.
-                shutil.rmtree(folder, ignore_errors=True)
-                removed += 1
+            if not _has_died(entry.name):
+                try:
+                    now = self._now() if now is None else now
+                    if now - folder.stat().st_mtime <= _ABANDONED:
+                        continue
+                except OSError:
+                    continue  # it is gone, or nothing may be changed here
+            # Another process may sweep as well, and a folder that we may not remove does no harm.
+            shutil.rmtree(folder, ignore_errors=True)
+            removed += 1
         return removed
+
+    def _now(self) -> float:
+        """The clock by which this place dates its folders. Raises ``OSError``."""
+        with self._aside() as probe:
+            probe.mkdir()
+            return probe.stat().st_mtime
+
+    def _sought(self, find: Callable[[], T]) -> T:
+        """What ``find`` finds, which is missing only where the place is the right one."""
+        try:
+            return find()
+        except CheckpointMissing:
+            self.prove()
+            return find()  # the mount may have come back in between
 
     def _folders(self) -> Iterator[os.DirEntry[str]]:
         """Folders that may hold a checkpoint, in the order of their keys."""
@@ -151,12 +222,16 @@ class FolderCheckpoints(CheckpointStore):
     def _kept(self, key: StateKey) -> Kept | None:
         """The checkpoint that is kept already, if every byte of it is sound."""
         try:
-            manifest = self.manifest(key)
-            with self._explained(key, "read"), self._present(key):
-                files.verify(FolderPlace(self._folder(key)), manifest)
+            return self._verified(key).as_kept()
         except (CheckpointMissing, CheckpointCorrupt):
             return None
-        return manifest.as_kept()
+
+    def _verified(self, key: StateKey) -> Manifest:
+        """The manifest, every byte that it tells of being sound."""
+        manifest = self._manifest(key)
+        with self._explained(key, "read"), self._present(key):
+            files.verify(FolderPlace(self._folder(key)), manifest)
+        return manifest
 
     @contextmanager
     def _aside(self) -> Iterator[Path]:
@@ -167,11 +242,24 @@ class FolderCheckpoints(CheckpointStore):
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _make(self, aside: Path) -> None:
+        self._make_root()
+        aside.mkdir()
+
+    def _make_root(self) -> None:
+        """The folder for temporary folders. It is there once the place has a name: should the mount go away while a
+        checkpoint is saved, no other is begun in what lies below."""
+        root = self.path / _ASIDE
+        if self._name:
+            root.stat()
+        else:
+            root.mkdir(parents=True, exist_ok=True)
+
     def _remove(self, folder: Path) -> None:
         """Make a checkpoint disappear at once, then remove its files."""
         with self._aside() as aside:
             if folder.exists():
-                aside.parent.mkdir(parents=True, exist_ok=True)
+                self._make_root()
                 with suppress(FileNotFoundError):  # another process has removed it
                     folder.rename(aside)
 
@@ -201,9 +289,8 @@ class FolderCheckpoints(CheckpointStore):
         try:
             yield
         except OSError as error:
-            raise CheckpointError(
-                f"cannot {action} {what} under {self.path}: {error.strerror}; "
-                "see that the disk has free space and that this user may read and write there"
+            raise kind_of(error)(
+                f"cannot {action} {what} under {self.path}: {error.strerror}; {_remedy(error)}"
             ) from error
 
 
@@ -273,20 +360,18 @@ def _file_sizes(folder: str) -> dict[str, int]:
 
 
 def _host() -> str:
-    """Where a process number means the same process: this host, and this container's process namespace."""
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:  # not Linux
-        namespace = ""
-    return xxhash.xxh3_64_hexdigest(f"{socket.gethostname()} {namespace}".encode())
+    """Where a process number means the same process."""
+    return xxhash.xxh3_64_hexdigest(host_identity().encode())
 
 
-def _abandoned(folder: Path) -> bool:
-    host, _, rest = folder.name.partition("-")
+def _has_died(name: str) -> bool:
+    """Is it known of the process that has made a temporary folder of this name that it is no more?"""
+    host, _, rest = name.partition("-")
     pid = rest.partition("-")[0]
-    if host == _host() and pid.isdigit() and not is_alive(int(pid)):
-        return True
-    try:
-        return time.time() - folder.stat().st_mtime > _ABANDONED
-    except FileNotFoundError:
-        return False
+    return host == _host() and pid.isdigit() and not is_alive(int(pid))
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in _NO_RENAMES:
+        return "folders must be renamed there; of an object store that is mounted, give its own URL (s3://bucket/path)"
+    return "see that it is mounted, that the disk has free space and that this user may read and write there"

@@ -63,9 +63,11 @@ class CheckpointStore(ABC):
     Obligations. *Atomic*: a reader sees a complete checkpoint or :class:`CheckpointMissing`. *Verified*:
     ``load`` checks key, workload and checksums and raises :class:`CheckpointCorrupt`; nothing that was stored
     is ever executed. *Content-addressed*: saving a key that is already kept changes nothing (equal keys mean
-    equal training). *Failing clean*: a full or read-only disk raises :class:`CheckpointError`, leaves no
-    partial checkpoint and no temporary file behind. *Portable*: instances can be pickled and sent to workers;
-    safe to use from several processes.
+    equal training). *Failing clean*: what fails leaves no partial checkpoint and no temporary file behind.
+    *Failing clear*: :class:`CheckpointFull` where other checkpoints have to go first; ``CheckpointMissing`` and
+    ``CheckpointCorrupt`` only of a place that was reached, since they write a state off; all else, as a mount that
+    is missing or an outage, is :class:`CheckpointUnreachable`, which is waited for. *Portable*: instances can be
+    pickled and sent to workers; safe to use from several processes.
 
     A state is a tree of dicts, lists, tuples, scalars, strings, bytes, ``torch.Tensor`` and
     ``numpy.ndarray``; it comes back with the same types, shapes, dtypes and values. Anything else raises
@@ -82,6 +84,10 @@ class CheckpointStore(ABC):
     @abstractmethod
     def manifest(self, key: StateKey) -> Manifest:
         """Read and check the manifest alone. Raises as ``load`` does."""
+
+    def verify(self, key: StateKey) -> None:
+        """See that a checkpoint is whole and sound. Raises as ``load`` does; better without building the state."""
+        self.load(key)
 
     @abstractmethod
     def delete(self, key: StateKey) -> None:
@@ -118,9 +124,17 @@ class CheckpointStore(ABC):
     def identity(self) -> str:
         """Names the place: equal for all who keep checkpoints there, by whatever path or host they come.
 
-        An empty text, as here, is a store that cannot tell.
+        An instance that has told it once stands for that place, and its copies do in other processes: nothing is
+        saved in another, nor missed in another. An empty text, as here, is a store that cannot tell.
         """
         return ""
+
+    def prove(self) -> None:
+        """See, by one small read, that the place is here the one that ``identity`` has named, if it has.
+
+        Raises :class:`CheckpointUnreachable`: it is another, or not there.
+        """
+        return
 
     def check(self) -> None:
         """Try whether checkpoints can be written here, and leave nothing behind. Raises :class:`CheckpointError`."""

@@ -6,9 +6,9 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,14 +16,19 @@ from hpstage.checkpoints import format as files
 from hpstage.checkpoints.remote import Remote, RemoteReader, RemoteWriter, is_definite
 from hpstage.checkpoints.state_tree import flatten
 from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
-from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
+from hpstage.checkpoints.trouble import kind_of
+from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
 from hpstage.events import Kept, StateKey
+
+T = TypeVar("T")
 
 # Seconds after which files without a manifest are taken for abandoned. A writer that needs half as long begins anew.
 _ABANDONED = 24 * 3600.0
 # Seconds between looks at a manifest that is not whole, before it is taken for spoilt. Several, for each look may meet
 # another writer's moment between making the file and filling it.
 _LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2)
+# The file that holds the place's name.
+_PLACE = ".place/name"
 
 _TOKEN = re.compile(r"state-([0-9a-f]{1,64})\.(?:safetensors|json)")
 
@@ -55,6 +60,7 @@ class UrlCheckpoints(CheckpointStore):
     def __init__(self, url: str, workload: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
         self._remote = Remote(url, storage_options or {})
         self.workload = workload
+        self._name = ""  # of the place, once it was asked for
         with self._explained(None, "reach"):
             self._remote.connect()
 
@@ -64,7 +70,38 @@ class UrlCheckpoints(CheckpointStore):
         return self._remote.url
 
     def identity(self) -> str:
-        return self.url
+        """A random name, written there by whoever asks first: one URL leads to two places where endpoints or the
+        memory of two processes differ, and two may lead to one."""
+        if self._name:
+            self.prove()
+            return self._name
+        with self._explained(None, "write"):
+            try:
+                self._name = self._remote.read(_PLACE).decode()
+            except FileNotFoundError:
+                with suppress(FileExistsError):  # another was faster
+                    self._remote.write_new(_PLACE, uuid.uuid4().hex.encode())
+                self._name = self._remote.read(_PLACE).decode()
+        return self._name
+
+    def prove(self) -> None:
+        if not self._name:
+            return
+        try:
+            with self._explained(None, "reach"):
+                found = self._remote.read(_PLACE).decode()
+        except CheckpointUnreachable as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise CheckpointUnreachable(
+                    f"{self.url} leads to another place here than for the driver, or to none; see that it has the same "
+                    f"endpoint and credentials everywhere, and that its files are not in one process's memory or disk"
+                ) from error.__cause__
+            raise
+        if found != self._name:
+            raise CheckpointUnreachable(
+                f"{self.url} leads to another place here than for the driver; see that it has the same endpoint and "
+                f"credentials everywhere"
+            )
 
     def __repr__(self) -> str:
         return f"UrlCheckpoints({self.url!r}, workload={self.workload!r})"
@@ -94,11 +131,20 @@ class UrlCheckpoints(CheckpointStore):
                 raise
 
     def load(self, key: StateKey) -> object:
-        manifest = self.manifest(key)
-        with self._explained(key, "read"), self._present(key, manifest):
-            return files.read(self._place(key), manifest)
+        def read() -> object:
+            manifest = self._manifest(key)
+            with self._explained(key, "read"), self._present(key, manifest):
+                return files.read(self._place(key), manifest)
+
+        return self._sought(read)
+
+    def verify(self, key: StateKey) -> None:
+        self._sought(lambda: self._verified(key))
 
     def manifest(self, key: StateKey) -> Manifest:
+        return self._sought(lambda: self._manifest(key))
+
+    def _manifest(self, key: StateKey) -> Manifest:
         place = self._place(key)
         with self._explained(key, "read"):
             content = self._manifest_bytes(place)
@@ -155,12 +201,24 @@ class UrlCheckpoints(CheckpointStore):
     def _kept(self, key: StateKey) -> Kept | None:
         """The checkpoint that is kept already, if every byte of it is sound."""
         try:
-            manifest = self.manifest(key)
-            with self._explained(key, "read"), self._present(key, manifest):
-                files.verify(self._place(key), manifest)
+            return self._verified(key).as_kept()
         except (CheckpointMissing, CheckpointCorrupt):
             return None
-        return manifest.as_kept()
+
+    def _verified(self, key: StateKey) -> Manifest:
+        """The manifest, every byte that it tells of being sound."""
+        manifest = self._manifest(key)
+        with self._explained(key, "read"), self._present(key, manifest):
+            files.verify(self._place(key), manifest)
+        return manifest
+
+    def _sought(self, find: Callable[[], T]) -> T:
+        """What ``find`` finds, which is missing only where the place is the right one."""
+        try:
+            return find()
+        except CheckpointMissing:
+            self.prove()
+            return find()  # it may have been out of reach in between
 
     def _publish(self, key: StateKey, manifest: Manifest) -> Kept:
         """Write the manifest, if no sound checkpoint is there."""
@@ -247,7 +305,7 @@ class UrlCheckpoints(CheckpointStore):
                 tokens[match[1]].append(name)
         if files.MANIFEST in found and (len(tokens) > 1 or files.TENSORS in found):
             try:
-                named = self.manifest(key).files
+                named = self._manifest(key).files
             except CheckpointError:
                 # Spoilt: it may name any of them, and its deletion comes first. Missing: deleted since it was listed.
                 return []
@@ -276,9 +334,12 @@ class UrlCheckpoints(CheckpointStore):
         try:
             yield
         except OSError as error:
-            raise CheckpointError(
-                f"cannot {action} {what} under {self.url}: {self._remote.reason(error)}; {_remedy(error)}"
-            ) from self._remote.shown_cause(error)
+            reason = self._remote.reason(error)
+            kind = kind_of(error, reason)
+            remedy = "free some space there, or raise the quota" if kind is CheckpointFull else _remedy(error)
+            raise kind(f"cannot {action} {what} under {self.url}: {reason}; {remedy}") from self._remote.shown_cause(
+                error
+            )
 
 
 class UrlPlace:

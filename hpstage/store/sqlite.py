@@ -13,6 +13,7 @@ from pathlib import Path
 from hpstage.errors import LeaseLost, StoreError
 from hpstage.store.journal import NO_FENCES
 from hpstage.store.leases import Lease, check_seconds
+from hpstage.store.mounts import network_mount
 from hpstage.store.store import Store
 
 # PRAGMA user_version of the file. A change to the tables must raise it.
@@ -23,6 +24,9 @@ APPLICATION = int.from_bytes(b"hpst", "big")
 # Seconds between two looks of a waiting reader; a look takes some 10 microseconds. An append through the same
 # handle wakes it at once.
 POLL = 0.005
+
+# The way out where network_mount refuses and every process that uses the file runs on one host: set it to "1".
+ALLOWED = "HPSTAGE_SQLITE_ON_NETWORK"
 
 # What each schema has added; a file of an older schema gets the rest when it is opened.
 _TABLES = {
@@ -58,7 +62,8 @@ class SQLiteJournal(Store):
     The file and its folder are made if they are missing. Writers take turns; one that waits longer than
     ``patience`` seconds raises :class:`StoreError`. Appended records survive ``kill -9`` at once; a power cut
     may lose the last ones (``synchronous=NORMAL``), never the order or the middle. Not for network file
-    systems (NFS, SMB, Lustre): their locks and shared memory do not carry SQLite's write-ahead log. Not to be
+    systems (NFS, SMB, Lustre): their locks and shared memory do not carry SQLite's write-ahead log from host to host,
+    and they are refused, unless ``HPSTAGE_SQLITE_ON_NETWORK=1`` says that all processes are on one host. Not to be
     used across a fork: open it anew in the child. A handle serves one call at a time.
 
     Args:
@@ -78,6 +83,7 @@ class SQLiteJournal(Store):
         read_only: bool = False,
     ) -> None:
         self.path = Path(path).absolute()
+        _refuse_network(self.path)
         self._clock = clock
         self._owner = os.getpid()
         self._changed = threading.Condition()
@@ -286,6 +292,17 @@ class SQLiteJournal(Store):
             kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
             remedy = _REMEDIES.get(kind, "this should not happen, please report it")
             raise StoreError(f"journal {self.path}: {error}: {remedy}") from error
+
+
+def _refuse_network(path: Path) -> None:
+    mount = network_mount(path)
+    if mount is not None and os.environ.get(ALLOWED) != "1":
+        raise StoreError(
+            f"journal {path} would be on {mount.point}, a network file system ({mount.type}), where SQLite's locks do "
+            f"not hold between hosts; give store= a folder on a local disk and checkpoints= one on the shared disk, or "
+            f"share the plan by a Redis server (store='redis://host:6379'). If all processes that use it run on one "
+            f"host, {ALLOWED}=1 allows it"
+        )
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int]:

@@ -98,6 +98,23 @@ class CheckpointContract:
             store.manifest(KEY)
         assert list(store.keys()) == []
 
+    def test_verify_tells_what_load_would(self, store: CheckpointStore) -> None:
+        with pytest.raises(CheckpointMissing, match=KEY):
+            store.verify(KEY)
+        store.save(KEY, example_state(), step=3, parent=None)
+        store.verify(KEY)
+
+    def test_a_place_has_one_name_which_its_copies_prove(self, open_store: Callable[[], CheckpointStore]) -> None:
+        store = open_store()
+        store.prove()  # of what was not named yet nothing can be proven
+        name = store.identity()
+        assert name == open_store().identity() == store.identity()
+        store.save(KEY, [1], step=0, parent=None)
+        copy = pickle.loads(pickle.dumps(store))  # noqa: S301 - made in the line itself
+        copy.prove()
+        assert copy.identity() == name
+        assert list(store.keys()) == [KEY]
+
     def test_keys_lists_what_is_kept(self, store: CheckpointStore) -> None:
         for key in (OTHER, KEY):
             store.save(key, {}, step=0, parent=None)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.faults.site import LEASE, WORKER_TTL, Process, Site
+from tests.faults.site import LEASE, PATIENCE, WORKER_TTL, Process, Site
 
 HOUR = 3600.0
 DISK = "disk full"
@@ -40,6 +40,8 @@ class Injector:
         self._began = time.monotonic()
         self._redis_is_frozen = False
         self._disk_is_full = False
+        self._is_away = False
+        self._cut_off: set[str] = set()  # workers that cannot use the checkpoints
         self._kinds = {kind: act for kind, act in self._acts().items() if kind in kinds}
 
     def _acts(self) -> dict[str, Callable[[], str | None]]:
@@ -56,6 +58,9 @@ class Injector:
             "redis frozen": self._freeze_redis,
             **{f"checkpoint {how}": partial(self._damage, how) for how in _SPOILING},
             DISK: self._fill_disk,
+            "credentials refused": partial(self._cut_off_worker, self._refuse),
+            "mount missing": partial(self._cut_off_worker, self._unmount),
+            "storage away": self._take_storage_away,
             "scheduler killed": self._kill_scheduler,
         }
 
@@ -197,6 +202,46 @@ class Injector:
         (self._site.checkpoints / ".filler").unlink()
         self._disk_is_full = False
 
+    # --- the way to the checkpoints -----------------------------------------------------------------------
+
+    def _cut_off_worker(self, how: Callable[[str], Callable[[], None]]) -> str | None:
+        worker = self._pick([worker for worker in self._site.workers if worker.name not in self._cut_off])
+        if worker is None:
+            return None
+        name = worker.name
+        self._cut_off.add(name)
+        mend = how(name)
+
+        def admit() -> None:
+            mend()
+            self._cut_off.discard(name)
+
+        seconds = self._rng.uniform(0.5, 5.0) * PATIENCE  # its next one of that name is cut off as well
+        self._later(seconds, admit)
+        return f"{name} for {seconds:.1f} s"
+
+    def _refuse(self, name: str) -> Callable[[], None]:
+        self._site.refuse("EACCES", name)
+        return partial(self._site.admit, name)
+
+    def _unmount(self, name: str) -> Callable[[], None]:
+        self._site.mount(name, missing=True)
+        return partial(self._site.mount, name)
+
+    def _take_storage_away(self) -> str | None:
+        if self._is_away:
+            return None
+        error = self._rng.choice(["ETIMEDOUT", "EIO", "ESTALE"])
+        self._site.refuse(error)
+        self._is_away = True
+        seconds = self._rng.uniform(0.3, 3.0) * PATIENCE
+        self._later(seconds, self._bring_storage_back)
+        return f"{error} for {seconds:.1f} s"
+
+    def _bring_storage_back(self) -> None:
+        self._site.admit()
+        self._is_away = False
+
     def _damage(self, how: str) -> str | None:
         published = self._site.published()
         if not published:
@@ -253,5 +298,8 @@ KINDS = (
     "checkpoint flipped",
     "checkpoint deleted",
     DISK,
+    "credentials refused",
+    "mount missing",
+    "storage away",
     "scheduler killed",
 )

@@ -61,6 +61,7 @@ class Fold:
         self.chains: dict[str, _Chain] = {}
         self.kept: dict[tuple[int, int], str] = {}  # states whose checkpoint is said to be there, and its key
         self.digests: dict[str, str] = {}  # of each key that was ever kept
+        self.written_off: dict[str, str] = {}  # keys that were lost and not evicted, and why
         self._left: set[str] = set()
         self._metrics: dict[tuple[int, int], object] = {}
         self._position = 0
@@ -157,15 +158,27 @@ class Fold:
             if self.digests.setdefault(key, digest) != digest:
                 self._violate(f"state {key} was kept with the digest {digest}, and before with {self.digests[key]}")
 
+    def _ChainLost(self, fact: dict[str, Any]) -> None:
+        self.counts[f"ChainLost: {fact['outcome']}"] += 1
+
     def _StateLost(self, fact: dict[str, Any]) -> None:
-        if self.kept.pop((fact["node"], fact["step"]), None) is None:
+        key = self.kept.pop((fact["node"], fact["step"]), None)
+        if key is None:
             self._violate(f"step {fact['step']} of node {fact['node']} was lost but not kept")
+        elif not fact["reason"].startswith("evicted"):
+            self.written_off[key] = fact["reason"]
 
 
 def check_journal(records: Sequence[bytes]) -> list[str]:
     """No state was committed by two owners, none by one that had left, none that was not claimed; equal keys, equal
     contents."""
     return Fold(records).violations
+
+
+def check_written_off(records: Sequence[bytes], damaged: set[str]) -> list[str]:
+    """No state was written off whose checkpoint nobody has spoilt."""
+    lost = Fold(records).written_off
+    return [f"state {key} was written off: {reason}" for key, reason in lost.items() if key not in damaged]
 
 
 def check_failures(records: Iterable[bytes]) -> list[str]:

@@ -20,9 +20,13 @@ from tests.redis_server import RedisServer, executable
 ROOT = Path(__file__).parents[2]
 LEASE = 3.0
 """Seconds of a driver's lease."""
+PATIENCE = 1.0
+"""Seconds for which a worker waits for a place of checkpoints that it cannot reach."""
+# Where every process of the site has the checkpoints: a link in its own folder, so that they can be taken from one.
+_PLACE = "/proc/self/cwd/checkpoints"
 WORKER_TTL = 5.0
 """Seconds of silence after which the scheduler gives a worker up; it allows no fewer."""
-_CLOCK = Path(__file__).parent / "clock"
+_FAULTS = Path(__file__).parent / "clock"
 
 
 @dataclass
@@ -71,6 +75,7 @@ class Site:
         assert program is not None, "no redis-server"
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
+        self.places = folder / "places"  # a folder for each process to run in, with a link to the checkpoints
         self.prefix = "chaos"
         self.redis = RedisServer(program, folder / "redis")
         self.workers: list[Process] = []
@@ -91,6 +96,7 @@ class Site:
     def __enter__(self) -> Site:
         (self.folder / "logs").mkdir(parents=True)
         self.checkpoints.mkdir()
+        self.places.mkdir()
         try:
             if self._space:
                 options = ["-t", "tmpfs", "-o", f"size={self._space}", "tmpfs", str(self.checkpoints)]
@@ -117,14 +123,19 @@ class Site:
     def spawn(self, name: str, words: list[str], *, clock: float = 0.0, **environment: str) -> Process:
         self.started[name] += 1
         log = self.folder / "logs" / f"{name}.{self.started[name]}.log"
-        paths = [str(ROOT)] if not clock else [str(_CLOCK), str(ROOT)]
-        shared = {"PYTHONPATH": os.pathsep.join(paths), "HPSTAGE_LEASE_SECONDS": str(LEASE)}
-        if clock:
-            shared["HPSTAGE_TEST_CLOCK"] = str(clock)
+        shared = {
+            "PYTHONPATH": os.pathsep.join([str(_FAULTS), str(ROOT)]),
+            "HPSTAGE_LEASE_SECONDS": str(LEASE),
+            "HPSTAGE_CHECKPOINT_PATIENCE": str(PATIENCE),
+            "HPSTAGE_TEST_CLOCK": str(clock),
+            "HPSTAGE_TEST_REFUSED": os.pathsep.join([_PLACE, str(self._order(name)), str(self._order())]),
+        }
+        if not (self.places / name / "checkpoints").is_symlink():
+            self.mount(name)  # one that starts again may find it missing yet
         with log.open("ab") as output:
             popen = subprocess.Popen(
                 [sys.executable, "-m", *words],
-                cwd=ROOT,
+                cwd=self.places / name,
                 env={**os.environ, **shared, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -133,6 +144,32 @@ class Site:
             )
         self.sessions.append(popen.pid)
         return Process(name, popen, log, clock)
+
+    # --- the way to the checkpoints -----------------------------------------------------------------------
+
+    def mount(self, name: str, *, missing: bool = False) -> None:
+        """Let the checkpoints be where a process expects them; or an empty folder, as where a mount is missing."""
+        place = self.places / name
+        (place / "empty").mkdir(parents=True, exist_ok=True)
+        aside = place / f"aside-{os.getpid()}"
+        aside.symlink_to("empty" if missing else self.checkpoints)
+        aside.replace(place / "checkpoints")
+
+    def refuse(self, error: str, name: str = "") -> None:
+        """From now on the checkpoints refuse one process, or all, with an error such as EACCES."""
+        self._order(name).write_text(error)
+
+    def admit(self, name: str = "") -> None:
+        self._order(name).unlink()
+
+    def _order(self, name: str = "") -> Path:
+        return self.places / f"{name or 'all'}.refused"
+
+    def misplaced(self) -> list[Path]:
+        """What was written into the empty folders."""
+        return sorted(self.places.glob("*/empty/**/*"))
+
+    # --- processes ----------------------------------------------------------------------------------------
 
     def start_scheduler(self) -> None:
         place = ["--host", "127.0.0.1", "--port", str(self._port), "--no-dashboard", "--no-show"]
@@ -169,7 +206,7 @@ class Site:
             scheduler=self.address,
             redis=self.redis.url,
             prefix=self.prefix,
-            checkpoints=str(self.checkpoints),
+            checkpoints=_PLACE,
             **options,  # type: ignore[arg-type]
         )
 

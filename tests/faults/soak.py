@@ -169,11 +169,13 @@ class Soak:
                 return
             outcome.violations += oracles.check_journal(records)
             outcome.violations += oracles.check_failures(records)
+            outcome.violations += oracles.check_written_off(records, self._injector.damaged)
             outcome.violations += oracles.check_acknowledged(records, folder)
             outcome.violations += oracles.check_checkpoints(site.checkpoints, records, self._injector.damaged)
             time.sleep(LEASE)  # those of the killed run out
             outcome.violations += oracles.check_leases(client, site.prefix)
         outcome.violations += [f"process {pid} was left over" for pid in site.left_over()]
+        outcome.violations += [f"{path} was written where no mount was" for path in site.misplaced()]
         fold = oracles.Fold(records)
         trained = work.trained(folder)
         outcome.workers_started = sum(count for name, count in site.started.items() if name.startswith("worker-"))
@@ -184,6 +186,7 @@ class Soak:
             "drivers found gone": fold.counts["DriverLeft: gone"],
             "chains lost": fold.counts["ChainLost"],
             "checkpoints lost": fold.counts["StateLost"],
+            "chains cut off": fold.counts["ChainLost: cut_off"],
         }
         outcome.records = len(records)
         if outcome.violations:

@@ -180,6 +180,61 @@ def test_a_frozen_driver_is_taken_over_by_another_and_can_commit_nothing_when_it
     other.check()
 
 
+def written_off(site: Site) -> set[str]:
+    return set(oracles.Fold(raw(site)).written_off)
+
+
+def test_a_mount_that_is_missing_on_one_worker_benches_it_and_loses_nothing(site: Site) -> None:
+    before = written_off(site)
+    worker = site.workers[0]
+    until(lambda: bool(worker.address), "it has started")
+    site.mount(worker.name, missing=True)
+    trial = Trial(site).start()
+    driver = trial.driver
+    assert driver is not None
+    told = f"Worker {worker.address} cannot use the checkpoints: /proc/self/cwd/checkpoints is not the place"
+    until(lambda: told in driver.log.read_text(), "the driver says so")
+    until_training(site, 40)  # on the other
+    site.mount(worker.name)
+    assert trial.finish() == 0
+    trial.check()
+    assert site.misplaced() == [] and written_off(site) == before
+
+
+def test_a_worker_whose_credentials_expire_is_benched_and_comes_back(site: Site) -> None:
+    before = written_off(site)
+    worker = site.workers[0]
+    trial = Trial(site, trials=30).start()
+    driver = trial.driver
+    assert driver is not None
+    until_training(site, 40)
+    site.refuse("EACCES", worker.name)
+    told = f"Worker {worker.address} cannot use the checkpoints: cannot"
+    until(lambda: told in driver.log.read_text(), "it is benched")
+    assert "Permission denied" in driver.log.read_text()
+    until_training(site, 20)  # on the other
+    site.admit(worker.name)
+    assert trial.finish() == 0
+    trial.check()
+    assert written_off(site) == before
+
+
+def test_an_outage_of_the_storage_for_everybody_is_waited_for(site: Site) -> None:
+    before = written_off(site)
+    trial = Trial(site).start()
+    driver = trial.driver
+    assert driver is not None
+    until_training(site, 40)
+    site.refuse("ETIMEDOUT")
+    workers = [worker.address for worker in site.workers]
+    until(lambda: all(f"Worker {worker} cannot use" in driver.log.read_text() for worker in workers), "all are benched")
+    site.admit()
+    assert trial.finish() == 0
+    trial.check()
+    assert written_off(site) == before
+    assert "disk is full" not in driver.log.read_text()
+
+
 def chains_on(site: Site, worker: str) -> set[str]:
     """Chains that are under way on a worker."""
     records = raw(site)

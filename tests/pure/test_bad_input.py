@@ -19,7 +19,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
-from hpstage.errors import CheckpointError, StoreError, TrainingError, UsageError
+from hpstage.errors import CheckpointError, CheckpointFull, StoreError, TrainingError, UsageError
 from hpstage.events import Kept, StateKey
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.toys import Tape, alone
@@ -136,7 +136,7 @@ class Failing(CheckpointStore):
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
         self.left -= 1
         if self.left == 0:
-            raise CheckpointError("cannot write: the disk is full")
+            raise CheckpointFull("cannot write: the disk is full")
         return self.inner.save(key, state, step=step, parent=parent)
 
     def load(self, key: StateKey) -> object:

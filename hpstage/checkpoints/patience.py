@@ -1,0 +1,81 @@
+"""Patient: a worker's way to its checkpoints, which rides out what passes and proves the place before it trains."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from hpstage.checkpoints.store import CheckpointStore
+from hpstage.errors import CheckpointUnreachable
+from hpstage.events import Kept, StateKey
+
+T = TypeVar("T")
+
+logger = logging.getLogger("hpstage")
+
+# Seconds for which a place that cannot be reached is tried again: longer than a server takes to start anew, shorter
+# than others like to wait for what this worker has begun. The environment variable is for tests of just that.
+PATIENCE = float(os.environ.get("HPSTAGE_CHECKPOINT_PATIENCE", "30"))
+# Seconds between attempts, at first and at most.
+_PAUSES = (0.1, 3.0)
+# Seconds between two looks whether somebody wants the chain to end.
+_LOOK = 0.1
+
+
+class Patient:
+    """The checkpoints, for a worker's chains one after the other. Not thread-safe.
+
+    Raises :class:`CheckpointUnreachable` when its patience is over. From then on every chain is turned away at its
+    beginning, until the place can be read and written again: else its training would be for nothing.
+    """
+
+    def __init__(self, checkpoints: CheckpointStore, *, patience: float = PATIENCE) -> None:
+        self._checkpoints = checkpoints
+        self._patience = patience
+        self._proven = False
+        self._failed = False
+        self._giving_up: Callable[[], bool] = lambda: False
+
+    def enter(self, giving_up: Callable[[], bool]) -> None:
+        """A chain begins: see that the place is the driver's, once. ``giving_up``: is the chain to end, so that
+        nothing should be waited for?"""
+        self._giving_up = giving_up
+        if self._proven:
+            return
+        self._checkpoints.prove()
+        if self._failed:
+            self._checkpoints.check()
+        self._proven, self._failed = True, False
+
+    def load(self, key: StateKey) -> object:
+        return self._persist(lambda: self._checkpoints.load(key))
+
+    def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
+        return self._persist(lambda: self._checkpoints.save(key, state, step=step, parent=parent))
+
+    def _persist(self, action: Callable[[], T]) -> T:
+        pause, longest = _PAUSES
+        deadline: float | None = None
+        while True:
+            try:
+                return action()
+            except CheckpointUnreachable as error:
+                if deadline is None:
+                    deadline = time.monotonic() + self._patience
+                    logger.warning("%s. Trying again for %.0f s.", error, self._patience)
+                again = time.monotonic() + pause
+                if again > deadline or self._waits_in_vain(again):
+                    self._proven, self._failed = False, True
+                    raise
+                pause = min(2 * pause, longest)
+
+    def _waits_in_vain(self, until: float) -> bool:
+        """Wait; is the chain to end?"""
+        while (left := until - time.monotonic()) > 0:
+            if self._giving_up():
+                return True
+            time.sleep(min(_LOOK, left))
+        return self._giving_up()
