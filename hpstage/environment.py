@@ -1,4 +1,4 @@
-"""What of this process decides bits, in short texts; part of the workload's key."""
+"""What of this process decides bits, and what it would train, in short texts; part of the workload's key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 import sys
 
 from hpstage.executor import Environment
+from hpstage.identity import identify
 from hpstage.trainable import Trainable
 
 
@@ -15,6 +16,7 @@ def describe(trainable: Trainable) -> Environment:
 
     A trainable adds what it knows by ``describe_environment()`` (a dict of short texts) and ``describe_data()``.
     """
+    identity = identify(trainable)
     described = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "machine": platform.machine(),
@@ -29,4 +31,6 @@ def describe(trainable: Trainable) -> Environment:
         described |= trainable.describe_environment()
     if hasattr(trainable, "describe_data"):
         described["data"] = trainable.describe_data()
-    return Environment({name: str(text) for name, text in described.items()})
+    return Environment(
+        {name: str(text) for name, text in described.items()}, identity=identity.described, loaded=identity.loaded
+    )
