@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import hashlib
 import importlib.util
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,8 @@ from dis import Instruction
 from itertools import pairwise
 from types import CodeType, ModuleType
 from typing import Any
+
+from hpstage.hashing import hashed
 
 # Room for the interpreter's caches, arguments that need more bytes, and lines that a debugger may stop at.
 _NOISE = frozenset(("CACHE", "EXTENDED_ARG", "RESUME", "NOP"))
@@ -31,7 +32,7 @@ _FOR_INNER_CODE = frozenset(("MAKE_CELL", "LOAD_CLOSURE"))
 
 def digest(code: CodeType) -> str:
     """Equal for code that does the same by the same names."""
-    return hashlib.blake2b(_text(code).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return hashed(_text(code))
 
 
 def inner(code: CodeType) -> Iterator[CodeType]:

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpstage.hashing import hashed
 from hpstage.source import ABSENT, is_users
-from hpstage.walk import Walk, hashed, is_function
+from hpstage.walk import Walk, is_function
 
 _PYTHON = "Python"
 _MOST = 1000
@@ -30,11 +31,13 @@ class Identity:
         loaded: what each function, class and module is, as loaded here, and the versions of packages, by name; to find
             out what differs between two processes.
         packages: the names, as imported, of the libraries that the code names.
+        nbytes: of the tensors and arrays in attributes, and in globals and closures of the code.
     """
 
     described: dict[str, str]
     loaded: dict[str, str]
     packages: frozenset[str]
+    nbytes: int
 
 
 def identify(obj: object) -> Identity:
@@ -73,7 +76,7 @@ def identify(obj: object) -> Identity:
     loaded[_PYTHON] = f"{sys.version_info.major}.{sys.version_info.minor}"
     if strict:
         loaded |= _bounded(walk.loaded())
-    return Identity(described, loaded, frozenset(walk.packages))
+    return Identity(described, loaded, frozenset(walk.packages), walk.nbytes)
 
 
 def code_identity(obj: object) -> dict[str, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,11 +13,15 @@ from enum import Enum
 from importlib.machinery import ModuleSpec
 from pathlib import PurePath
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any
+
+import xxhash
 
 from hpstage import bytecode
 from hpstage.bytecode import Imported, references
 from hpstage.errors import StateError, UsageError
+from hpstage.files import DataFiles
+from hpstage.hashing import hashed
 from hpstage.source import (
     ABSENT,
     as_written,
@@ -33,6 +37,9 @@ _FORMAT = "hpstage-code-2"
 NOT_STATE = ("hp", "version", "data_version")
 """Attributes of a trainable that are told elsewhere: in the history of values, and in the identity by themselves."""
 _LONG = 200
+_MAPPED = 512 << 20
+"""Bytes up to which an array that is a file mapped into memory counts by all of them."""
+_BLOCKS, _BLOCK = 256, 64 << 10
 # Python's own bookkeeping; what else it keeps under names like __slotnames__, sometimes late, is no function.
 _IGNORED_MEMBERS = frozenset(("_abc_impl", "__annotate__", "__annotate_func__", *NOT_STATE))
 # Where a module is, and how it came there.
@@ -42,13 +49,6 @@ _IGNORED_NAMES = frozenset(
 )
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _REFERENCE = re.compile("\0(\\d+)\0")
-
-
-class Files(Protocol):
-    """Knows which texts and paths name files that data are read from."""
-
-    def text(self, path: str) -> str | None:
-        """The file as text that is equal for equal files; ``None`` if the text names none."""
 
 
 @dataclass(slots=True)
@@ -75,12 +75,14 @@ class Walk:
     Attributes:
         packages: versions of the libraries that are named.
         nbytes: of the tensors and arrays that were digested.
+        sampled: whether of some only parts were.
         undigested: classes of the objects that have no digest, and count by their class.
     """
 
-    def __init__(self, *, files: Files | None = None, within: Iterable[object] = (), check: bool = True) -> None:
+    def __init__(self, *, files: DataFiles | None = None, within: Iterable[object] = (), check: bool = True) -> None:
         self.packages: dict[str, str] = {}
         self.nbytes = 0
+        self.sampled = False
         self.undigested: set[str] = set()
         self._files = files
         self._check = check
@@ -139,12 +141,11 @@ class Walk:
         Raises:
             UsageError: ``strict``, and one has none.
         """
-        before, self._lenient = self._lenient, False
         found = []
         for name, value in sorted(getattr(obj, "__dict__", {}).items()):
             if name in NOT_STATE:
                 continue
-            text = self.value(value)
+            text = self.exact(value)
             if text is not None:
                 found.append(f"{name}={text}")
             elif strict:
@@ -154,8 +155,14 @@ class Walk:
                     "texts, lists, arrays, what can be pickled), or state the attribute version and change it when the "
                     "code or this changes"
                 )
-        self._lenient = before
         return found
+
+    def exact(self, value: Any) -> str | None:
+        """A value as text that is equal for equal values in every process; ``None`` if something has no digest."""
+        before, self._lenient = self._lenient, False
+        text = self.value(value)
+        self._lenient = before
+        return text
 
     def content(self, value: Any) -> str:
         """A value as text that is equal for equal values in every process. What has no digest counts by its class."""
@@ -173,6 +180,8 @@ class Walk:
             text = self._files.text(str(value))
             if text is not None:
                 return text
+        if isinstance(value, bytes) and len(value) > _LONG:
+            return f"bytes {len(value)} {xxhash.xxh3_128_hexdigest(value)}"
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             return _short(repr(value))
         if isinstance(value, type | ModuleType) or is_function(value):
@@ -202,24 +211,45 @@ class Walk:
         return self._array(value) or self._reduced(value)
 
     def _plainly(self, values: list[Any] | tuple[Any, ...]) -> str | None:
-        """Long lists of plain values, or of tuples of them, at once."""
-        if len(values) < _LONG or (self._files is not None and any(isinstance(item, str) for item in values[:1])):
+        """Long lists of plain values, of paths, or of tuples of them, at once."""
+        if len(values) < _LONG:
             return None
         kinds = set(map(type, values))
-        if kinds == {tuple} and self._files is None:
-            kinds = {type(item) for pair in values for item in pair}
-        return f"{type(values).__name__} {hashed(repr(values))}" if kinds <= _PLAIN else None
+        if kinds == {tuple}:
+            kinds = {type(item) for items in values for item in items}
+        if not kinds <= _PLAIN:
+            return None
+        listed = self._files.listed(values) if self._files is not None else None
+        return listed or f"{type(values).__name__} {len(values)} {hashed(repr(values))}"
 
     def _array(self, value: Any) -> str | None:
         """A digest of all bytes of a tensor or array, or ``None`` for what is none."""
         from hpstage.checkpoints.state_tree import digest
 
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.memmap):
+            if value.nbytes > _MAPPED:
+                return self._blocks(value)
+            value = numpy.asarray(value)
         try:
             text = f"{type(value).__qualname__} {digest(value)}"
         except StateError:
             return None
         self.nbytes += value.nbytes
         return text
+
+    def _blocks(self, mapped: Any) -> str:
+        """A large file that is mapped into memory, by blocks of its rows, its size and its time."""
+        from hpstage.checkpoints.state_tree import digest
+
+        self.sampled = True
+        rows = max(1, _BLOCK * len(mapped) // mapped.nbytes)
+        starts = [number * (len(mapped) - rows) // (_BLOCKS - 1) for number in range(_BLOCKS)]
+        # Copies: what is contiguous is not for its owner to say.
+        blocks = digest([mapped[start : start + rows].tobytes() for start in starts])
+        self.nbytes += rows * _BLOCKS * mapped.nbytes // len(mapped)
+        found = os.stat(mapped.filename)
+        return f"memmap {mapped.dtype.str} {mapped.shape} {blocks} {found.st_size} {found.st_mtime_ns // 10**9}"
 
     def _reduced(self, value: Any) -> str | None:
         """An object by what pickling would keep of it: how it is made, and its attributes."""
@@ -457,7 +487,3 @@ def _resolved(text: str, marks: list[str]) -> str:
 def _short(text: str) -> str:
     """Long texts by their hash, unless they refer to entities."""
     return text if len(text) <= _LONG or "\0" in text else f"{text[:20]}... {hashed(text)}"
-
-
-def hashed(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

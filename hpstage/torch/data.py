@@ -8,12 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
-from hpstage.checkpoints.state_tree import digest
-from hpstage.errors import StateError, UsageError
+from hpstage.errors import UsageError
 from hpstage.order import SampleOrder
-from hpstage.randomness import Purpose, rekey
-
-_SAMPLED = 16
 
 
 class Batches:
@@ -33,7 +29,7 @@ class Batches:
                 f"dataset() returned {type(dataset).__name__}; it must return a map-style data set, with __len__ and "
                 "__getitem__: a stream cannot be forked at any step"
             )
-        self._dataset = dataset
+        self.dataset = dataset
         self._collate = collate or default_collate
         self._device = device
         self._tensors: tuple[torch.Tensor, ...] | None = None
@@ -50,26 +46,11 @@ class Batches:
             if self._index is not None:
                 chosen = self._index[chosen]
             batch: Any = [_rows(tensor, chosen) for tensor in self._tensors]
-        elif hasattr(self._dataset, "__getitems__"):
-            batch = self._collate(self._dataset.__getitems__(indices.tolist()))
+        elif hasattr(self.dataset, "__getitems__"):
+            batch = self._collate(self.dataset.__getitems__(indices.tolist()))
         else:
-            batch = self._collate([self._dataset[index] for index in indices.tolist()])
+            batch = self._collate([self.dataset[index] for index in indices.tolist()])
         return batch if self._device.type == "cpu" else moved(batch, self._device)
-
-    def describe(self) -> str:
-        """Length and digest of up to 16 evenly spaced samples: ``"1797 x 0f3a..."``."""
-        length = len(self._dataset)
-        samples = []
-        for number in range(min(_SAMPLED, length)):
-            rekey(0, number, Purpose.DATA)
-            samples.append(self._dataset[number * length // min(_SAMPLED, length)])
-        try:
-            return f"{length} x {digest(samples)}"
-        except StateError as error:
-            raise UsageError(
-                f"a sample of the data set cannot be digested ({error}): state data_version, a name that you change "
-                "when the data change"
-            ) from None
 
 
 def _tensors(dataset: Any) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
