@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import sys
 
+from hpstage import threads
 from hpstage.executor import Environment
 from hpstage.files import DataFiles
 from hpstage.identity import Identity, identify
@@ -15,7 +16,7 @@ from hpstage.walk import NOT_STATE
 
 
 def describe(trainable: Trainable) -> Environment:
-    """The environment of the process that will train, with torch pinned to one thread.
+    """The environment of the process that will train, with what computes there pinned to one thread.
 
     A trainable adds what it knows by ``describe_environment()`` (a dict of short texts) and ``describe_data()``.
     """
@@ -24,8 +25,10 @@ def describe(trainable: Trainable) -> Environment:
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "machine": platform.machine(),
     }
+    threads.pin(before.packages)
     # Whether it is imported here already or not: workers with different pasts must agree.
     described["numpy"] = importlib.metadata.version("numpy")
+    described |= threads.describe(before.packages)
     if "torch" in sys.modules:
         from hpstage.torch.environment import pin
 

@@ -62,13 +62,24 @@ def version_of(package: str) -> str:
     """The version of a package, by the name it is imported under, or :data:`ABSENT`; without importing it."""
     if package in sys.stdlib_module_names:
         return f"{sys.version_info.major}.{sys.version_info.minor}"
-    try:
+    names = distributions_of(package)
+    if names == (package,):
         return importlib.metadata.version(package)
+    if not names and package not in sys.modules and importlib.util.find_spec(package) is None:
+        return ABSENT
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+@functools.cache
+def distributions_of(package: str) -> tuple[str, ...]:
+    """What is installed to give a package, by the name it is imported under: often one of the same name."""
+    if package in sys.stdlib_module_names:
+        return ()
+    try:
+        importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        names = importlib.metadata.packages_distributions().get(package, [])
-        if not names and package not in sys.modules and importlib.util.find_spec(package) is None:
-            return ABSENT
-        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+        return tuple(sorted(set(importlib.metadata.packages_distributions().get(package, []))))
+    return (package,)
 
 
 def code_of(spec: ModuleSpec | None) -> CodeType | None:
