@@ -7,10 +7,12 @@ import socket
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
+from msgspec.structs import replace
+
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.executor import Environment
-from hpstage.identity import differences
+from hpstage.identity import differences, drifts
 
 _NAMED = 5
 """Of the functions, modules and packages that differ, how many are named."""
@@ -54,7 +56,16 @@ def environment_of(
             f"workers differ in {differing}; they would not train to the same bits. Start workers of one kind, with "
             f"the same packages, files and data"
         )
-    return _environment(next(iter(descriptions)))
+    first = next(iter(descriptions))
+    environment = _environment(first)
+    drifted = drifts(loaded or {}, environment.loaded)
+    if drifted:
+        warning = (
+            f"{', '.join(drifted[:_NAMED])}: computed by your modules to other values on {first.worker} than in this "
+            f"process. What the workers have counts. If you have edited such a file, restart whoever imported it before"
+        )
+        environment = replace(environment, warnings=[*environment.warnings, warning])
+    return environment
 
 
 def explain(description: Description) -> str:

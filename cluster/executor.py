@@ -42,6 +42,7 @@ from hpstage.executor import Environment, Executor
 from hpstage.identity import identify
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
+from hpstage.trainable import as_trainable
 
 logger = logging.getLogger("hpstage")
 
@@ -118,7 +119,7 @@ class DaskExecutor(Executor):
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         packed = pack(trainable)
-        self._loaded = identify(trainable).loaded
+        self._loaded = identify(as_trainable(trainable)).loaded
         try:
             return self._open(packed, checkpoints)
         except BaseException:

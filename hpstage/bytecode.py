@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dis
+import functools
 import importlib.util
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dis import Instruction
 from itertools import pairwise
@@ -23,6 +24,9 @@ _NOTES = frozenset(("__doc__", "__firstlineno__", "__static_attributes__"))
 # Kinds of arguments and of function; not whether it has a docstring, nor what was imported from __future__.
 _FLAGS = 0x3BF
 
+_REMEMBERED = 4096
+"""Functions that are taken apart only once: an identity is asked for several times."""
+
 _FROM_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _FROM_CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
 _FROM_LOCALS = frozenset(("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF"))
@@ -30,6 +34,7 @@ _INTO_LOCALS = frozenset(("STORE_FAST", "STORE_DEREF"))
 _FOR_INNER_CODE = frozenset(("MAKE_CELL", "LOAD_CLOSURE"))
 
 
+@functools.lru_cache(_REMEMBERED)
 def digest(code: CodeType) -> str:
     """Equal for code that does the same by the same names."""
     return hashed(_text(code))
@@ -78,7 +83,8 @@ def _text(code: CodeType) -> str:
     )
 
 
-def _instructions(code: CodeType) -> list[Instruction]:
+@functools.lru_cache(_REMEMBERED)
+def _instructions(code: CodeType) -> Sequence[Instruction]:
     found: list[Instruction] = []
     for instruction in dis.get_instructions(code):
         if instruction.opname in _NOISE:
@@ -113,16 +119,30 @@ Resolve = Callable[[Imported], object]
 """Gives the module or object that is imported; ``None`` where it is not to be looked into."""
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a name in code stands for. ``module``: that it is a global of, and ``name`` there; empty for others."""
+
+    path: str
+    content: object
+    module: str = ""
+    name: str = ""
+
+
 @dataclass(slots=True)
 class References:
-    """What code refers to: contents of names by their paths, and imports whose result is used as a whole."""
+    """What code refers to: contents of names, and imports whose result is used as a whole."""
 
-    named: list[tuple[str, object]] = field(default_factory=list)
+    named: list[Named] = field(default_factory=list)
     imported: list[Imported] = field(default_factory=list)
 
 
 def references(
-    code: CodeType, names: Mapping[str, Any], cells: Mapping[str, Any], resolve: Resolve = lambda imported: None
+    code: CodeType,
+    names: Mapping[str, Any],
+    cells: Mapping[str, Any],
+    resolve: Resolve = lambda imported: None,
+    is_open: Callable[[str], bool] = lambda module: False,
 ) -> References:
     """What ``code``, and the code in it, refers to.
 
@@ -133,47 +153,74 @@ def references(
         names: its globals.
         cells: the contents of its free variables.
         resolve: for what it imports.
+        is_open: whether members of a module count by themselves, or it by its name whatever is taken of it.
     """
     found = References()
-    _collect(code, names, dict(cells), resolve, found)
+    _collect(code, names, dict(cells), resolve, is_open, found)
     return found
 
 
+def literals(code: CodeType) -> Iterator[str]:
+    """The names that a module's code, and the classes in it, give to what stands there literally and to nothing else.
+
+    Others may be what the host makes of them: whether there is a GPU, where the file lies.
+    """
+    instructions = _instructions(code)
+    stored = [
+        instruction.argval for instruction in instructions if instruction.opname in ("STORE_NAME", "STORE_GLOBAL")
+    ]
+    for value, store in pairwise(instructions):
+        if value.opcode in _CONSTANTS and store.opname == "STORE_NAME" and stored.count(store.argval) == 1:
+            yield store.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and not constant.co_flags & 0x01:  # no function, which has fast locals
+            yield from (f"{constant.co_name}.{name}" for name in literals(constant))
+
+
 def _collect(
-    code: CodeType, names: Mapping[str, Any], cells: dict[str, Any], resolve: Resolve, found: References
+    code: CodeType,
+    names: Mapping[str, Any],
+    cells: dict[str, Any],
+    resolve: Resolve,
+    is_open: Callable[[str], bool],
+    found: References,
 ) -> None:
     instructions = _instructions(code)
     bound = _imports(code, instructions, names, resolve, found)
     for index, instruction in enumerate(instructions):
         name = instruction.argval
+        module = ""
         if instruction.opname in _FROM_GLOBALS and name in names:
-            content = names[name]
+            content, module = names[name], names.get("__name__", "")
         elif instruction.opname in _FROM_LOCALS and name in bound:
             content = bound[name]
         elif instruction.opname in _FROM_CELLS and name in cells:
             content = cells[name]
         else:
             continue
-        found.named.append(_followed(name, content, instructions[index + 1 :]))
+        first = Named(name, content, module, name if module else "")
+        found.named.append(_followed(first, instructions[index + 1 :], is_open))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             known = {**cells, **bound}
             outer = {name: known[name] for name in constant.co_freevars if name in known}
-            _collect(constant, names, outer, resolve, found)
+            _collect(constant, names, outer, resolve, is_open, found)
 
 
-def _followed(path: str, content: object, instructions: list[Instruction]) -> tuple[str, object]:
+def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callable[[str], bool]) -> Named:
     """Through modules on to the member that the code takes."""
     for following in instructions:
-        taken = following.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(content, ModuleType)
-        if not taken or not hasattr(content, following.argval):
+        module, member = named.content, following.argval
+        if following.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(module, ModuleType):
             break
-        path, content = f"{path}.{following.argval}", getattr(content, following.argval)
-    return path, content
+        if not is_open(module.__name__) or not hasattr(module, member):
+            break
+        named = Named(f"{named.path}.{member}", getattr(module, member), module.__name__, member)
+    return named
 
 
 def _imports(
-    code: CodeType, instructions: list[Instruction], names: Mapping[str, Any], resolve: Resolve, found: References
+    code: CodeType, instructions: Sequence[Instruction], names: Mapping[str, Any], resolve: Resolve, found: References
 ) -> dict[str, object]:
     """Modules by the local names that stand for them and for nothing else; other imports go to ``found``."""
     bindings: list[tuple[str | None, Imported]] = []
@@ -193,7 +240,7 @@ def _imports(
 
 
 def _bindings(
-    instructions: list[Instruction], index: int, names: Mapping[str, Any]
+    instructions: Sequence[Instruction], index: int, names: Mapping[str, Any]
 ) -> Iterator[tuple[str | None, Imported]]:
     """What the import statement of the IMPORT_NAME at ``index`` asks for, each with the local name it gets, if any."""
     level, members = instructions[index - 2].argval, instructions[index - 1].argval
@@ -222,7 +269,7 @@ def _stored(instruction: Instruction | None) -> str | None:
     return instruction.argval if instruction is not None and instruction.opname in _INTO_LOCALS else None
 
 
-def _slips_away(name: str, instructions: list[Instruction]) -> bool:
+def _slips_away(name: str, instructions: Sequence[Instruction]) -> bool:
     """Whether a local name is used in ways that are not followed here."""
     for instruction in instructions:
         mentioned = instruction.argval == name or (

@@ -38,7 +38,7 @@ def describe(trainable: Trainable) -> Environment:
     if hasattr(trainable, "describe_data"):
         described["data"] = trainable.describe_data()
     # Making the data set may have set globals, and has in a process that trains for the second time.
-    after = identify(trainable)
+    after = identify(trainable) if hasattr(trainable, "see_data") else before
     remarks: list[str] = []
     warnings: list[str] = []
     if "data version" not in after.described:

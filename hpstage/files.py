@@ -73,8 +73,11 @@ class DataFiles:
 
     def listed(self, values: Sequence[Any]) -> str | None:
         """What stands for a long list of paths, or of tuples that hold one each; ``None`` if it is none."""
+        first = _path_in(values[0])
+        if first is None or self.text(str(first)) is None:
+            return None
         paths = [_path_in(value) for value in values]
-        if None in paths or self.text(str(paths[0])) is None:
+        if None in paths:
             return None
         texts = [str(path) for path in paths]
         start = len(os.path.commonpath([os.path.dirname(min(texts)), os.path.dirname(max(texts))]))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hpstage.hashing import hashed
 from hpstage.source import ABSENT, is_users
-from hpstage.walk import Walk, is_function
+from hpstage.walk import COMPUTED, FIXED, Walk, is_function
 
 _PYTHON = "Python"
 _MOST = 1000
@@ -90,25 +90,36 @@ def packages(obj: object) -> frozenset[str]:
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """What differs between what is loaded in this process and in another, in words.
+    """What differs between the code that is loaded in this process and in another, in words.
 
     What this process does not have, or knows of only through what it does not have, cannot be compared: workers may
-    have packages that the driver's host has not.
+    have packages that the driver's host has not. Nor can values that a module computes: see :func:`drifts`.
     """
     lacking = ABSENT in here.values()
     names = [
         name
         for name in sorted({*here, *there})
-        if here.get(name) != there.get(name) and here.get(name) != ABSENT and not (lacking and name not in here)
+        if here.get(name) != there.get(name)
+        and here.get(name) != ABSENT
+        and not (lacking and name not in here)
+        and not (name.endswith((FIXED, COMPUTED)) and not (name in here and name in there))
+        and not name.endswith(COMPUTED)
     ]
     if _PYTHON in names:  # all code differs then
         names = [_PYTHON]
     return [
         f"{name} ({here[name]} here, {there.get(name, ABSENT)} there)"
         if name.startswith(("package ", _PYTHON)) and name in here
-        else name + (" (not loaded there)" if name not in there else " (not loaded here)" if name not in here else "")
+        else name.removesuffix(f" {FIXED}")
+        + (" (not loaded there)" if name not in there else " (not loaded here)" if name not in here else "")
         for name in names
     ]
+
+
+def drifts(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """Names of values that the user's modules have computed, and that differ between this process and another."""
+    both = sorted(name for name in here if name.endswith(COMPUTED) and name in there)
+    return [name.removesuffix(f" {COMPUTED}") for name in both if here[name] != there[name]]
 
 
 def _bounded(loaded: Mapping[str, str]) -> dict[str, str]:

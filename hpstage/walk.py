@@ -36,6 +36,8 @@ from hpstage.source import (
 _FORMAT = "hpstage-code-2"
 NOT_STATE = ("hp", "version", "data_version")
 """Attributes of a trainable that are told elsewhere: in the history of values, and in the identity by themselves."""
+FIXED, COMPUTED = "=", "~"
+"""How names of values end in :meth:`Walk.loaded`: those written literally, or code; and those that hosts compute."""
 _LONG = 200
 _MAPPED = 512 << 20
 """Bytes up to which an array that is a file mapped into memory counts by all of them."""
@@ -55,13 +57,13 @@ _REFERENCE = re.compile("\0(\\d+)\0")
 class _Entity:
     """A function, class or module: lines that say what it is. In them, ``\\0number\\0`` refers to another entity.
 
-    ``imports`` are what it asks for by name when it runs, which may be another module, or none, in another process.
+    ``outer`` are lines on what it refers to by names, which may be another thing, or none, in another process.
     """
 
     name: str
     place: str
     lines: set[str] = field(default_factory=set)
-    imports: set[str] = field(default_factory=set)
+    outer: set[str] = field(default_factory=set)
 
 
 class Walk:
@@ -92,6 +94,8 @@ class Walk:
         self._held: list[object] = list(within)  # so that ids stay their own
         self._open: set[int] = {id(one) for one in self._held}  # being written; may refer to themselves
         self._texts: dict[tuple[int, bool], str | None] = {}
+        self._values: dict[str, tuple[str, bool]] = {}
+        self._written: dict[str, frozenset[str]] = {}
 
     def digest(self, root: str, *others: str) -> str:
         """The digest of a text of this walk, of the entities that others refer to, and of all that it has visited."""
@@ -105,7 +109,10 @@ class Walk:
         found: dict[str, list[str]] = {}
         for entity, mark in zip(self._entities, self._marks(), strict=True):
             found.setdefault(f"{entity.place}.{entity.name}" if entity.name else entity.place, []).append(mark)
-        return {name: hashed("".join(sorted(marks)))[:16] for name, marks in found.items()}
+        texts = {name: hashed("".join(sorted(marks)))[:16] for name, marks in found.items()}
+        for name, (text, fixed) in self._values.items():
+            texts[f"{name} {FIXED if fixed else COMPUTED}"] = hashed(self.named(text))[:16]
+        return texts
 
     def named(self, text: str) -> str:
         """A text of this walk with the names of the entities that it refers to."""
@@ -126,7 +133,7 @@ class Walk:
         marks = self._marks()
         while True:
             finer = [
-                hashed("\n".join([mark, *sorted(_resolved(line, marks) for line in entity.lines | entity.imports)]))
+                hashed("\n".join([mark, *sorted(_resolved(line, marks) for line in entity.lines | entity.outer)]))
                 for mark, entity in zip(marks, self._entities, strict=True)
             ]
             if len(set(finer)) == len(set(marks)):
@@ -186,6 +193,8 @@ class Walk:
             return _short(repr(value))
         if isinstance(value, type | ModuleType) or is_function(value):
             return self.refer(value)
+        if value is os.environ:
+            return "os.environ"
         if id(value) in self._open:
             return f"within {type(value).__qualname__}"
         known = id(value), self._lenient
@@ -252,7 +261,12 @@ class Walk:
         return f"memmap {mapped.dtype.str} {mapped.shape} {blocks} {found.st_size} {found.st_mtime_ns // 10**9}"
 
     def _reduced(self, value: Any) -> str | None:
-        """An object by what pickling would keep of it: how it is made, and its attributes."""
+        """An object by what pickling would keep of it: how it is made, and its attributes.
+
+        A library's counts in whole or by its class: what else it has beside locks and connections may be the host's.
+        """
+        before = self._lenient
+        self._lenient = before and (self._files is not None or is_users(type(value).__module__))
         try:
             reduced = value.__reduce_ex__(4)
             if isinstance(reduced, str):
@@ -269,6 +283,8 @@ class Walk:
             raise
         except Exception:  # whatever an object that cannot be pickled raises
             return None
+        finally:
+            self._lenient = before
 
     def _by_class(self, value: Any) -> str:
         """An object without a digest: its class, and if that is the user's, its attributes."""
@@ -300,7 +316,7 @@ class Walk:
             return self.content(target)
         module = getattr(target, "__module__", None) or "builtins"
         name = getattr(target, "__qualname__", type(target).__qualname__)
-        if not (is_users(module) or came_by_value(module)):
+        if not _is_open(module):
             self._library(module)
             return f"library {module}.{name}"
         if id(target) not in self._numbers:
@@ -335,7 +351,7 @@ class Walk:
             for part in parts:
                 entity.lines.add(f"{member}: {self.refer(part)}")
             if not parts and (not member.startswith("__") or is_function(value)):
-                entity.lines.add(f"{member} = {self.content(value)}")
+                self._hold(entity, f"{member} =", self.content(value), cls.__module__, f"{cls.__name__}.{member}")
 
     def _function(self, entity: _Entity, function: Any) -> None:
         wrapped = getattr(function, "__wrapped__", None)
@@ -356,12 +372,30 @@ class Walk:
         for name, value in sorted(vars(function).items()):
             if not name.startswith("_"):
                 entity.lines.add(f"has {name}: {self.content(value)}")
-        found = references(code, function.__globals__, cells, self._imported)
-        for path, content in found.named:
-            if path not in _IGNORED_NAMES:
-                entity.lines.add(f"names {path}: {self.content(content)}")
+        found = references(code, function.__globals__, cells, self._imported, _is_open)
+        for named in found.named:
+            if named.path not in _IGNORED_NAMES:
+                what = f"names {named.path}:"
+                self._hold(entity, what, self.content(named.content), named.module, named.name)
         for imported in found.imported:
-            entity.imports.add(f"imports {imported.member} {self._import(imported)}")
+            entity.outer.add(f"imports {imported.member} {self._import(imported)}")
+
+    def _hold(self, entity: _Entity, what: str, text: str, module: str, name: str) -> None:
+        """A value that code refers to. One in a name of a module's counts beside the code: hosts may differ in it."""
+        if not module:
+            entity.lines.add(f"{what} {text}")
+            return
+        entity.outer.add(f"{what} {text}")
+        place = f"{module}.{name}"
+        if place not in self._values and (self._files is None):
+            code = "\0" in text
+            self._values[place] = text, code or name in self._literals(module)
+
+    def _literals(self, module: str) -> frozenset[str]:
+        if module not in self._written:
+            code = code_of(getattr(sys.modules.get(module), "__spec__", None))
+            self._written[module] = frozenset(bytecode.literals(code) if code is not None else ())
+        return self._written[module]
 
     def _import(self, imported: Imported) -> str:
         content = self._imported(imported)
@@ -387,7 +421,7 @@ class Walk:
 
     def _module(self, module: ModuleType) -> str:
         """A module that is used as a whole: all that it holds, and its own code, submodules included."""
-        if not (is_users(module.__name__) or came_by_value(module.__name__)):
+        if not _is_open(module.__name__):
             return self._library(module.__name__)
         if id(module) not in self._numbers:
             entity = self._new(module, "", module.__name__)
@@ -404,7 +438,7 @@ class Walk:
                 chance = isinstance(content, ModuleType) and content.__name__ == f"{module.__name__}.{name}"
                 kept = name in written or not (chance or name.startswith(("__", "@")))  # @: pytest's
                 if kept and name not in _IGNORED_NAMES:
-                    entity.lines.add(f"{name} = {self.content(content)}")
+                    self._hold(entity, f"{name} =", self.content(content), module.__name__, name)
             self._lenient = before
         return f"module \0{self._numbers[id(module)]}\0"
 
@@ -420,7 +454,7 @@ class Walk:
             if not is_users(imported.module):
                 self._library(imported.module)
             elif imported.module.partition(".")[0] != spec.name.partition(".")[0]:
-                entity.imports.add(f"{spec.name} imports {imported.member} {self._import(imported)}")
+                entity.outer.add(f"{spec.name} imports {imported.member} {self._import(imported)}")
 
     def _check_loaded(self, module: ModuleType, code: CodeType) -> None:
         """See that the functions of a module are those of its source.
@@ -438,6 +472,10 @@ class Walk:
                     f"edited after it was imported. Restart this process (the notebook's kernel, the workers), or "
                     f"reload the module (importlib.reload)"
                 )
+
+
+def _is_open(module: str) -> bool:
+    return is_users(module) or came_by_value(module)
 
 
 def _functions_of(module: ModuleType) -> Iterator[FunctionType]:

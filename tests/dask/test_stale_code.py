@@ -28,8 +28,9 @@ class Adding:
     def load_state_dict(self, state): self.total = state["total"]
 """
 HELPER = """
+GAIN = {gain}
 def scaled(x):
-    return {gain} * x
+    return GAIN * x
 """
 MODULES = ("helper", "trained")
 
@@ -84,7 +85,7 @@ def found_or_refused(cluster: LocalCluster, folder: Path) -> float | str:
         return "refused, naming the helper and the remedy" if told else str(refused)
 
 
-@pytest.mark.parametrize("used", ["helper.scaled(hp['x'])", "getattr(helper, 'scaled')(hp['x'])"])
+@pytest.mark.parametrize("used", ["helper.scaled(hp['x'])", "getattr(helper, 'scaled')(hp['x'])", "helper.GAIN"])
 def test_a_cluster_that_has_imported_a_helper_before_it_was_edited_never_trains_the_old_one_under_the_new_key(
     used: str, write: Write, tmp_path: Path
 ) -> None:
@@ -103,7 +104,7 @@ def test_a_notebook_that_has_imported_a_helper_before_it_was_edited_is_refused_b
     importlib.import_module("trained")
     write("helper.scaled(hp['x'])", 100)
     with workers() as cluster:
-        with pytest.raises(UsageError, match=r"helper\.scaled.*a notebook's kernel"):
+        with pytest.raises(UsageError, match=r"helper\.GAIN.*a notebook's kernel"):
             found(cluster, tmp_path)
         forget()
         assert found(cluster, tmp_path) == 300.0

@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 from hpstage.errors import UsageError
-from hpstage.identity import Identity, differences, identify
+from hpstage.identity import Identity, differences, drifts, identify
 
 ROOT = Path(__file__).parents[2]
 
@@ -251,6 +251,30 @@ def test_a_module_of_workers_own_is_no_difference_but_code_that_both_have_is(wri
     assert differences(there, here) != []
     edited = identify(write("script", nets=NETS.replace("return 2", "return 3")).train).loaded
     assert differences(here, edited) == ["nets.other"]
+
+
+def test_constants_are_compared_and_what_a_host_computes_is_only_told(write: Write) -> None:
+    nets = """
+        import os, torch
+        GAIN = 1
+        WHERE = os.environ.get("HPSTAGE_TEST_WHERE", "here")
+        class Net:
+            width = 3
+            device = torch.device(WHERE)
+            def forward(self, x): return x * GAIN, os.environ["HOME"], self.width, WHERE
+        """
+    script = "import nets\ndef train(run):\n    return nets.Net().forward(run)"
+
+    def loaded(where: str, text: str) -> dict[str, str]:
+        with pytest.MonkeyPatch.context() as context:
+            context.setenv("HPSTAGE_TEST_WHERE", where)
+            return identify(write("script", script=script, nets=text).train).loaded
+
+    here = loaded("cpu", nets)
+    assert differences(here, loaded("cuda", nets)) == []
+    assert drifts(here, loaded("cuda", nets)) == ["nets.Net.device", "nets.WHERE"]
+    assert differences(here, loaded("cpu", nets.replace("GAIN = 1", "GAIN = 100"))) == ["nets.GAIN"]
+    assert differences(here, loaded("cpu", nets.replace("width = 3", "width = 4"))) == ["nets.Net.width"]
 
 
 def test_versions_of_packages_are_compared_without_their_builds() -> None:
