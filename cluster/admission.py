@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+
+from msgspec.structs import replace
 
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.executor import Environment
+from hpstage.identity import differences, drifts
+
+_NAMED = 5
+"""Of the functions, modules and packages that differ, how many are named."""
 
 
-def environment_of(descriptions: Collection[Description], gpus: int | None) -> Environment:
-    """The environment that all workers share.
+def environment_of(
+    descriptions: Collection[Description], gpus: int | None, loaded: Mapping[str, str] | None = None
+) -> Environment:
+    """The environment that all workers share. ``loaded``: what the driver has loaded of the trainable's code.
 
     Raises:
-        UsageError: the trainable cannot be unpacked or set up on a worker.
+        UsageError: the trainable cannot be unpacked or set up on a worker, or a worker has other code loaded.
         ClusterError: fewer than ``gpus`` workers have a CUDA device, several workers live in one process, or
             environments differ (the text names the items).
     """
@@ -38,13 +46,26 @@ def environment_of(descriptions: Collection[Description], gpus: int | None) -> E
                 f"{gpus} GPUs were asked for, but {able} of {len(descriptions)} workers see a CUDA device; start one "
                 f"worker per GPU with CUDA_VISIBLE_DEVICES set and a torch that was built for CUDA, or pass gpus={able}"
             )
+    for description in descriptions:
+        other = _other_code(description, loaded)
+        if other is not None:
+            raise UsageError(other)
     differing = _differences(descriptions)
     if differing:
         raise ClusterError(
             f"workers differ in {differing}; they would not train to the same bits. Start workers of one kind, with "
-            f"the same packages"
+            f"the same packages, files and data"
         )
-    return Environment(next(iter(descriptions)).described or {})
+    first = next(iter(descriptions))
+    environment = _environment(first)
+    drifted = drifts(loaded or {}, environment.loaded)
+    if drifted:
+        warning = (
+            f"{', '.join(drifted[:_NAMED])}: computed by your modules to other values on {first.worker} than in this "
+            f"process. What the workers have counts. If you have edited such a file, restart whoever imported it before"
+        )
+        environment = replace(environment, warnings=[*environment.warnings, warning])
+    return environment
 
 
 def explain(description: Description) -> str:
@@ -60,21 +81,47 @@ def explain(description: Description) -> str:
     return f"the trainable cannot be set up on worker {description.worker}: {problem.summary}\n\n{problem.traceback}"
 
 
-def refusal(description: Description, environment: Environment) -> str | None:
+def refusal(description: Description, environment: Environment, loaded: Mapping[str, str] | None = None) -> str | None:
     """Why a worker that came later may not train with the others; ``None`` if it may."""
     if description.problem is not None:
         return explain(description)
-    differing = _differences([Description("the others", "", 0, described=environment.described), description])
+    other = _other_code(description, loaded)
+    if other is not None:
+        return other
+    differing = _differences([Description("the others", "", 0, environment=environment), description])
     return f"it differs in {differing}" if differing else None
 
 
+def _other_code(description: Description, loaded: Mapping[str, str] | None) -> str | None:
+    """What of the code and the packages that this process has loaded a worker has in another form, with a remedy."""
+    if loaded is None:
+        return None
+    differing = differences(loaded, _environment(description).loaded)
+    if not differing:
+        return None
+    more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+    return (
+        f"worker {description.worker} would train with other code than this process knows: "
+        f"{', '.join(differing[:_NAMED])}{more}. Install the same versions of packages; give the workers the files as "
+        f"they are now (client.upload_file, or their PYTHONPATH), and restart whoever imported them before they were "
+        f"edited: the workers (client.restart()), or this process (a notebook's kernel)"
+    )
+
+
+def _environment(description: Description) -> Environment:
+    return description.environment or Environment({})
+
+
 def _differences(descriptions: Collection[Description]) -> str:
-    names = sorted({name for description in descriptions for name in description.described or {}})
+    told = [
+        (description.worker, {**_environment(description).identity, **_environment(description).described})
+        for description in descriptions
+    ]
     texts = []
-    for name in names:
+    for name in sorted({name for _, described in told for name in described}):
         workers = defaultdict(list)
-        for description in descriptions:
-            workers[(description.described or {}).get(name, "absent")].append(description.worker)
+        for worker, described in told:
+            workers[described.get(name, "absent")].append(worker)
         if len(workers) > 1:
             texts.append(f"{name} (" + "; ".join(f"{value!r} on {who[0]}" for value, who in workers.items()) + ")")
     return ", ".join(texts)

@@ -39,8 +39,10 @@ from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
 from hpstage.events import Amendment, Chain, ChainId, Report, WorkerId
 from hpstage.executor import Environment, Executor
+from hpstage.identity import identify
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
+from hpstage.trainable import as_trainable
 
 logger = logging.getLogger("hpstage")
 
@@ -112,10 +114,12 @@ class DaskExecutor(Executor):
         self._futures: dict[ChainId, Future] = {}
         self._lock = threading.Lock()  # over futures, and what is below
         self._environment: Environment | None = None
+        self._loaded: dict[str, str] = {}
         self._early: dict[WorkerId, Description | None] = {}  # came (or left: None) while open() was under way
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         packed = pack(trainable)
+        self._loaded = identify(as_trainable(trainable)).loaded
         try:
             return self._open(packed, checkpoints)
         except BaseException:
@@ -140,7 +144,7 @@ class DaskExecutor(Executor):
             present = [text for text in (found | self._early).values() if text is not None]
             if not present:
                 raise ClusterError("all workers have left while they were being set up; look at their logs")
-            self._environment = environment_of(present, self._gpus)
+            self._environment = environment_of(present, self._gpus, self._loaded)
             for description in present:
                 self._join(WorkerId(description.worker))
         if checkpoints is not None:
@@ -363,7 +367,7 @@ class DaskExecutor(Executor):
             if self._environment is None:
                 self._early[worker] = description
                 return
-        reason = refusal(description, self._environment)
+        reason = refusal(description, self._environment, self._loaded)
         if reason is None:
             self._join(worker)
         else:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from hpstage.events import Amendment, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainId, ForkVerified
+from hpstage.executor import Environment
 from hpstage.schedule import Scalar
 
 ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
@@ -27,7 +28,7 @@ class Description(msgspec.Struct, frozen=True):
     host: str
     pid: int
     cuda: bool = False
-    described: dict[str, str] | None = None
+    environment: Environment | None = None
     problem: Problem | None = None
 
 

@@ -118,7 +118,7 @@ class Site:
             self.description = replace(
                 self.description,
                 cuda=torch is not None and torch.cuda.is_available(),
-                described=describe(self._trainable).described,
+                environment=describe(self._trainable),
             )
         except Exception as error:
             problem = Problem(

@@ -15,6 +15,7 @@ from hpstage.errors import UsageError
 from hpstage.events import StateKey
 from hpstage.plan import SearchPlan
 from hpstage.schedule import Scalar
+from hpstage.threads import restored
 from hpstage.trainable import as_trainable
 
 StepSeconds = Callable[[Mapping[str, Scalar]], float]
@@ -82,13 +83,14 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
     )
 
 
+@restored()
 def measured(trainable: object, samples: Iterable[Mapping[str, Scalar]]) -> Costs:
     """Costs of a trainable, from a few steps in this process under each of these sets of values.
 
     Each is set up and trained from the first step on, as a trial of that set alone would be.
     """
     trained = as_trainable(trainable)
-    describe(trained)  # sets threads and the like as they are on workers
+    describe(trained)  # sets threads and the like as they are on workers, until we return
     synchronize: Callable[[], None] = getattr(trained, "synchronize", lambda: None)
     timings = []
     for values in samples:

@@ -20,13 +20,23 @@ if TYPE_CHECKING:
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """What a worker is, as far as it decides bits: ``described`` goes into the workload's key.
+    """What a worker is and what it would train: ``described`` and ``identity`` go into the workload's key.
 
-    ``described`` maps short names to texts, e.g. ``{"torch": "2.13.0", "device": "cpu", "isa": "AVX512",
-    "threads": "1", "numerics": "eager-v1", "data": "1797 x 0f3a..."}``.
+    Attributes:
+        described: short names to texts, e.g. ``{"torch": "2.13.0", "device": "cpu", "isa": "AVX512", "threads": "1",
+            "numerics": "eager-v1", "data": "1797 x 0f3a..."}``.
+        identity: of the trainable's code and attributes, as they are loaded there (see :mod:`hpstage.identity`). Empty
+            where nothing is loaded: the driver's own is taken.
+        loaded: what each function and module is there, and versions of packages, to find out what differs.
+        remarks: lines for people, logged once by the driver.
+        warnings: the same, of what they had better change.
     """
 
     described: dict[str, str]
+    identity: dict[str, str] = {}
+    loaded: dict[str, str] = {}
+    remarks: list[str] = []
+    warnings: list[str] = []
 
 
 class Executor(ABC):

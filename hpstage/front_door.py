@@ -156,9 +156,14 @@ def optimize(
             display.tell("Setting up the workers")  # which takes seconds
         hands = _executor(executor)
         closing.callback(hands.close)
-        described = {**code_identity(trainable), "sharing": "on" if sharing else "off"}
-        described |= {f"environment:{k}": v for k, v in hands.open(trainable, None).described.items()}
+        environment = hands.open(trainable, None)
         interruption.started(hands.wake)
+        for remark in environment.remarks:
+            logger.info("%s", remark)
+        for remark in environment.warnings:
+            logger.warning("%s", remark)
+        described = {**(environment.identity or code_identity(trainable)), "sharing": "on" if sharing else "off"}
+        described |= {f"environment:{name}": text for name, text in environment.described.items()}
         workload = workload_key(described)
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
         hands.use(places.checkpoints)

@@ -28,6 +28,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hpstage import threads
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, TrainingError, UsageError
 from hpstage.order import SampleOrder
@@ -208,6 +209,7 @@ class _Body:
     def _main(self) -> None:
         baton = self.run._baton
         try:
+            threads.pin_thread()
             baton.wait()
             self._function(self.run)
         except _Abandoned:

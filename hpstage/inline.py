@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Mapping
+from contextlib import ExitStack
 
+from hpstage import threads
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.errors import InternalError
 from hpstage.events import Amendment, Chain, ChainEnded, ChainId, Report, WorkerId, WorkerJoined
@@ -23,6 +25,7 @@ class InlineExecutor(Executor):
     def __init__(self) -> None:
         self._trainable: Trainable | None = None
         self._runner: ChainRunner | None = None
+        self._closing = ExitStack()
         self._events: deque[Report] = deque()
         self._running: tuple[ChainId, Generator[ChainReport | None, None, None], Control] | None = None
 
@@ -33,6 +36,7 @@ class InlineExecutor(Executor):
             self.use(checkpoints)
         from hpstage.environment import describe
 
+        self._closing.enter_context(threads.restored())
         return describe(self._trainable)
 
     def use(self, checkpoints: CheckpointStore) -> None:
@@ -80,10 +84,11 @@ class InlineExecutor(Executor):
         return time.time()
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running[1].close()
-            self._running = None
-        close = getattr(self._trainable, "close", None)
-        if close is not None:
-            close()
-        self._trainable = None
+        with self._closing:
+            if self._running is not None:
+                self._running[1].close()
+                self._running = None
+            close = getattr(self._trainable, "close", None)
+            if close is not None:
+                close()
+            self._trainable = None

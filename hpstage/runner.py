@@ -199,7 +199,7 @@ class ChainRunner:
         """Train a chain to its end; the last report is its ``ChainEnded``. ``None`` where it was told to pause."""
         flight = _Flight(chain)
         try:
-            self._checkpoints.enter(lambda: control.stopped or control.paused)
+            self._checkpoints.enter(lambda: bool(control.stopped) or control.paused)
             self._enter(chain, flight)
         except CheckpointError as error:
             yield self._over(flight, _outcome(error), message=str(error))

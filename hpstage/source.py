@@ -1,20 +1,21 @@
-"""What can be read off code: where a module comes from, a function's syntax, and what it names and imports."""
+"""Where code comes from: whose a module is, of which version, and what its source says."""
 
 from __future__ import annotations
 
-import ast
-import dis
 import functools
 import importlib.metadata
 import importlib.util
-import inspect
+import pkgutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from importlib.machinery import FileFinder, ModuleSpec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
 
+from hpstage.bytecode import digest, inner
+
+ABSENT = "absent"
 _HERE = Path(__file__).parent
 # algos and cluster may stand beside the package; links in it lead there.
 _LIBRARIES = tuple(
@@ -58,77 +59,78 @@ def came_by_value(module: str) -> bool:
 
 @functools.cache
 def version_of(package: str) -> str:
-    """The version of an installed package, by the name it is imported under; without importing it."""
+    """The version of a package, by the name it is imported under, or :data:`ABSENT`; without importing it."""
     if package in sys.stdlib_module_names:
         return f"{sys.version_info.major}.{sys.version_info.minor}"
-    try:
+    names = distributions_of(package)
+    if names == (package,):
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        names = importlib.metadata.packages_distributions().get(package, [])
-        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+    if not names and package not in sys.modules and importlib.util.find_spec(package) is None:
+        return ABSENT
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
-def syntax_tree(function: FunctionType) -> ast.AST | None:
-    """The function's syntax tree without docstrings; ``None`` for lambdas and where there is no source."""
-    if function.__name__ == "<lambda>":
-        return None
+@functools.cache
+def distributions_of(package: str) -> tuple[str, ...]:
+    """What is installed to give a package, by the name it is imported under: often one of the same name."""
+    if package in sys.stdlib_module_names:
+        return ()
     try:
-        # Of the code, not of the function: that would look through functools.wraps.
-        source = inspect.getsource(function.__code__)
-        # Not dedented: a text over several lines may begin left of the function.
-        indented = source[0].isspace()
-        tree = ast.parse(f"if True:\n{source}" if indented else source)
-    except (OSError, TypeError, SyntaxError):
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return tuple(sorted(set(importlib.metadata.packages_distributions().get(package, []))))
+    return (package,)
+
+
+def code_of(spec: ModuleSpec | None) -> CodeType | None:
+    """A module's own code, compiled from what its file says now; ``None`` where there is none.
+
+    Not what was written beside it when it was imported: Python tells whether that is old by the second.
+    """
+    if spec is None or spec.origin is None or not spec.has_location:
         return None
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            and ast.get_docstring(node) is not None
-        ):
-            node.body = node.body[1:] or [ast.Pass()]
-    return tree
+    if spec.origin.endswith(".py"):
+        try:
+            return compile(Path(spec.origin).read_bytes(), spec.origin, "exec", dont_inherit=True)
+        except (OSError, SyntaxError, ValueError):
+            return None  # taken away, or in the midst of being edited
+    get_code = getattr(spec.loader, "get_code", None)
+    code: CodeType | None = get_code(spec.name) if get_code is not None else None
+    return code
 
 
-def bytecode_text(code: CodeType) -> str:
-    """Bytecode, names and constants: no addresses, no line numbers, no order of a hash table."""
-    return repr((code.co_code, code.co_names, code.co_varnames, [_constant_text(item) for item in code.co_consts]))
-
-
-def _constant_text(constant: object) -> str:
-    if isinstance(constant, CodeType):
-        return bytecode_text(constant)
-    if isinstance(constant, frozenset):
-        return f"frozenset({sorted(map(_constant_text, constant))})"
-    if isinstance(constant, tuple):
-        return f"({', '.join(map(_constant_text, constant))})"
-    return repr(constant)
-
-
-def globals_of(code: CodeType, names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Path and content of each global that the code loads; through modules on to the member that it takes."""
-    instructions = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "EXTENDED_ARG")]
-    for index, instruction in enumerate(instructions):
-        if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF") or instruction.argval not in names:
+def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
+    """The modules inside a package, at any depth, whether they are imported or not; imports none."""
+    for found in pkgutil.iter_modules(list(places)):
+        if not isinstance(found.module_finder, FileFinder):
             continue
-        path, content = instruction.argval, names[instruction.argval]
-        for following in instructions[index + 1 :]:
-            taken = following.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(content, ModuleType)
-            if not taken or not hasattr(content, following.argval):
-                break
-            path, content = f"{path}.{following.argval}", getattr(content, following.argval)
-        yield path, content
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from globals_of(constant, names)
+        spec = found.module_finder.find_spec(f"{name}.{found.name}")
+        if spec is not None:
+            yield spec
+            yield from submodules_of(spec.name, spec.submodule_search_locations or ())
 
 
-def imports_of(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[str]:
-    """``module`` or ``module:member`` for each import statement inside a function."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            if node.level:
-                module = importlib.util.resolve_name(module, names.get("__package__"))
-            yield from (module if alias.name == "*" else f"{module}:{alias.name}" for alias in node.names)
+def as_written(function: FunctionType) -> CodeType:
+    """The function's code; under pytest, without what pytest has made of its assertions in the modules it rewrites."""
+    module = sys.modules.get(function.__module__)
+    if module is None or not is_rewritten(module):
+        return function.__code__
+    loaded = function.__code__
+    codes = _written(module.__name__).get((loaded.co_qualname, loaded.co_firstlineno), [])
+    if digest(loaded) in map(digest, codes) or not codes:
+        return loaded
+    return codes[0]
+
+
+@functools.cache
+def _written(module: str) -> dict[tuple[str, int], list[CodeType]]:
+    written: dict[tuple[str, int], list[CodeType]] = {}
+    code = code_of(sys.modules[module].__spec__)
+    for part in inner(code) if code is not None else ():
+        written.setdefault((part.co_qualname, part.co_firstlineno), []).append(part)
+    return written
+
+
+def is_rewritten(module: ModuleType) -> bool:
+    """Whether pytest has rewritten the module's assertions, so that it is not what its source says."""
+    return type(getattr(module, "__loader__", None)).__name__ == "AssertionRewritingHook"

@@ -8,12 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
-from hpstage.checkpoints.state_tree import digest
-from hpstage.errors import StateError, UsageError
+from hpstage.errors import UsageError
 from hpstage.order import SampleOrder
-from hpstage.randomness import Purpose, rekey
-
-_SAMPLED = 16
 
 
 class Batches:
@@ -55,21 +51,6 @@ class Batches:
         else:
             batch = self._collate([self.dataset[index] for index in indices.tolist()])
         return batch if self._device.type == "cpu" else moved(batch, self._device)
-
-    def describe(self) -> str:
-        """Length and digest of up to 16 evenly spaced samples: ``"1797 x 0f3a..."``."""
-        length = len(self.dataset)
-        samples = []
-        for number in range(min(_SAMPLED, length)):
-            rekey(0, number, Purpose.DATA)
-            samples.append(self.dataset[number * length // min(_SAMPLED, length)])
-        try:
-            return f"{length} x {digest(samples)}"
-        except StateError as error:
-            raise UsageError(
-                f"a sample of the data set cannot be digested ({error}): state data_version, a name that you change "
-                "when the data change"
-            ) from None
 
 
 def _tensors(dataset: Any) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -12,11 +13,13 @@ from hpstage.errors import StateError, UsageError
 from hpstage.randomness import Purpose, rekey, seed_of
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
+from hpstage.torch.contents import Contents, NoValues, contents_of
 from hpstage.torch.data import Batches
 from hpstage.torch.follow import Follower
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.trainable import Adapter, checked_metrics, stateless_of
 from hpstage.training.world import World
+from hpstage.walk import NOT_STATE
 
 
 class _Built:
@@ -61,6 +64,8 @@ class TorchLoop(Adapter):
         self._pending = True  # set up, but not yet built: a state may be loaded into what is there
         self._built: _Built | None = None
         self._batches: Batches | None = None
+        self._made: dict[str, object] = {}  # attributes that dataset() has set
+        self._contents: Contents | None = None
         self._samples = 0
         self._hp: dict[str, Scalar] = {}
         self._seed = 0
@@ -174,9 +179,17 @@ class TorchLoop(Adapter):
             torch.cuda.synchronize(self.device)
 
     def describe_data(self) -> str:
-        """The data set as it goes into the workload's key: the version stated, else length and digest."""
+        """The data as they go into the workload's key: the version stated, else what can be seen of them."""
         stated = self._user.data_version
-        return self._data().describe() if stated is None else f"version {stated}"
+        return self.see_data().text if stated is None else f"version {stated}"
+
+    def see_data(self) -> Contents:
+        """What of the data can be seen, in the data set and in what ``dataset()`` has set."""
+        if self._contents is None:
+            dataset = self._data().dataset
+            with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
+                self._contents = contents_of(dataset, self._made, owners=[self.subject, self._user])
+        return self._contents
 
     def describe_environment(self) -> dict[str, str]:
         """What decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
@@ -237,9 +250,29 @@ class TorchLoop(Adapter):
         if self._batches is None:
             user = self._user
             own = type(user).collate is not TorchTrainable.collate
+            before = dict(vars(user))
             rekey(0, 0, Purpose.DATA)
-            self._batches = Batches(user.dataset(), user.collate if own else None, self.device)
+            with self._without_values(
+                f"{type(user).__name__}.dataset()",
+                "the data set is made once, for all trials; read hyper-parameters in collate(), loss() or model()",
+            ):
+                dataset = user.dataset()
+            self._made = {
+                name: value
+                for name, value in vars(user).items()
+                if name not in NOT_STATE and (name not in before or value is not before[name])
+            }
+            self._batches = Batches(dataset, user.collate if own else None, self.device)
         return self._batches
+
+    @contextmanager
+    def _without_values(self, who: str, why: str) -> Iterator[None]:
+        """While the user's code runs that must not hang on hyper-parameters."""
+        before, self._user.hp = self._user.hp, NoValues(who, why)
+        try:
+            yield
+        finally:
+            self._user.hp = before
 
 
 _MODEL = "model."

@@ -52,10 +52,12 @@ class TorchTrainable(ABC):
     them (``"model.0.calls"``)."""
 
     version: str | None = None
-    """States the version of the code: equal versions are held to train equally. ``None``: its source tells."""
+    """States the version of the code: equal versions are held to train equally. ``None``: the loaded code tells."""
 
     data_version: str | None = None
-    """States the version of the data. ``None``: its length and a digest of 16 samples tell."""
+    """States the version of the data. ``None``: a digest tells, of all that the data set and the attributes that
+    ``dataset()`` sets hold (tensors, arrays, files that are named), and of 64 samples of a data set that computes them.
+    What ``evaluate()`` loads itself is not seen."""
 
     @abstractmethod
     def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
@@ -67,8 +69,8 @@ class TorchTrainable(ABC):
 
     @abstractmethod
     def dataset(self) -> Dataset[Any]:
-        """The map-style training set, with ``__len__``; asked for once per process. Give a TensorDataset if you can:
-        its batches are indexed at once."""
+        """The map-style training set, with ``__len__``; asked for once per process, for all trials: ``self.hp``
+        cannot be read here. Give a TensorDataset if you can: its batches are indexed at once."""
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:

@@ -204,8 +204,8 @@ def test_gpus_that_no_worker_has_are_missed_before_anything_is_trained(client: C
 
 def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> None:
     alike = {"machine": "x86_64", "threads": "1"}
-    one = Description("tcp://a", "a", 1, described={**alike, "torch": "2.13.0"})
-    two = Description("tcp://b", "b", 1, described={**alike, "torch": "2.12.1"})
+    one = Description("tcp://a", "a", 1, environment=Environment({**alike, "torch": "2.13.0"}))
+    two = Description("tcp://b", "b", 1, environment=Environment({**alike, "torch": "2.12.1"}))
     with pytest.raises(ClusterError, match=r"differ in torch \('2.13.0' on tcp://a; '2.12.1' on tcp://b\)"):
         environment_of([one, two], None)
     assert environment_of([one], None) == Environment({**alike, "torch": "2.13.0"})
@@ -215,7 +215,7 @@ def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> N
 
 def test_workers_that_share_a_process_are_refused() -> None:
     with pytest.raises(ClusterError, match="share a process"):
-        environment_of([Description("a", "host", 7, described={}), Description("b", "host", 7, described={})], None)
+        environment_of([Description("a", "host", 7), Description("b", "host", 7)], None)
 
 
 def test_a_size_beside_a_client_is_refused(client: Client) -> None:

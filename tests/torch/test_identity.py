@@ -328,8 +328,11 @@ def uses_objects(run: Any) -> Any:
 
 def test_objects_in_global_names_count_by_value_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_identity(uses_objects)
-    monkeypatch.setitem(REGISTRY, "more", 1)
-    assert code_identity(uses_objects) == before
+    with monkeypatch.context() as context:
+        context.setitem(REGISTRY, "lock", threading.Lock())
+        assert code_identity(uses_objects) == before
+        context.setitem(REGISTRY, "more", torch.zeros(3))
+        assert code_identity(uses_objects) != before
     monkeypatch.setattr(f"{__name__}.CRITERION", torch.nn.CrossEntropyLoss(label_smoothing=0.2))
     assert code_identity(uses_objects) != before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -153,7 +154,7 @@ def test_data_are_described_by_length_and_content_or_by_the_version_stated() -> 
 def test_samples_that_have_no_digest_ask_for_a_data_version() -> None:
     class Odd(Small):
         def dataset(self) -> Any:
-            return [object()]
+            return [threading.Lock()]
 
     with pytest.raises(UsageError, match="data_version"):
         as_trainable(Odd()).describe_data()  # type: ignore[attr-defined]

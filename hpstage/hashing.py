@@ -1,0 +1,10 @@
+"""The hash of texts from which names are made."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def hashed(text: str) -> str:
+    """32 hex digits of blake2b; lone surrogates are allowed."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,155 @@
+"""What of the data decides training, as far as it can be seen: as text for the key, and in a line for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+
+from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import StateError, UsageError
+from hpstage.files import DataFiles
+from hpstage.hashing import hashed
+from hpstage.randomness import Purpose, rekey
+from hpstage.schedule import Scalar
+from hpstage.walk import Walk
+
+_SAMPLED = 64
+"""Samples that are looked at. As many in every process: what is looked at must not hang on how fast it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What of the data was seen.
+
+    Attributes:
+        text: for the key; equal for equal data.
+        remark: what the identity of the data rests on.
+        warning: that it rests on little, and what to do; ``None`` where it does not.
+    """
+
+    text: str
+    remark: str
+    warning: str | None = None
+
+
+class NoValues(Mapping[str, Scalar]):
+    """Stands for the hyper-parameters where there are none: reading it is an error that says ``why``."""
+
+    def __init__(self, owner: str, why: str) -> None:
+        self._owner = owner
+        self._why = why
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(f"{self._owner} reads {what}: {self._why}")
+
+    def __getitem__(self, name: str) -> Scalar:
+        self._refuse(f"self.hp[{name!r}]")
+
+    def __contains__(self, name: object) -> bool:
+        self._refuse(f"self.hp[{name!r}]")
+
+    def __iter__(self) -> Iterator[str]:
+        self._refuse("self.hp")
+
+    def __len__(self) -> int:
+        self._refuse("self.hp")
+
+    def __bool__(self) -> bool:
+        self._refuse("self.hp")
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse("self.hp")
+
+
+def contents_of(dataset: Any, made: Mapping[str, object], *, owners: list[object]) -> Contents:
+    """What is in a data set.
+
+    All bytes of tensors and arrays count, files that its attributes name, and its other attributes by value; of samples
+    that a data set of the user's own makes when it is asked for them, 64.
+
+    Args:
+        dataset: map-style, with ``__len__``.
+        made: the attributes of the trainable that ``dataset()`` has set: as a rule, what it evaluates on.
+        owners: the trainable, and copies of it; they count by themselves.
+
+    Raises:
+        UsageError: samples must be looked at, and have no digest.
+    """
+    name = type(owners[0]).__name__
+    files = DataFiles()
+    walk = Walk(files=files, within=owners)
+    length = len(dataset)
+    texts = [f"data set {walk.content(dataset)}"]
+    held, kept_in_files = walk.nbytes, files.nbytes
+    computed = not _holds(dataset) or bool(walk.undigested)
+    looked_at = min(_SAMPLED, length)
+    if computed:
+        texts.append(f"samples {_samples(dataset, looked_at)}")
+    seen = []
+    for attribute, value in sorted(made.items()):
+        before = walk.nbytes, files.nbytes
+        texts.append(f"{attribute}={walk.content(value)}")
+        if (walk.nbytes, files.nbytes) != before:
+            seen.append(f"self.{attribute}")
+    remark = f"{length:,} samples"
+    if held or kept_in_files:
+        remark += f", {_megabytes(held + kept_in_files)} of them digested" + (
+            " in parts" if files.sampled or walk.sampled else ""
+        )
+    if computed:
+        remark += f", {looked_at} looked at"
+    if seen:
+        remark += f"; set by dataset(): {', '.join(seen)}"
+    if files.names:
+        remark += f"; files: {', '.join(files.names[:5])}" + (" ..." if len(files.names) > 5 else "")
+    warning = None
+    if computed and not (held or kept_in_files):
+        besides = "" if seen else ", and no data that evaluate() uses were seen"
+        warning = (
+            f"{name}: that the data are the same as in another run is told by {looked_at} of {length:,} samples alone, "
+            f"since {type(dataset).__name__} makes them when they are asked for{besides}. State data_version on "
+            f"{name}, and change it with the data"
+        )
+    text = "\n".join(texts)
+    # A stated version stands for the code of the data set, too.
+    stated = getattr(owners[0], "version", None) is not None
+    return Contents(f"{length} x {hashed(walk.named(text)) if stated else walk.digest(text)}", remark, warning)
+
+
+def _holds(dataset: Any) -> bool:
+    """Whether its samples are parts of what it holds. Exact types: a subclass may do anything."""
+    if type(dataset) is Subset:
+        return _holds(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(_holds, dataset.datasets))
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return all(map(_holds, parts.values() if isinstance(parts, dict) else parts))
+    return type(dataset) in (TensorDataset, torch.Tensor, np.ndarray, list, tuple)
+
+
+def _samples(dataset: Any, count: int) -> str:
+    """Digest of evenly spaced samples."""
+    samples = []
+    for number in range(count):
+        rekey(0, number, Purpose.DATA)
+        samples.append(dataset[number * len(dataset) // count])
+    try:
+        return digest(samples)
+    except StateError as error:
+        text = Walk().exact(samples)
+        if text is None:
+            raise UsageError(
+                f"a sample of the data set cannot be digested ({error}): state data_version, a name that you change "
+                "when the data change"
+            ) from None
+        return text
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,118 @@
+"""Workers and drivers that have loaded other code than the files hold by now: never a result under the wrong key."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+from distributed import Client, LocalCluster
+
+import hpstage
+from hpstage.cluster import local_cluster
+from hpstage.errors import UsageError
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+TRAINED = """
+import helper
+
+class Adding:
+    def setup(self, hp): self.total = 0.0
+    def train(self, step, hp): self.total += {used}
+    def evaluate(self): return {{"total": self.total}}
+    def state_dict(self): return {{"total": self.total}}
+    def load_state_dict(self, state): self.total = state["total"]
+"""
+HELPER = """
+GAIN = {gain}
+def scaled(x):
+    return GAIN * x
+"""
+MODULES = ("helper", "trained")
+
+Write = Callable[[str, int], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Writes a trainable that uses its helper in such a way, and a helper with such a gain."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(used: str, gain: int) -> None:
+        (folder / "trained.py").write_text(TRAINED.format(used=used))
+        (folder / "helper.py").write_text(HELPER.format(gain=gain))
+
+    yield write
+    forget()
+
+
+def forget() -> None:
+    importlib.invalidate_caches()
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def workers() -> LocalCluster:
+    return local_cluster(1, gpus=0)
+
+
+def found(cluster: LocalCluster, folder: Path) -> float:
+    with Client(cluster, set_as_default=False) as client:
+        return hpstage.optimize(
+            optuna.create_study(),
+            importlib.import_module("trained").Adding(),
+            lambda trial: {"x": 1},
+            metric="total",
+            steps=3,
+            n_trials=1,
+            executor=client,
+            store=folder / f"store-{len(list(folder.iterdir()))}",
+        ).best_value
+
+
+def found_or_refused(cluster: LocalCluster, folder: Path) -> float | str:
+    try:
+        return found(cluster, folder)
+    except UsageError as refused:
+        told = "helper" in str(refused) and "restart" in str(refused).lower()
+        return "refused, naming the helper and the remedy" if told else str(refused)
+
+
+@pytest.mark.parametrize("used", ["helper.scaled(hp['x'])", "getattr(helper, 'scaled')(hp['x'])", "helper.GAIN"])
+def test_a_cluster_that_has_imported_a_helper_before_it_was_edited_never_trains_the_old_one_under_the_new_key(
+    used: str, write: Write, tmp_path: Path
+) -> None:
+    write(used, 1)
+    with workers() as cluster:
+        assert found(cluster, tmp_path) == 3.0
+        write(used, 100)
+        forget()  # as in a new process
+        assert found_or_refused(cluster, tmp_path) in (300.0, "refused, naming the helper and the remedy")
+
+
+def test_a_notebook_that_has_imported_a_helper_before_it_was_edited_is_refused_by_its_name(
+    write: Write, tmp_path: Path
+) -> None:
+    write("helper.scaled(hp['x'])", 1)
+    importlib.import_module("trained")
+    write("helper.scaled(hp['x'])", 100)
+    with workers() as cluster:
+        with pytest.raises(UsageError, match=r"helper\.GAIN.*a notebook's kernel"):
+            found(cluster, tmp_path)
+        forget()
+        assert found(cluster, tmp_path) == 300.0
+
+
+def test_a_stated_version_stands_for_code_that_differs_on_purpose(write: Write, tmp_path: Path) -> None:
+    write("helper.scaled(hp['x'])", 1)
+    importlib.import_module("trained").Adding.version = "1"
+    write("helper.scaled(hp['x'])\n    version = '1'", 100)
+    with workers() as cluster:
+        assert found(cluster, tmp_path) == 300.0

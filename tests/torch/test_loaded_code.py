@@ -1,0 +1,420 @@
+"""The identity is that of the code that is loaded, modules used as a whole included, and equal where equal code is."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from hpstage.errors import UsageError
+from hpstage.identity import Identity, differences, drifts, identify
+
+ROOT = Path(__file__).parents[2]
+
+NETS = """
+import parts
+
+WIDTH = 3
+
+
+def build():
+    return parts.layer(WIDTH)
+
+
+def other():
+    return 2
+
+
+class Net:
+    def forward(self):
+        return 5
+"""
+PARTS = """
+def layer(width):
+    return [width] * 2
+"""
+
+Write = Callable[..., Any]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes modules afresh, and imports one of them as a new process would; ``importing=False`` only writes."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names: set[str] = set()
+
+    def write(module: str, importing: bool = True, **texts: str) -> Any:
+        for name, text in texts.items():
+            path = tmp_path.joinpath(*name.split("__")).with_suffix(".py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+            names.add(name.partition("__")[0])
+        if not importing:
+            return None
+        forget()
+        return importlib.import_module(module)
+
+    def forget() -> None:
+        importlib.invalidate_caches()
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            del sys.modules[name]
+
+    yield write
+    forget()
+
+
+def code(trainable: object) -> str:
+    return identify(trainable).described["code"]
+
+
+WHOLE = {
+    "imported in a function": """
+        def train(run):
+            import nets
+            return getattr(nets, run.hp["arch"])()
+        """,
+    "imported under another name": """
+        def train(run):
+            import nets as other
+            return [choose(other) for choose in run]
+        """,
+    "by getattr": """
+        import nets
+        def train(run):
+            return getattr(nets, run.hp["arch"])()
+        """,
+    "under another name": """
+        import nets
+        m = nets
+        def train(run):
+            return vars(m)[run.hp["arch"]]()
+        """,
+    "in a default": """
+        import nets
+        def train(run, m=nets):
+            return m.build()
+        """,
+    "in a closure": """
+        def make():
+            import nets
+            def train(run):
+                return vars(nets)
+            return train
+        train = make()
+        """,
+    "in a container": """
+        import nets
+        CHOICES = {"nets": [nets]}
+        def train(run):
+            return CHOICES
+        """,
+    "as an attribute of a class": """
+        import nets
+        class Trainable:
+            nets = nets
+            def train(self): return self.nets.build()
+        train = Trainable()
+        """,
+    "as an attribute of the object": """
+        import nets
+        class Trainable:
+            def __init__(self): self.nets = nets
+            def train(self): return self.nets.build()
+        train = Trainable()
+        """,
+    "through another module": """
+        import middle
+        def train(run):
+            return getattr(middle, run.hp["arch"])()
+        """,
+}
+
+
+@pytest.mark.parametrize("script", WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize(
+    "change", [("return 2", "return 3"), ("WIDTH = 3", "WIDTH = 4"), ("[width] * 2", "[width] * 3"), ("5", "6")]
+)
+def test_a_module_that_is_used_as_a_whole_counts_with_all_that_it_holds(
+    script: str, change: tuple[str, str], write: Write
+) -> None:
+    texts = {"script": script, "nets": NETS, "parts": PARTS, "middle": "import nets\nfrom nets import *\n"}
+    before = code(write("script", **texts).train)
+    remarked = {name: f'"""What it is."""\n# a comment\n\n{textwrap.dedent(text)}' for name, text in texts.items()}
+    assert code(write("script", **remarked).train) == before
+    changed = {name: text.replace(*change) for name, text in texts.items()}
+    assert changed != texts
+    assert code(write("script", **changed).train) != before
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import nets\ndef train(run):\n    return nets.build()",
+        "def train(run):\n    import nets\n    return nets.build()",
+        "def train(run):\n    from nets import build\n    return build()",
+        "def train(run):\n    import nets\n    return [lambda: nets.build() for _ in run]",
+    ],
+)
+def test_a_member_that_is_taken_of_a_module_counts_alone(script: str, write: Write) -> None:
+    before = code(write("script", script=script, nets=NETS, parts=PARTS).train)
+    assert code(write("script", nets=NETS.replace("return 2", "return 3")).train) == before
+    assert code(write("script", nets=NETS.replace("WIDTH = 3", "WIDTH = 4")).train) != before
+    assert code(write("script", nets=NETS, parts=PARTS.replace("* 2", "* 3")).train) != before
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "def train(run):\n    from pkg import conv\n    return vars(conv)",
+        "import pkg\ndef train(run):\n    return getattr(pkg, run.hp['arch'])",
+        "import pkg.conv\ndef train(run):\n    return pkg",
+        "def train(run):\n    import pkg.conv\n    return pkg.conv, pkg",
+    ],
+)
+def test_submodules_of_a_package_used_as_a_whole_count_whether_they_are_imported_or_not(
+    script: str, write: Write
+) -> None:
+    conv = "def build():\n    from parts import layer\n    return layer(1)\n"
+    before = code(write("script", script=script, pkg____init__="", pkg__conv=conv, parts=PARTS).train)
+    module = write("script")
+    importlib.import_module("pkg.conv")
+    assert code(module.train) == before
+    assert code(write("script", pkg__conv=conv.replace("(1)", "(2)")).train) != before
+    assert code(write("script", pkg__conv=conv, parts=PARTS.replace("* 2", "* 3")).train) != before
+
+
+def test_modules_that_import_each_other_have_an_identity(write: Write) -> None:
+    texts = {
+        "script": "def train(run):\n    import one\n    return vars(one)",
+        "one": "import two\ndef a(): return vars(two)",
+        "two": "import one\ndef b(): return 1, one",
+    }
+    before = code(write("script", **texts).train)
+    assert code(write("script", **texts).train) == before
+    assert code(write("script", two=texts["two"].replace("return 1", "return 2")).train) != before
+
+
+def test_what_counts_is_what_is_loaded_and_not_what_the_files_say_by_now(write: Write) -> None:
+    script = "import nets\ndef train(run):\n    return nets.other()"
+    old = write("script", script=script, nets=NETS, parts=PARTS)
+    before = code(old.train)
+    write("script", importing=False, nets=NETS.replace("return 2", "return 300"))
+    assert code(old.train) == before
+    assert code(write("script").train) != before
+
+
+def test_a_module_that_was_edited_after_it_was_imported_is_refused_where_it_counts_as_a_whole(write: Write) -> None:
+    old = write("script", script=WHOLE["by getattr"], nets=NETS, parts=PARTS)
+    write("script", importing=False, nets=NETS.replace("return 2", "return 300"))
+    with pytest.raises(UsageError, match=r"nets\.other is not what .*nets\.py says.*Restart this process"):
+        identify(old.train)
+    old.train.version = "1"
+    assert code(old.train) == "version 1"
+
+
+def test_functions_of_one_name_that_trade_places_change_the_identity(write: Write) -> None:
+    script = """
+        loss = lambda x: x * x
+        penalty = lambda x: abs(x)
+        def make(width):
+            def layer(x): return x * width
+            return layer
+        first, second = make(1), make(2)
+        def train(run):
+            return loss(run) + 2 * penalty(run) + first(second(run))
+        """
+    before = code(write("script", script=script).train)
+    swapped = script.replace("loss =", "x =").replace("penalty =", "loss =").replace("x =", "penalty =")
+    assert code(write("script", script=swapped).train) != before
+    assert code(write("script", script=script.replace("first, second", "second, first")).train) != before
+
+
+def test_the_order_of_a_dict_counts_since_it_may_decide_what_is_initialised_first(write: Write) -> None:
+    script = "LAYERS = {'a': 1, 'b': 2}\ndef train(run): return LAYERS"
+    before = code(write("script", script=script).train)
+    assert code(write("script", script=script.replace("'a': 1, 'b': 2", "'b': 2, 'a': 1")).train) != before
+
+
+def test_a_module_of_workers_own_is_no_difference_but_code_that_both_have_is(write: Write) -> None:
+    script = "import nets\ndef train(run):\n    import workers_only\n    return nets.other()"
+    here = identify(write("script", script=script, nets=NETS, parts=PARTS).train).loaded
+    there = identify(write("script", workers_only="import nets\ndef f(): return 1").train).loaded
+    assert differences(here, there) == []
+    assert differences(there, here) != []
+    edited = identify(write("script", nets=NETS.replace("return 2", "return 3")).train).loaded
+    assert differences(here, edited) == ["nets.other"]
+
+
+def test_constants_are_compared_and_what_a_host_computes_is_only_told(write: Write) -> None:
+    nets = """
+        import os, torch
+        GAIN = 1
+        WHERE = os.environ.get("HPSTAGE_TEST_WHERE", "here")
+        class Net:
+            width = 3
+            device = torch.device(WHERE)
+            def forward(self, x): return x * GAIN, os.environ["HOME"], self.width, WHERE
+        """
+    script = "import nets\ndef train(run):\n    return nets.Net().forward(run)"
+
+    def loaded(where: str, text: str) -> dict[str, str]:
+        with pytest.MonkeyPatch.context() as context:
+            context.setenv("HPSTAGE_TEST_WHERE", where)
+            return identify(write("script", script=script, nets=text).train).loaded
+
+    here = loaded("cpu", nets)
+    assert differences(here, loaded("cuda", nets)) == []
+    assert drifts(here, loaded("cuda", nets)) == ["nets.Net.device", "nets.WHERE"]
+    assert differences(here, loaded("cpu", nets.replace("GAIN = 1", "GAIN = 100"))) == ["nets.GAIN"]
+    assert differences(here, loaded("cpu", nets.replace("width = 3", "width = 4"))) == ["nets.Net.width"]
+
+
+def test_versions_of_packages_are_compared_without_their_builds() -> None:
+    here = {"Python": "3.11", "package torch": "2.13.0", "package numpy": "2.4.0", "nets.build": "a"}
+    assert differences(here, {**here, "package numpy": "2.3.0"}) == ["package numpy (2.4.0 here, 2.3.0 there)"]
+    assert differences({**here, "package numpy": "absent"}, here) == []
+    assert differences(here, {**here, "package numpy": "absent"}) == ["package numpy (2.4.0 here, absent there)"]
+    assert differences(here, {**here, "Python": "3.12", "nets.build": "b"}) == ["Python (3.11 here, 3.12 there)"]
+
+
+SCRIPT = """
+import abc, dataclasses, enum, functools, sys, typing
+from collections import namedtuple
+import cloudpickle
+import numpy as np
+import nets
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = "two"
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    depth: int = 2
+    tags: list = dataclasses.field(default_factory=list)
+    mode: Mode = Mode.FAST
+
+Pair = namedtuple("Pair", "a b")
+
+class Point(typing.NamedTuple):
+    x: int
+    y: float = 0.5
+
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def model(self): ...
+
+T = typing.TypeVar("T")
+
+class Holder(typing.Generic[T]):
+    __slots__ = ("one",)
+
+DEFAULTS = {"b": Options(), "a": Pair(1, 2)}
+TABLE = np.arange(6.0).reshape(2, 3)
+SEEN = set()
+act = lambda x: max(x, 0)
+
+def twice(function):
+    @functools.wraps(function)
+    def wrapper(*arguments, **named):
+        return 2 * function(*arguments, **named)
+    return wrapper
+
+@twice
+def cached(x):
+    return x + 1
+
+class Trainable(Base):
+    rate: float = 0.5
+    level = Level.LOW
+
+    def __init__(self):
+        self.options = Options(3)
+        self.make = twice
+        self.point = Point(1)
+
+    @twice
+    def model(self):
+        try:
+            assert self.rate, "message"
+            return [act(x) + cached(x) for x in TABLE] + [nets.build(), getattr(nets, "other")(), Holder, DEFAULTS]
+        except (ValueError, KeyError) as error:
+            return super().model(), error
+        finally:
+            SEEN.add(1)
+
+    @property
+    def half(self):
+        class Inner:
+            '''Inside.'''
+            def f(self): return {"a", "b", "c"}, __class__
+        return self.rate / 2, Inner, lambda: (yield self)
+
+    @staticmethod
+    def fixed(*, a=1, **more): return a, more
+
+if __name__ == "__main__":
+    from hpstage.identity import identify
+    trainable = Trainable()
+    with open(sys.argv[1], "wb") as file:
+        file.write(cloudpickle.dumps((trainable, identify(trainable))))
+"""
+
+
+def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "parts.py").write_text(PARTS)
+    worker = (
+        "import pickle, sys, cloudpickle\n"
+        "from hpstage.identity import identify\n"
+        "with open(sys.argv[1], 'rb') as file: trainable, _ = pickle.load(file)\n"
+        "with open(sys.argv[2], 'wb') as file: file.write(cloudpickle.dumps(identify(trainable)))\n"
+    )
+    for seed, words in (("1", ["script.py", "sent"]), ("2", ["-c", worker, "sent", "told"])):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]), "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+    reader = (
+        "import pickle\n"
+        "with open('sent', 'rb') as file: _, here = pickle.load(file)\n"
+        "with open('told', 'rb') as file: there = pickle.load(file)\n"
+        "from hpstage.identity import differences\n"
+        "assert not differences(here.loaded, there.loaded), differences(here.loaded, there.loaded)\n"
+        "assert here == there, (here.described, there.described)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", reader], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def asserting(run: Any) -> Any:
+    assert run.hp["lr"] > 0, "a learning rate is above zero"
+    return lambda: [step + 1 for step in run.steps()]
+
+
+def test_what_pytest_makes_of_assertions_does_not_count() -> None:
+    program = (
+        "import cloudpickle, sys\n"
+        "from hpstage.identity import identify\n"
+        f"from {__name__} import asserting\n"
+        "sys.stdout.buffer.write(cloudpickle.dumps(identify(asserting)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    plain: Identity = cloudpickle.loads(done.stdout)
+    assert differences(identify(asserting).loaded, plain.loaded) == []
+    assert identify(asserting) == plain
