@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from hpstage.differences import difference, explain
 from hpstage.errors import (
     CheckpointFull,
     CheckpointUnreachable,
@@ -28,6 +29,7 @@ from hpstage.events import (
     Report,
     StartChain,
     StateKey,
+    StateReached,
     StopChain,
     TrialAdded,
     TrialId,
@@ -332,6 +334,11 @@ class Driver:
             decision = self.scheduler.handle(report)
             facts += decision.facts
             answers += decision.answers
+            for reached in decision.different:
+                differs = difference(read_facts(self._journal), reached, self._names(reached))
+                facts.append(differs)
+                answers += self.scheduler.learn(differs)
+                inexact = StateError(explain(differs))
             for notice in decision.notices:
                 logger.warning("%s", notice)
             if isinstance(report, ChainEnded) and report.outcome == "full":
@@ -375,6 +382,11 @@ class Driver:
             yield report
         if self._inquest is not None:
             yield from self._inquest.decided()
+
+    def _names(self, reached: StateReached) -> list[str]:
+        """Names of the leaves of a state."""
+        assert reached.kept is not None
+        return [] if self._inquest is None else self._inquest.names(reached.kept.key)
 
     def _moved(self) -> list[Fact]:
         """What the others are to know when the workers belong to another cluster than before."""

@@ -127,6 +127,8 @@ class Kept(msgspec.Struct, frozen=True):
     key: StateKey
     bytes: int
     digest: str
+    marks: str = ""
+    """Of its leaves, to tell which of them differ when the state is trained again."""
 
 
 class UserFailure(msgspec.Struct, frozen=True):
@@ -305,6 +307,20 @@ class StateLost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class StateDiffers(msgspec.Struct, frozen=True, tag=True):
+    """A state that had been kept was trained again, and is another: some part of training is not exact.
+
+    ``where``: the first leaf that differs, if it can be told; ``ways``: how each of the two came about, in words.
+    """
+
+    node: NodeId
+    step: int
+    worker: WorkerId
+    at: float
+    where: str | None
+    ways: tuple[str, str]
+
+
 class StageFailed(msgspec.Struct, frozen=True, tag=True):
     """The user's code raised: in training at ``step``, or in evaluating the state at ``step``."""
 
@@ -461,6 +477,7 @@ Fact = (
     | TargetAsked
     | StateReached
     | StateLost
+    | StateDiffers
     | ForkVerified
     | StageFailed
     | ChainLost

@@ -12,7 +12,8 @@ import threading
 from msgspec.structs import replace
 
 from hpstage.checkpoints import CheckpointStore
-from hpstage.errors import CheckpointCorrupt, CheckpointMissing
+from hpstage.checkpoints.state_tree import flatten
+from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 from hpstage.events import ChainEnded, ChainId, StateKey
 
 
@@ -37,6 +38,13 @@ class Inquest:
             reports.append(self._decided.get())
             self.held.discard(reports[-1].chain)
         return reports
+
+    def names(self, key: StateKey) -> list[str]:
+        """Names of the leaves of a state; none if it cannot be read."""
+        try:
+            return [leaf.name for leaf in flatten(self._checkpoints.load(key)).leaves]
+        except CheckpointError:
+            return []
 
     def _look(self, report: ChainEnded, key: StateKey) -> None:
         try:

@@ -21,13 +21,14 @@ def distinct(value: Scalar) -> object:
 class State:
     """What is asked, known and kept of a node's line after ``step`` steps."""
 
-    __slots__ = ("failed", "kept", "metrics", "node", "step", "used", "waiting")
+    __slots__ = ("digest", "failed", "kept", "metrics", "node", "step", "used", "waiting")
 
     def __init__(self, node: Node, step: int) -> None:
         self.node = node
         self.step = step
         self.metrics: dict[str, float] | None = None
         self.kept: Kept | None = None
+        self.digest: str | None = None  # of what was kept first, also when it is kept no more
         self.used = 0.0  # when it was last kept or trained on from
         self.waiting: dict[TrialId, DriverId] = {}  # trials that ask for the metrics, in order of asking; for whom
 

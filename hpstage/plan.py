@@ -31,6 +31,7 @@ from hpstage.events import (
     SearchEnded,
     SearchStarted,
     StageFailed,
+    StateDiffers,
     StateKey,
     StateLost,
     StateReached,
@@ -79,6 +80,7 @@ class SearchPlan:
         self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
+        self.differences: list[StateDiffers] = []
         self.verified = False  # a fork of this workload was verified
         self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
@@ -203,10 +205,15 @@ class SearchPlan:
         if fact.kept is not None:
             totals.saves += 1
             self._keep(state, fact.kept)
+            state.digest = state.digest or fact.kept.digest
             state.used = max(state.used, fact.at)
         chain = None if fact.chain is None else self.chains.get(fact.chain)
         if chain is not None:
             chain.reached = state
+
+    def _differ(self, fact: StateDiffers) -> None:
+        self._node(fact.node)
+        self.differences.append(fact)
 
     def _verify(self, fact: ForkVerified) -> None:
         self._node(fact.node)
@@ -462,6 +469,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], object]] = {
     TargetAsked: SearchPlan.ask,
     StateReached: SearchPlan._reached,
     StateLost: SearchPlan._lose,
+    StateDiffers: SearchPlan._differ,
     ForkVerified: SearchPlan._verify,
     StageFailed: SearchPlan._fail,
     ChainLost: SearchPlan._waste,

@@ -76,11 +76,13 @@ class Answer:
 
 @dataclass(slots=True)
 class Decision:
-    """What follows from an event: facts to remember first, then answers to give. ``notices``: what people are told."""
+    """What follows from an event: facts to remember first, then answers to give. ``notices``: what people are told.
+    ``different``: states that had been kept before, as others than they are now."""
 
     facts: list[Fact] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    different: list[StateReached] = field(default_factory=list)
 
 
 class Scheduler:
@@ -205,24 +207,25 @@ class Scheduler:
             if report.kept.key != self._plan.key(node, report.step):
                 raise ClusterError(other_values(report.worker, node, report.step))
             self._unbench(report.worker, decision)
-        self._learn(
-            StateReached(
-                node=node.id,
-                start=report.start,
-                step=report.step,
-                worker=report.worker,
-                at=report.at,
-                train_seconds=report.train_seconds,
-                load_seconds=report.load_seconds,
-                evaluate_seconds=report.evaluate_seconds,
-                save_seconds=report.save_seconds,
-                source=report.source,
-                metrics=report.metrics,
-                kept=report.kept,
-                chain=report.chain,
-            ),
-            decision,
+        known = self._plan.touch(node, report.step).digest
+        reached = StateReached(
+            node=node.id,
+            start=report.start,
+            step=report.step,
+            worker=report.worker,
+            at=report.at,
+            train_seconds=report.train_seconds,
+            load_seconds=report.load_seconds,
+            evaluate_seconds=report.evaluate_seconds,
+            save_seconds=report.save_seconds,
+            source=report.source,
+            metrics=report.metrics,
+            kept=report.kept,
+            chain=report.chain,
         )
+        self._learn(reached, decision)
+        if report.kept is not None and known not in (None, report.kept.digest):
+            decision.different.append(reached)
         if report.metrics is None and report.failure is not None:
             self._learn(StageFailed(node=node.id, step=report.step, evaluating=True, failure=report.failure), decision)
 

@@ -12,10 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+import msgspec
 import xxhash
 
 from hpstage.checkpoints import format as files
-from hpstage.checkpoints.state_tree import flatten
+from hpstage.checkpoints.state_tree import flatten, summary
 from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
@@ -65,7 +66,8 @@ class FolderCheckpoints(CheckpointStore):
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
         folder = self._folder(key)
         if (kept := self._kept(key)) is not None:
-            return kept
+            digest, marks = summary(state)
+            return msgspec.structs.replace(kept, digest=digest, marks=marks)
         flat = flatten(state)
         self.prove()
         with self._explained(key, "write"), self._aside() as aside:
@@ -78,7 +80,7 @@ class FolderCheckpoints(CheckpointStore):
                 # Another writer was faster. Equal keys mean equal training: its checkpoint serves, if it is
                 # sound.
                 if (kept := self._kept(key)) is not None:
-                    return kept
+                    return msgspec.structs.replace(kept, digest=manifest.digest, marks=manifest.marks)
                 self._remove(folder)
         return manifest.as_kept()
 

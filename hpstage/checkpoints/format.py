@@ -22,7 +22,7 @@ import xxhash
 
 from hpstage.checkpoints import leaves
 from hpstage.checkpoints.leaves import Leaf
-from hpstage.checkpoints.state_tree import FlatState, Node, digest_of, unflatten
+from hpstage.checkpoints.state_tree import FlatState, Node, digest_of, marks_of, unflatten
 from hpstage.checkpoints.store import Manifest
 from hpstage.errors import CheckpointCorrupt, CheckpointForeign
 from hpstage.events import StateKey
@@ -110,6 +110,7 @@ def write(
         parent=parent,
         workload=workload,
         digest=digest_of(flat, contents),
+        marks=marks_of(contents),
         files={tensors: whole.hexdigest(), structure: xxhash.xxh3_128_hexdigest(described)},
         bytes=size + len(described),
     )

@@ -83,9 +83,38 @@ def digest(state: object) -> str:
 
     It does not depend on devices, gradients, shared memory or the order of dicts.
     """
+    return summary(state)[0]
+
+
+MARKS = 64
+
+
+def marks_of(contents: Sequence[str]) -> str:
+    """Four hex digits for each leaf, or for as many neighbours together as make :data:`MARKS` in all: by which two
+    states under one key are compared when the first is gone. ``contents``: the xxh3_128 of each leaf's bytes."""
+    size = -(-len(contents) // MARKS) or 1
+    groups = [contents[start : start + size] for start in range(0, len(contents), size)]
+    return "".join(xxhash.xxh3_64_hexdigest("".join(group).encode())[:4] for group in groups)
+
+
+def differing(one: str, other: str, names: Sequence[str]) -> str | None:
+    """The leaf, or the first and last of some neighbours, where marks differ; ``None`` if none does, or if the leaves
+    are not the same."""
+    size = -(-len(names) // MARKS) or 1
+    if len(one) != len(other):
+        return None
+    for index in range(0, len(one), 4):
+        if one[index : index + 4] != other[index : index + 4]:
+            group = names[index // 4 * size : (index // 4 + 1) * size]
+            return group[0] if len(group) == 1 else f"one of {group[0]} to {group[-1]}"
+    return None
+
+
+def summary(state: object) -> tuple[str, str]:
+    """Digest and marks of a state."""
     flat = flatten(state)
-    contents = map(leaves.content, flat.leaves, flat.values)
-    return digest_of(flat, [xxhash.xxh3_128_hexdigest(content) for content in contents])
+    contents = [xxhash.xxh3_128_hexdigest(leaves.content(f, v)) for f, v in zip(flat.leaves, flat.values, strict=True)]
+    return digest_of(flat, contents), marks_of(contents)
 
 
 def digest_of(flat: FlatState, contents: Sequence[str]) -> str:

@@ -42,9 +42,11 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, str]
     """xxh3_128 of each file's bytes, by name."""
     bytes: int
+    marks: str = ""
+    """Of the leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`)."""
 
     def as_kept(self) -> Kept:
-        return Kept(key=self.key, bytes=self.bytes, digest=self.digest)
+        return Kept(key=self.key, bytes=self.bytes, digest=self.digest, marks=self.marks)
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -75,7 +77,9 @@ class CheckpointStore(ABC):
     """
 
     @abstractmethod
-    def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept: ...
+    def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
+        """Keep a state. What is returned tells of ``state``, also where another was kept under the key before: so that
+        it is noticed if they differ."""
 
     @abstractmethod
     def load(self, key: StateKey) -> object:

@@ -14,7 +14,7 @@ import msgspec
 
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.remote import Remote, RemoteReader, RemoteWriter, is_definite
-from hpstage.checkpoints.state_tree import flatten
+from hpstage.checkpoints.state_tree import flatten, summary
 from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
@@ -109,7 +109,8 @@ class UrlCheckpoints(CheckpointStore):
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
         place = self._place(key)
         if (kept := self._kept(key)) is not None:
-            return kept
+            digest, marks = summary(state)
+            return msgspec.structs.replace(kept, digest=digest, marks=marks)
         flat = flatten(state)
         token = uuid.uuid4().hex
         with self._explained(key, "write"):
@@ -241,7 +242,7 @@ class UrlCheckpoints(CheckpointStore):
                 # Another writer was faster. Equal keys mean equal training: its checkpoint serves, if it is sound.
                 if (kept := self._kept(key)) is not None:
                     self._discard_named(place, manifest)
-                    return kept
+                    return msgspec.structs.replace(kept, digest=manifest.digest, marks=manifest.marks)
                 self._remove(place)
             else:
                 break
