@@ -1,4 +1,4 @@
-"""Starts a Dask cluster on this machine that trains at the speed of plain processes."""
+"""Starts a Dask cluster on this machine, set up for training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import dask.config
 from dask.system import CPU_COUNT
 from distributed import LocalCluster
 
-from hpstage.cluster import memory
 from hpstage.cluster.dashboard import install_on
 from hpstage.cluster.devices import environment_of, first_devices, visible_devices
 from hpstage.cluster.main_guard import require_main_guard
@@ -38,10 +37,7 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> L
     devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
     if n_workers is None:
         n_workers = len(devices) or CPU_COUNT
-    environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **memory.ENVIRONMENT}
-    # The nanny reads these when it is made: the C library must find them when the worker's process starts.
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": environment}):
-        return _Cluster(n_workers, devices, hide=gpus == 0)
+    return _Cluster(n_workers, devices, hide=gpus == 0)
 
 
 class _Cluster(LocalCluster):  # type: ignore[misc]

@@ -179,7 +179,7 @@ class Scheduler:
             case WorkerLeft():
                 gone = self._workers.pop(report.worker, None)
                 if gone is not None and gone.chain is not None:
-                    self._lose(gone.chain, report.at, decision, report.reason)
+                    self._lose(gone.chain, report.at, decision, report.reason, report.message)
         return decision
 
     def tick(self, now: float) -> None:
@@ -356,7 +356,7 @@ class Scheduler:
         if chain is None:
             return
         if report.outcome == "lost":
-            self._lose(chain, report.at, decision, "lost")
+            self._lose(chain, report.at, decision, "lost", report.message)
             return
         node = self._plan.nodes[report.node] if report.node is not None else chain.legs[chain.at[0]].line.node
         if report.wasted_steps or report.wasted_seconds:
@@ -390,7 +390,7 @@ class Scheduler:
         self._retire(chain)
         self._learn(ChainClosed(chain.id, at), decision)
 
-    def _lose(self, chain: RunningChain, at: float, decision: Decision, how: str) -> None:
+    def _lose(self, chain: RunningChain, at: float, decision: Decision, how: str, message: str) -> None:
         """The worker vanished under the chain. What lies behind the last boundary is trained again."""
         leg, step = chain.at
         node = chain.legs[leg].line.node
@@ -398,7 +398,16 @@ class Scheduler:
             node = chain.legs[leg + 1].line.node
         self._close(chain, at, decision)
         seconds = max(0.0, at - chain.since)
-        lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome=how, seconds=seconds, steps=0)
+        lost = ChainLost(
+            node=node.id,
+            step=step,
+            worker=chain.worker,
+            at=at,
+            outcome=how,
+            seconds=seconds,
+            steps=0,
+            message=message,
+        )
         self._learn(lost, decision)
         losses = self._plan.losses.get(StateRef(node.id, step), [])
         if len(losses) >= self._max_losses:
