@@ -31,12 +31,12 @@ Trials = list[tuple[dict[str, Any], str, float | None, dict[int, float]]]
 
 
 class Steady(Tape):
-    """A Tape whose steps take a while, and that counts them in a file per process.
+    """A Tape whose steps take a while, and that counts them in a file per worker.
 
     Args:
-        folder: where each process writes a byte per step.
+        folder: where each worker writes a byte per step.
         seconds: of work per step, half of it on the processor.
-        fate: called once before some step after the first rung, in one of the processes: what happens to it.
+        fate: called once before some step after the first rung, on one of the workers: what happens to it.
     """
 
     def __init__(self, folder: Path | None, seconds: float = 0.0, fate: Callable[[], object] | None = None) -> None:
@@ -49,15 +49,20 @@ class Steady(Tape):
         if self.folder is not None:
             folder = Path(self.folder)
             if self.fate is not None and step > RUNG and first(folder / "fate"):
-                (folder / "victim").write_text(str(os.getpid()))
+                (folder / "victim").write_text(str(worker_of_this()))
                 self.fate()
             time.sleep(self.seconds / 2)
             began = time.perf_counter()
             while time.perf_counter() - began < self.seconds / 2:
                 pass
-            with open(folder / f"steps-{os.getpid()}", "a") as steps:
+            with open(folder / f"steps-{worker_of_this()}", "a") as steps:
                 steps.write(".")
         super().train(step, hp)
+
+
+def worker_of_this() -> int:
+    """The Dask worker's process for which this one trains; this one itself where it trains for nobody."""
+    return os.getppid() if "hpstage.cluster.training_process" in sys.modules else os.getpid()
 
 
 def first(path: Path) -> bool:
@@ -70,7 +75,7 @@ def first(path: Path) -> bool:
 
 
 def steps_by_process(folder: Path) -> dict[int, int]:
-    """Steps that each process has trained, those included that are in no journal."""
+    """Steps that each worker's process has had trained, those included that are in no journal."""
     return {int(path.name.partition("-")[2]): path.stat().st_size for path in folder.glob("steps-*")}
 
 

@@ -18,11 +18,8 @@ from tests.dask.processes import ROOT
 from tests.dask.toys import Counter, chain, ended, outcome, workers
 
 
-def test_workers_keep_freed_memory_and_are_not_profiled(client: Client) -> None:
-    for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"):
-        assert all(int(value) >= 2**28 for value in client.run(os.getenv, variable).values())
+def test_workers_are_not_profiled(client: Client) -> None:
     assert set(client.run(dask.config.get, "distributed.worker.profile.enabled").values()) == {False}
-    assert set(client.run(os.getenv, "OMP_NUM_THREADS").values()) == {"1"}
 
 
 def test_no_gpus_means_that_workers_see_none(client: Client) -> None:
