@@ -34,6 +34,7 @@ from hpstage.cluster.messages import (
     encode,
     name_of,
 )
+from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
 from hpstage.events import Amendment, Chain, ChainId, Report, WorkerId
@@ -122,8 +123,9 @@ class DaskExecutor(Executor):
             raise
 
     def _open(self, packed: bytes, checkpoints: CheckpointStore | None) -> Environment:
-        self._plugin = side.TrainingPlugin(self._run, packed, driver=(socket.gethostname(), os.getpid()))
         self._where, self._security = self._place()
+        driver = socket.gethostname(), os.getpid()
+        self._plugin = side.TrainingPlugin(self._run, packed, driver=driver, script=this_script())
         try:
             connection = self._connect()
             connection.forget_the_dead(name_of(""))

@@ -16,6 +16,7 @@ from distributed import LocalCluster
 from hpstage.cluster.dashboard import install_on
 from hpstage.cluster.devices import environment_of, first_devices, visible_devices
 from hpstage.cluster.main_guard import require_main_guard
+from hpstage.cluster.script import leave_it_to_training_processes
 from hpstage.errors import ClusterError
 
 
@@ -30,10 +31,11 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> L
         gpus: how many GPUs to use (0: none; ``None``: all).
 
     Raises:
-        UsageError: worker processes, too, would run what calls this, since they import its script.
+        UsageError: training processes, too, would run what calls this, since they import its script.
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
     require_main_guard()
+    leave_it_to_training_processes()
     devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
     if n_workers is None:
         n_workers = len(devices) or CPU_COUNT
@@ -69,10 +71,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
         except BaseException as error:
             self.close()
             if isinstance(error, RuntimeError):
-                raise ClusterError(
-                    f"the local workers did not start ({error}); what they said is above. A script must start its "
-                    f'search under `if __name__ == "__main__":`, since workers import it'
-                ) from None
+                raise ClusterError(f"the local workers did not start ({error}); what they said is above") from None
             raise
 
     async def _leave_ctrl_c_to_us(self) -> None:

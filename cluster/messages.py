@@ -48,9 +48,13 @@ Order = Stop | Amend
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Unpack the trainable, and describe yourself as you would train: comes to a :class:`Loaded`."""
+    """Unpack the trainable, and describe yourself as you would train: comes to a :class:`Loaded`.
+
+    ``script``: to be imported first (:mod:`hpstage.cluster.script`).
+    """
 
     trainable: bytes
+    script: dict[str, str]
 
 
 class Loaded(msgspec.Struct, frozen=True):

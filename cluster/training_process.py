@@ -42,6 +42,7 @@ from hpstage.cluster.messages import (
     encode,
     framed,
 )
+from hpstage.cluster.script import import_script
 from hpstage.environment import describe
 from hpstage.events import ChainId, WorkerId
 from hpstage.runner import ChainRunner, Control
@@ -146,7 +147,7 @@ class _Training:
     def _carry_out(self, request: Request, control: Control) -> object:
         match request:
             case Load():
-                return self._load(request.trainable)
+                return self._load(request)
             case TryOut():
                 return self._runner_for(request.checkpoints).try_out(request.initial)
             case Train():
@@ -155,12 +156,13 @@ class _Training:
                         self._tell(Told(encode(report)))
         return None
 
-    def _load(self, trainable: bytes) -> Loaded:
+    def _load(self, request: Load) -> Loaded:
         """Unpack the trainable and describe this process as it would train."""
         try:
-            self._trainable = as_trainable(pickle.loads(trainable))  # noqa: S301  # the user's own code, by design
+            import_script(request.script)
+            self._trainable = as_trainable(pickle.loads(request.trainable))  # noqa: S301  # the user's own, by design
             described = describe(self._trainable).described
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Loaded(
                 problem=Problem(
                     kind="import" if isinstance(error, ImportError) else "trainable",

@@ -56,10 +56,12 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
         trainable: what the user passed, cloudpickled.
         driver: the driver's host and process. Signals to its group (Ctrl-C on its terminal, ``timeout``) are for it
             alone, not for workers that it has started.
+        script: the driver's, for training processes of the workers that it has started.
     """
 
-    def __init__(self, run: str, trainable: bytes, *, driver: tuple[str, int]) -> None:
+    def __init__(self, run: str, trainable: bytes, *, driver: tuple[str, int], script: dict[str, str]) -> None:
         self._driver = driver
+        self._script = script
         self.name = name_of(run)
         self._trainable = trainable
         self.site: Site | None = None
@@ -69,11 +71,13 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
 
         A failure is told, not raised: a worker that joins while its plugin raises would not start.
         """
+        script: dict[str, str] = {}
         if self._driver == (socket.gethostname(), os.getppid()):
+            script = self._script
             if os.getpgid(0) == os.getpgid(os.getppid()):
                 os.setpgid(0, 0)
             logging.getLogger("distributed.worker.state_machine").addFilter(_is_news)
-        self.site = Site(self.name, worker, self._trainable)
+        self.site = Site(self.name, worker, Load(self._trainable, script))
         await self.site.open()
 
     async def teardown(self, worker: Worker) -> None:
@@ -98,11 +102,11 @@ class Site:
     joins. So each process is admitted by what it says of itself: it may have found other files.
     """
 
-    def __init__(self, name: str, worker: Worker, trainable: bytes) -> None:
+    def __init__(self, name: str, worker: Worker, load: Load) -> None:
         self.description: Description | None = None
         self._name = name
         self._worker = worker
-        self._trainable = trainable
+        self._load = load
         self._trainer: Trainer | None = None
         self._settled = asyncio.Event()  # unset while a process is being brought up
         self._keeper: asyncio.Task[None] | None = None
@@ -126,7 +130,7 @@ class Site:
             await trainer.finish(_GRACE)
             return
         self._trainer = trainer
-        trainer.send(Load(self._trainable))
+        trainer.send(self._load)
         try:
             loaded: Loaded = await trainer.answer(Loaded)
         except TrainingProcessLost as error:
