@@ -53,25 +53,20 @@ class Trainer:
 
     @classmethod
     async def start(cls, worker: str) -> Trainer:
-        """``worker``: the name in reports."""
+        """``worker``: the name in reports. Raises :class:`OSError` where the system allows no process more."""
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = [theirs.fileno(), os.getpid(), worker]
-            # Unblocked again when it is ignored there: while Python starts it would raise KeyboardInterrupt.
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    multiprocessing.spawn.get_executable(),
-                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # as multiprocessing does
-                    "-c",
-                    _START,
-                    json.dumps([sys.path, sys.argv, arguments]),
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env={**os.environ, **memory.ENVIRONMENT, **dict.fromkeys(_THREADS, "1")},
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            process = await asyncio.create_subprocess_exec(
+                multiprocessing.spawn.get_executable(),
+                *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # as multiprocessing does
+                "-c",
+                _START,
+                json.dumps([sys.path, sys.argv, arguments]),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **memory.ENVIRONMENT, **dict.fromkeys(_THREADS, "1")},
+            )
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     def send(self, message: Request | Order) -> None:

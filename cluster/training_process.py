@@ -82,7 +82,7 @@ def main(channel: int, parent: int, worker: str) -> None:
 def _leave_signals_to_the_worker() -> None:
     """A Ctrl-C on the terminal and a SIGTERM to all processes of a job are for the worker, which ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until here, by the worker
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # workers of local clusters block it
     # Not SIG_IGN: the user's code may end its own processes so, and those that it starts would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))

@@ -125,17 +125,7 @@ class Site:
         self._keeper = asyncio.create_task(self._keep())
 
     async def _bring_up(self) -> None:
-        trainer = await Trainer.start(self._worker.address)
-        if self._closed:
-            await trainer.finish(_GRACE)
-            return
-        self._trainer = trainer
-        trainer.send(self._load)
-        try:
-            loaded: Loaded = await trainer.answer(Loaded)
-        except TrainingProcessLost as error:
-            summary = f"the training process {error} while it was set up"
-            loaded = Loaded(problem=Problem(kind="trainable", summary=summary, traceback=""))
+        loaded = await self._start()
         if self._closed:
             return
         before = self.description
@@ -144,9 +134,27 @@ class Site:
         )
         if loaded.problem is not None or (before is not None and before.described != loaded.described):
             # The driver refuses it; should it never hear of that, nothing is trained all the same.
-            self._trainer = None
-            await trainer.finish(_GRACE)
+            trainer, self._trainer = self._trainer, None
+            if trainer is not None:
+                await trainer.finish(_GRACE)
         self._worker.log_event(self._name, {"ready": encode(self.description)})
+
+    async def _start(self) -> Loaded:
+        """Start a process and have it unpack the trainable."""
+        try:
+            trainer = await Trainer.start(self._worker.address)
+        except OSError as error:
+            return _unable(f"no training process can be started ({error})")
+        if self._closed:
+            await trainer.finish(_GRACE)
+            return _unable("the run is over")
+        self._trainer = trainer
+        trainer.send(self._load)
+        try:
+            loaded: Loaded = await trainer.answer(Loaded)
+        except TrainingProcessLost as error:
+            return _unable(f"the training process {error} while it was set up")
+        return loaded
 
     async def _keep(self) -> None:
         """Have another process whenever one has ended."""
@@ -262,6 +270,10 @@ class Site:
             await trainer.finish(_GRACE)
         if self._keeper is not None:
             await self._keeper
+
+
+def _unable(summary: str) -> Loaded:
+    return Loaded(problem=Problem(kind="trainable", summary=summary, traceback=""))
 
 
 async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes) -> list[bytes]:

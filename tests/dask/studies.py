@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.driver import read_facts
 from hpstage.events import ChainStarted, DriverJoined, Fact, StateReached
 from hpstage.executor import Executor
-from hpstage.store import Journal, MemoryJournal
+from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from tests.toys import Tape
 
 STEPS = 16
@@ -160,11 +162,25 @@ class Running:
             self._pool.shutdown(wait=False)
 
 
+def until_joined(plan: str, count: int) -> None:
+    """Returns when so many drivers have joined a plan."""
+    joined = 0
+    while joined < count:
+        time.sleep(0.05)
+        with closing(SQLiteJournal(Path(plan), read_only=True)) as journal:
+            joined = sum(isinstance(fact, DriverJoined) for fact in read_facts(journal))
+
+
 def main() -> None:
-    """``python -m tests.dask.studies ADDRESS FOLDER NAME SEED SECONDS``: a search in a process of its own."""
-    address, folder, name, seed, seconds = sys.argv[1:]
+    """``python -m tests.dask.studies ADDRESS FOLDER NAME SEED SECONDS DRIVERS``: a search in a process of its own.
+
+    One of its steps ends when so many drivers have joined its plan.
+    """
+    address, folder, name, seed, seconds, drivers = sys.argv[1:]
+    plan = Path(folder) / "plan"
+    together = partial(until_joined, str(plan / "plan.sqlite"), int(drivers))
     with Client(address, set_as_default=False) as client:
-        result = search(Steady(Path(folder), float(seconds)), client, Path(folder) / "plan", name=name, seed=int(seed))
+        result = search(Steady(Path(folder), float(seconds), together), client, plan, name=name, seed=int(seed))
     (Path(folder) / f"{name}.txt").write_text(repr(trials(result.study)))
 
 
