@@ -172,13 +172,13 @@ def until_joined(plan: str, count: int) -> None:
 
 
 def main() -> None:
-    """``python -m tests.dask.studies ADDRESS FOLDER NAME SEED SECONDS DRIVERS``: a search in a process of its own.
+    """``python -m tests.dask.studies ADDRESS FOLDER NAME SEED SECONDS [DRIVERS]``: a search in a process of its own.
 
-    One of its steps ends when so many drivers have joined its plan.
+    One of its steps ends when so many drivers, itself included, have joined its plan.
     """
-    address, folder, name, seed, seconds, drivers = sys.argv[1:]
+    address, folder, name, seed, seconds, *drivers = sys.argv[1:]
     plan = Path(folder) / "plan"
-    together = partial(until_joined, str(plan / "plan.sqlite"), int(drivers))
+    together = partial(until_joined, str(plan / "plan.sqlite"), int(drivers[0]) if drivers else 1)
     with Client(address, set_as_default=False) as client:
         result = search(Steady(Path(folder), float(seconds), together), client, plan, name=name, seed=int(seed))
     (Path(folder) / f"{name}.txt").write_text(repr(trials(result.study)))
