@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from typing import Any
 
-import dask
 from distributed import CancelledError, Client, Future, LocalCluster
 from distributed.security import Security
 
@@ -35,6 +34,7 @@ from hpstage.cluster.messages import (
     encode,
     name_of,
 )
+from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
 from hpstage.events import Amendment, Chain, ChainId, Report, WorkerId
@@ -127,8 +127,9 @@ class DaskExecutor(Executor):
             raise
 
     def _open(self, packed: bytes, checkpoints: CheckpointStore | None) -> Environment:
-        self._plugin = side.TrainingPlugin(self._run, packed, driver=(socket.gethostname(), os.getpid()))
         self._where, self._security = self._place()
+        driver = socket.gethostname(), os.getpid()
+        self._plugin = side.TrainingPlugin(self._run, packed, driver=driver, script=this_script())
         try:
             connection = self._connect()
             connection.forget_the_dead(name_of(""))
@@ -203,9 +204,8 @@ class DaskExecutor(Executor):
             return None
         worker = self._inbox.workers[0]
         self._trying.clear()
-        future = self._submit(
-            worker, self._new_key(), side.try_out, self._run, encode(dict(initial)), self._checkpoints
-        )
+        key = self._new_key()
+        future = self._submit(worker, key, side.try_out, self._run, key, encode(dict(initial)), self._checkpoints)
         # Not result(timeout=...): each time-out leaves a future behind whose error Dask's loop complains of.
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
@@ -239,10 +239,9 @@ class DaskExecutor(Executor):
 
     def _submit(self, worker: WorkerId, key: str, function: Any, *arguments: object) -> Future:
         assert self._connection is not None, "open() comes first"
-        with dask.annotate(executor=self._name):  # the plugin's thread
-            return self._connection.client.submit(
-                function, *arguments, key=key, workers=[worker], allow_other_workers=False, pure=False, retries=0
-            )
+        return self._connection.client.submit(
+            function, *arguments, key=key, workers=[worker], allow_other_workers=False, pure=False, retries=0
+        )
 
     def amend(self, amendment: Amendment) -> None:
         self._order(amendment.chain, Amend(amendment))
@@ -358,6 +357,9 @@ class DaskExecutor(Executor):
             self._trying.set()
         elif "ready" in message:
             self._on_ready(decode_description(message["ready"]))
+        elif "lost" in message:
+            logger.warning("worker %s: %s; what it trained goes on elsewhere", message["lost"], message["message"])
+            self._on_left(WorkerId(message["lost"]), "died", message["message"])
         else:
             self._inbox.hear(ChainId(message["chain"]), message["sequence"], [message["report"]])
 
@@ -372,19 +374,20 @@ class DaskExecutor(Executor):
             self._join(worker)
         else:
             logger.warning("worker %s is not used: %s", worker, reason)
+            self._on_left(worker, "closed")  # it may have been: its training process is another now
 
     def _join(self, worker: WorkerId) -> None:
         assert self._connection is not None, "workers are heard of over a connection"
         self._connection.watch(worker)
         self._inbox.join(worker)
 
-    def _on_left(self, worker: WorkerId, reason: Departure) -> None:
+    def _on_left(self, worker: WorkerId, reason: Departure, message: str = "") -> None:
         with self._lock:
             if self._environment is None:
                 self._early[worker] = None
                 return
         # Else their tasks would wait for ever for a worker of that address.
-        self._release(self._inbox.leave(worker, reason))
+        self._release(self._inbox.leave(worker, reason, message))
 
     def _release(self, chains: list[ChainId]) -> None:
         for chain in chains:

@@ -54,8 +54,10 @@ class Inbox:
                 self._workers.add(worker)
                 self._tell(WorkerJoined(worker, self._clock()))
 
-    def leave(self, worker: WorkerId, reason: Literal["died", "closed", "unreachable"]) -> list[ChainId]:
-        """A worker is gone; returns the chains that went with it."""
+    def leave(
+        self, worker: WorkerId, reason: Literal["died", "closed", "unreachable"], message: str = ""
+    ) -> list[ChainId]:
+        """A worker is gone, ``message`` says how if that is known; returns the chains that went with it."""
         with self._changed:
             if worker not in self._workers:
                 return []
@@ -63,7 +65,7 @@ class Inbox:
             lost = [chain for chain, running in self._chains.items() if running.worker == worker]
             for chain in lost:
                 del self._chains[chain]
-            self._tell(WorkerLeft(worker, self._clock(), reason))
+            self._tell(WorkerLeft(worker, self._clock(), reason, message))
             return lost
 
     def begin(self, chain: ChainId, worker: WorkerId) -> bool:

@@ -1,4 +1,4 @@
-"""Starts a Dask cluster on this machine that trains at the speed of plain processes."""
+"""Starts a Dask cluster on this machine, set up for training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import dask.config
 from dask.system import CPU_COUNT
 from distributed import LocalCluster
 
-from hpstage.cluster import memory
 from hpstage.cluster.dashboard import install_on
 from hpstage.cluster.devices import environment_of, first_devices, visible_devices
 from hpstage.cluster.main_guard import require_main_guard
+from hpstage.cluster.script import leave_it_to_training_processes
 from hpstage.errors import ClusterError
 
 
@@ -31,17 +31,15 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> L
         gpus: how many GPUs to use (0: none; ``None``: all).
 
     Raises:
-        UsageError: worker processes, too, would run what calls this, since they import its script.
+        UsageError: training processes, too, would run what calls this, since they import its script.
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
     require_main_guard()
+    leave_it_to_training_processes()
     devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
     if n_workers is None:
         n_workers = len(devices) or CPU_COUNT
-    environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **memory.ENVIRONMENT}
-    # The nanny reads these when it is made: the C library must find them when the worker's process starts.
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": environment}):
-        return _Cluster(n_workers, devices, hide=gpus == 0)
+    return _Cluster(n_workers, devices, hide=gpus == 0)
 
 
 class _Cluster(LocalCluster):  # type: ignore[misc]
@@ -73,10 +71,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
         except BaseException as error:
             self.close()
             if isinstance(error, RuntimeError):
-                raise ClusterError(
-                    f"the local workers did not start ({error}); what they said is above. A script must start its "
-                    f'search under `if __name__ == "__main__":`, since workers import it'
-                ) from None
+                raise ClusterError(f"the local workers did not start ({error}); what they said is above") from None
             raise
 
     async def _leave_ctrl_c_to_us(self) -> None:

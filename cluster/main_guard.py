@@ -1,4 +1,4 @@
-"""Tells a script that starts worker processes outside of ``if __name__ == "__main__":``, before it does."""
+"""Tells a script that starts a search outside of ``if __name__ == "__main__":``, before it does."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _REMEDY = 'put what starts it under `if __name__ == "__main__":`'
 
 
 def require_main_guard() -> None:
-    """See that processes which are started now, and so import the script, will not come to this call again.
+    """See that processes which are started to train, and so import the script, will not come to this call again.
 
     Raises:
         UsageError: they would.
         SystemExit: this is such a process. Whoever started it says more; its traceback would tell nobody anything.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(f"hpstage: a worker process has come to the start of the search; {_REMEDY}")
+        sys.exit(f"a training process has come to the start of the search; {_REMEDY}")
     line = _unguarded_line(inspect.currentframe())
     if line is not None:
         raise UsageError(
-            f"worker processes import your script, and so would come to line {line} of it, and start the search, "
+            f"training processes import your script, and so would come to line {line} of it, and start the search, "
             f"again; {_REMEDY}"
         )
 

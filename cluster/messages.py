@@ -1,8 +1,11 @@
-"""What driver and workers tell each other beside chains, amendments and reports. MessagePack: JSON has no NaN."""
+"""What driver, workers and training processes tell each other beside chains, amendments and reports.
+
+MessagePack: JSON has no NaN.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,14 +46,91 @@ class Amend(msgspec.Struct, frozen=True, tag=True):
 
 Order = Stop | Amend
 
+# --- between a Dask worker and the process that trains for it: requests, one at a time, and orders; what they come to
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Unpack the trainable, and describe yourself as you would train: comes to a :class:`Loaded`.
+
+    ``script``: to be imported first (:mod:`hpstage.cluster.script`).
+    """
+
+    trainable: bytes
+    script: dict[str, str]
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    cuda: bool = False
+    environment: Environment | None = None
+    problem: Problem | None = None
+
+
+class TryOut(msgspec.Struct, frozen=True, tag=True):
+    """Set up and evaluate untrained: comes to metrics, or none. ``checkpoints``: the store, pickled."""
+
+    initial: dict[str, Scalar]
+    checkpoints: bytes
+
+
+class Train(msgspec.Struct, frozen=True, tag=True):
+    """Train a chain: comes to nothing more than its reports."""
+
+    chain: Chain
+    checkpoints: bytes
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Free the states in memory: is not answered."""
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """Close the trainable, and end: is not answered."""
+
+
+Request = Load | TryOut | Train | Forget | Finish
+
+
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """A report of the chain that trains, encoded."""
+
+    report: bytes
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """What a request has come to."""
+
+    value: Any = None
+
+
+class Raised(msgspec.Struct, frozen=True, tag=True):
+    """A request has raised ``kind``: either the user is told what is wrong, or it is a bug of ours."""
+
+    kind: str
+    text: str
+    traceback: str
+
+
+Reply = Told | Done | Raised
+
 encode = msgspec.msgpack.Encoder().encode
 decode_chain = msgspec.msgpack.Decoder(Chain).decode
 decode_report = msgspec.msgpack.Decoder(ChainReport).decode
 decode_values = msgspec.msgpack.Decoder(dict[str, Scalar]).decode
 decode_orders = msgspec.msgpack.Decoder(list[Order]).decode
 decode_description = msgspec.msgpack.Decoder(Description).decode
+decode_request = msgspec.msgpack.Decoder(Request | Order).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+SIZE = 8
+"""Bytes before each message between a Dask worker and its training process: the message's length."""
+
+
+def framed(message: Request | Order | Reply) -> bytes:
+    """A message with its length before it."""
+    encoded = encode(message)
+    return len(encoded).to_bytes(SIZE, "big") + encoded
 
 
 def name_of(run: str) -> str:
-    """The name of a run's plugin, thread, topic and control channel."""
+    """The name of a run's plugin, topic and control channel."""
     return f"hpstage-{run}"

@@ -8,11 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-import dask.config
-import distributed  # noqa: F401  # puts its defaults into dask.config
-
-from hpstage.cluster import memory
-
 _BOTH = {
     # Silence shorter than this is a busy process, not a dead one: code that holds Python's lock looks dead to Dask.
     "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "30s",
@@ -37,6 +32,5 @@ def scheduler_environment(environment: Mapping[str, str] = os.environ) -> dict[s
 
 
 def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``environment`` for a worker: one thread for each library, and an allocator that keeps what is freed."""
-    threads: dict[str, object] = dask.config.get("distributed.nanny.pre-spawn-environ")
-    return {**{name: str(value) for name, value in threads.items()}, **memory.ENVIRONMENT, **_WORKER, **environment}
+    """``environment`` for a worker. Processes that it starts to train have variables of their own."""
+    return {**_WORKER, **environment}

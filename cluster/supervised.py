@@ -7,27 +7,16 @@ scheduler hears that it leaves of its own will, and nothing that ran on it is to
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import signal
 import sys
 from contextlib import suppress
 
 from distributed import Worker
 
-_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+from hpstage.cluster.lifetime import die_with
+
 _RETIRING = 10.0
 """Seconds that the scheduler is given to answer; it may be gone, too."""
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends. Only Linux does; elsewhere nothing is changed."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is None:
-        return
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the supervisor has ended meanwhile")
 
 
 async def dask_setup(worker: Worker) -> None:

@@ -1,42 +1,51 @@
-"""The worker's side: a plugin that holds the trainable, and the task that trains a chain on it."""
+"""The worker's side: a plugin that gives a run a training process on the worker, and the tasks that make it train.
+
+All of it is on the worker's event loop, and none of it waits there: what trains is in the other process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import pickle
 import platform
 import socket
-import sys
-import threading
-import traceback
+import time
+from collections import defaultdict
+from weakref import WeakKeyDictionary
 
-from distributed import Worker, WorkerPlugin
-from distributed.threadpoolexecutor import ThreadPoolExecutor
-from msgspec.structs import replace
+from distributed import Worker, WorkerPlugin, get_worker
+from msgspec.structs import asdict
 
-from hpstage.checkpoints import CheckpointStore, LiveCache
-from hpstage.cluster import memory
 from hpstage.cluster.messages import (
     Amend,
     Description,
+    Forget,
+    Load,
+    Loaded,
+    Order,
     Problem,
+    Stop,
+    Train,
+    TryOut,
     decode_chain,
     decode_orders,
+    decode_report,
     decode_values,
     encode,
     name_of,
 )
-from hpstage.environment import describe
+from hpstage.cluster.trainer import Trainer, TrainingProcessLost
 from hpstage.errors import ClusterError
-from hpstage.events import ChainId, WorkerId
-from hpstage.runner import ChainRunner, Control
-from hpstage.trainable import Trainable, as_trainable
+from hpstage.events import ChainEnded, ChainId, WorkerId
 
-# The default generators of random numbers belong to the process: two runs on one worker train by turns.
-_turn = threading.Lock()
-_sites: dict[str, Site] = {}
+logger = logging.getLogger("hpstage")
+
+_GRACE = 3.0
+"""Seconds that a training process is given to end its step and close; Dask's nanny kills a worker after four."""
+
+# The runs on a worker, which have one device and one core, train by turns.
+_turns: WeakKeyDictionary[Worker, asyncio.Lock] = WeakKeyDictionary()
 
 
 class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -47,37 +56,38 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
         trainable: what the user passed, cloudpickled.
         driver: the driver's host and process. Signals to its group (Ctrl-C on its terminal, ``timeout``) are for it
             alone, not for workers that it has started.
+        script: the driver's, for training processes of the workers that it has started.
     """
 
-    def __init__(self, run: str, trainable: bytes, *, driver: tuple[str, int]) -> None:
+    def __init__(self, run: str, trainable: bytes, *, driver: tuple[str, int], script: dict[str, str]) -> None:
         self._driver = driver
+        self._script = script
         self.name = name_of(run)
-        self._run = run
         self._trainable = trainable
+        self.site: Site | None = None
 
     async def setup(self, worker: Worker) -> None:
-        """Unpack the trainable, then tell the driver that this worker is ready, or why it is not.
+        """Have a process unpack the trainable, then tell the driver that this worker is ready, or why it is not.
 
         A failure is told, not raised: a worker that joins while its plugin raises would not start.
         """
+        script: dict[str, str] = {}
         if self._driver == (socket.gethostname(), os.getppid()):
+            script = self._script
             if os.getpgid(0) == os.getpgid(os.getppid()):
                 os.setpgid(0, 0)
             logging.getLogger("distributed.worker.state_machine").addFilter(_is_news)
-        site = _sites[self._run] = Site(self._run, worker)
-        await asyncio.wrap_future(site.executor.submit(site.load, self._trainable))
-        worker.log_event(self.name, {"ready": encode(site.description)})
+        self.site = Site(self.name, worker, Load(self._trainable, script))
+        await self.site.open()
 
-    def teardown(self, worker: Worker) -> None:
-        _sites.pop(self._run).close()
-        if not _sites:
-            memory.let_go()
+    async def teardown(self, worker: Worker) -> None:
+        if self.site is not None:
+            await self.site.close()
 
     def transition(self, key: str, start: str, finish: str, **_: object) -> None:
         # Nobody holds the future any more: the driver has closed, or is dead. Dask would let the task run on.
-        site = _sites.get(self._run)
-        if start == "executing" and finish in ("cancelled", "released") and site is not None:
-            site.abandon(key)
+        if start == "executing" and finish in ("cancelled", "released") and self.site is not None:
+            self.site.abandon(key)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -86,133 +96,207 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class Site:
-    """What one run has on one worker: trainable, live cache, the running chain and a thread to train in.
+    """What one run has on one worker: a process that trains, and the chain that it is given.
 
-    All of the user's code runs in that one thread, whatever the number of Dask's own: what torch and others keep
-    per thread is then the same for every chain.
+    Another process takes the place of one that has ended; to the driver that is a worker which has died and one which
+    joins. So each process is admitted by what it says of itself: it may have found other files.
     """
 
-    def __init__(self, run: str, worker: Worker) -> None:
-        self.description = Description(worker=worker.address, host=socket.gethostname(), pid=os.getpid())
+    def __init__(self, name: str, worker: Worker, load: Load) -> None:
+        self.description: Description | None = None
+        self._name = name
         self._worker = worker
-        self._name = name_of(run)
-        memory.hold()  # before the thread is made and picks an arena
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix=self._name)
-        worker.executors[self._name] = self.executor
-        worker.handlers[self._name] = self.control
-        self._trainable: Trainable | None = None
-        self._checkpoints = b""
-        self._runner: ChainRunner | None = None
-        self._lock = threading.Lock()
-        self._controls: dict[ChainId, Control] = {}
-        self._chains: dict[str, ChainId] = {}
+        self._load = load
+        self._trainer: Trainer | None = None
+        self._settled = asyncio.Event()  # unset while a process is being brought up
+        self._keeper: asyncio.Task[None] | None = None
+        self._closed = False
+        self._running: tuple[str, ChainId] | None = None  # the task's key and the chain that the process has now
+        self._early: defaultdict[ChainId, list[Order]] = defaultdict(list)  # orders that came before their chain
         self._abandoned: set[str] = set()
+        worker.handlers[name] = self.control
 
-    def load(self, trainable: bytes) -> None:
-        """Unpack the trainable and describe this process as it would train; told in ``description``."""
-        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ[variable] = "1"  # read by libraries that are imported from here on
+    async def open(self) -> None:
+        """Returns when the driver has been told that a process is ready, or why none is."""
         try:
-            self._trainable = as_trainable(pickle.loads(trainable))  # noqa: S301  # the user's own code, by design
-            torch = sys.modules.get("torch")
-            self.description = replace(
-                self.description,
-                cuda=torch is not None and torch.cuda.is_available(),
-                environment=describe(self._trainable),
-            )
-        except Exception as error:
-            problem = Problem(
-                kind="import" if isinstance(error, ImportError) else "trainable",
-                summary=traceback.format_exception_only(error)[-1].strip(),
-                traceback="".join(traceback.format_exception(error)),
-            )
-            self.description = replace(self.description, problem=problem)
+            await self._bring_up()
+        finally:
+            self._settled.set()
+        self._keeper = asyncio.create_task(self._keep())
 
-    def try_out(self, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:
+    async def _bring_up(self) -> None:
+        loaded = await self._start()
+        if self._closed:
+            return
+        before = self.description
+        self.description = Description(
+            worker=self._worker.address, host=socket.gethostname(), pid=os.getpid(), **asdict(loaded)
+        )
+        if loaded.problem is not None or (before is not None and before.environment != loaded.environment):
+            # The driver refuses it; should it never hear of that, nothing is trained all the same.
+            trainer, self._trainer = self._trainer, None
+            if trainer is not None:
+                await trainer.finish(_GRACE)
+        self._worker.log_event(self._name, {"ready": encode(self.description)})
+
+    async def _start(self) -> Loaded:
+        """Start a process and have it unpack the trainable."""
+        try:
+            trainer = await Trainer.start(self._worker.address)
+        except OSError as error:
+            return _unable(f"no training process can be started ({error})")
+        if self._closed:
+            await trainer.finish(_GRACE)
+            return _unable("the run is over")
+        self._trainer = trainer
+        trainer.send(self._load)
+        try:
+            loaded: Loaded = await trainer.answer(Loaded)
+        except TrainingProcessLost as error:
+            return _unable(f"the training process {error} while it was set up")
+        return loaded
+
+    async def _keep(self) -> None:
+        """Have another process whenever one has ended."""
+        while self._trainer is not None:
+            trainer = self._trainer
+            await trainer.ended()
+            if self._closed:
+                return
+            await self._lose(trainer)
+            try:
+                await self._bring_up()
+            finally:
+                self._settled.set()
+
+    async def _lose(self, trainer: Trainer) -> None:
+        """Tell the driver, once, that a process has ended."""
+        if self._trainer is not trainer or self._closed:
+            return
+        self._trainer = None
+        self._settled.clear()
+        message = f"its training process {await trainer.ended()}"
+        logger.warning("worker %s: %s", self._worker.address, message)
+        self._worker.log_event(self._name, {"lost": self._worker.address, "message": message})
+
+    async def _ready(self) -> Trainer:
+        await self._settled.wait()
+        if self._trainer is None or self._closed:
+            raise TrainingProcessLost("could not be started again")
+        return self._trainer
+
+    async def try_out(self, key: str, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:
         self._worker.log_event(self._name, {"trying": True})
-        with _turn:
-            return self._runner_for(checkpoints).try_out(decode_values(initial))
-
-    def train(self, key: str, encoded: bytes, checkpoints: bytes) -> list[bytes]:
-        chain = decode_chain(encoded)
-        with self._lock:
-            # Orders may have come before their chain; those for other chains are late and of no use.
-            control = self._controls.get(chain.id) or Control()
-            self._controls = {chain.id: control}
-            self._chains = {key: chain.id}
+        async with self._turn():
             if key in self._abandoned:
-                control.stop()
+                return None
+            try:
+                trainer = await self._ready()
+                trainer.send(TryOut(decode_values(initial), checkpoints))
+                metrics: dict[str, float] | None = await trainer.answer(dict[str, float] | None)
+                return metrics
+            except TrainingProcessLost:
+                return None  # the driver hears why from whoever keeps the process
+            finally:
+                self._abandoned.discard(key)
+
+    async def train(self, key: str, encoded: bytes, checkpoints: bytes) -> list[bytes]:
+        chain = decode_chain(encoded)
         reports: list[bytes] = []
-        with _turn:
-            for report in self._runner_for(checkpoints).run(chain, control):
-                if report is None:
-                    continue  # nobody pauses a chain here
-                told = encode(report)
-                # At once over the feed, which may lose; together in the result, which may not.
-                self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": told})
-                reports.append(told)
-        if key in self._abandoned:
-            self._abandoned.discard(key)
-            self._runner = None  # nobody knows whether there will be another chain: free the states in memory
+
+        def tell(report: bytes) -> None:
+            # At once over the feed, which may lose; together in the result, which may not.
+            self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
+            reports.append(report)
+
+        async with self._turn():
+            trainer = None
+            try:
+                trainer = await self._ready()
+                self._begin(trainer, key, Train(chain, checkpoints))
+                await trainer.answer(type(None), tell)
+            except TrainingProcessLost as error:
+                if trainer is not None:
+                    await self._lose(trainer)  # before the result: the driver counts one loss, that of the worker
+                if not reports or not isinstance(decode_report(reports[-1]), ChainEnded):
+                    worker = WorkerId(self._worker.address)
+                    message = f"the training process {error}"
+                    reports.append(encode(ChainEnded(chain.id, worker, "lost", time.time(), message=message)))
+            finally:
+                self._running = None
+            if key in self._abandoned:
+                self._abandoned.discard(key)
+                if trainer is not None:
+                    trainer.send(Forget())  # nobody knows whether there will be another chain
         return reports
 
-    def _runner_for(self, checkpoints: bytes) -> ChainRunner:
-        if self._runner is None or checkpoints != self._checkpoints:
-            assert self._trainable is not None, "a worker with a problem is given no chains"
-            store: CheckpointStore = pickle.loads(checkpoints)  # noqa: S301  # the store, sent by the driver
-            self._checkpoints = checkpoints
-            self._runner = ChainRunner(self._trainable, store, LiveCache(), worker=WorkerId(self.description.worker))
-        return self._runner
+    def _begin(self, trainer: Trainer, key: str, request: Train) -> None:
+        chain = request.chain.id
+        self._running = key, chain
+        trainer.send(request)
+        for order in self._early.pop(chain, ()):
+            trainer.send(order)
+        self._early.clear()  # those for other chains are late and of no use
+        if key in self._abandoned:
+            trainer.send(Stop(chain, keep=False))
+
+    def _turn(self) -> asyncio.Lock:
+        return _turns.setdefault(self._worker, asyncio.Lock())
 
     def control(self, orders: bytes) -> None:
-        """Handler of Dask messages: orders for chains that run or are about to."""
+        """Handler of Dask messages: orders for the chain that runs or is about to."""
         for order in decode_orders(orders):
             chain = order.amendment.chain if isinstance(order, Amend) else order.chain
-            with self._lock:
-                control = self._controls.setdefault(chain, Control())
-            if isinstance(order, Amend):
-                control.amend(order.amendment)
+            if self._running is not None and self._running[1] == chain and self._trainer is not None:
+                self._trainer.send(order)
             else:
-                control.stop(keep=order.keep)
+                self._early[chain].append(order)
 
     def abandon(self, key: str) -> None:
-        with self._lock:
-            if key.startswith(self._name):
-                self._abandoned.add(key)
-            if key in self._chains:
-                self._controls[self._chains[key]].stop()
+        if not key.startswith(self._name):
+            return
+        self._abandoned.add(key)
+        if self._running is not None and self._running[0] == key and self._trainer is not None:
+            self._trainer.send(Stop(self._running[1], keep=False))
 
-    def close(self) -> None:
-        """Stop what runs and forget everything."""
-        with self._lock:
-            for control in self._controls.values():
-                control.stop()
+    async def close(self) -> None:
+        """Stop what runs and end the process."""
+        self._closed = True
         self._worker.handlers.pop(self._name, None)
-        self._worker.executors.pop(self._name, None)
-        close = getattr(self._trainable, "close", None)
-        if close is not None:
-            self.executor.submit(close)
-        self.executor.shutdown(wait=False)
+        trainer = self._trainer
+        if trainer is not None:
+            if self._running is not None:
+                trainer.send(Stop(self._running[1], keep=False))
+            await trainer.finish(_GRACE)
+        if self._keeper is not None:
+            await self._keeper
 
 
-def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes) -> list[bytes]:
+def _unable(summary: str) -> Loaded:
+    return Loaded(problem=Problem(kind="trainable", summary=summary, traceback=""))
+
+
+async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes) -> list[bytes]:
     """The Dask task: train a chain and return all its reports, encoded."""
-    return _site(run).train(key, chain, checkpoints)
+    return await _site(run).train(key, chain, checkpoints)
 
 
-def try_out(run: str, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:
+async def try_out(run: str, key: str, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:
     """The Dask task: set up and evaluate untrained."""
-    return _site(run).try_out(initial, checkpoints)
+    return await _site(run).try_out(key, initial, checkpoints)
 
 
 def _site(run: str) -> Site:
-    site = _sites.get(run)
-    if site is None:
+    plugin = get_worker().plugins.get(name_of(run))
+    if plugin is None or plugin.site is None:
         raise ClusterError(f"run {run} is over, or its trainable never reached {platform.node()}")
+    site: Site = plugin.site
     return site
 
 
-def described(run: str) -> bytes | None:
+def described(run: str, dask_worker: Worker) -> bytes | None:
     """What this worker says of itself, encoded; ``None`` if the plugin is not there yet."""
-    site = _sites.get(run)
-    return encode(site.description) if site is not None else None
+    plugin = dask_worker.plugins.get(name_of(run))
+    if plugin is None or plugin.site is None or plugin.site.description is None:
+        return None
+    return encode(plugin.site.description)

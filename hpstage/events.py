@@ -223,12 +223,14 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
     """The worker is gone; a chain that ran on it is lost.
 
     ``died``: its process ended or fell silent, for which the chain may be to blame. ``closed``: it was retired, scaled
-    down, restarted or told to end. ``unreachable``: it was lost together with the scheduler.
+    down, restarted or told to end. ``unreachable``: it was lost together with the scheduler. ``message``: how its
+    process ended, if that is known.
     """
 
     worker: WorkerId
     at: float
     reason: Literal["died", "closed", "unreachable"] = "died"
+    message: str = ""
 
 
 Report = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded | WorkerJoined | WorkerLeft
@@ -332,7 +334,7 @@ class StageFailed(msgspec.Struct, frozen=True, tag=True):
 
 class ChainLost(msgspec.Struct, frozen=True, tag=True):
     """Training after the last boundary that was thrown away. ``outcome``: as of the chain's end (:class:`ChainEnded`),
-    or how its worker left (:class:`WorkerLeft`)."""
+    or how its worker left (:class:`WorkerLeft`), with the ``message`` of either."""
 
     node: NodeId
     step: int
@@ -341,6 +343,7 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
     outcome: str
     seconds: float
     steps: int
+    message: str = ""
 
 
 class DriverJoined(msgspec.Struct, frozen=True, tag=True):

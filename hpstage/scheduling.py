@@ -191,7 +191,7 @@ class Scheduler:
             case WorkerLeft():
                 gone = self._workers.pop(report.worker, None)
                 if gone is not None and gone.chain is not None:
-                    self._lose(gone.chain, report.at, decision, report.reason)
+                    self._lose(gone.chain, report.at, decision, report.reason, report.message)
         return decision
 
     def tick(self, now: float) -> None:
@@ -366,7 +366,7 @@ class Scheduler:
         if chain is None:
             return
         if report.outcome == "lost":
-            self._lose(chain, report.at, decision, "lost")
+            self._lose(chain, report.at, decision, "lost", report.message)
             return
         node = self._plan.nodes[report.node] if report.node is not None else chain.line_at(chain.at).node
         if report.wasted_steps or report.wasted_seconds:
@@ -420,13 +420,22 @@ class Scheduler:
         self._retire(chain)
         self._learn(ChainClosed(chain.id, at), decision)
 
-    def _lose(self, chain: RunningChain, at: float, decision: Decision, how: str) -> None:
+    def _lose(self, chain: RunningChain, at: float, decision: Decision, how: str, message: str) -> None:
         """The worker vanished under the chain. What lies behind the last boundary is trained again."""
         step = chain.kept
         node = chain.line_at(min(step + 1, chain.legs[-1].stop)).node  # that is to be trained from there
         self._close(chain, at, decision)
         seconds = max(0.0, at - chain.since)
-        lost = ChainLost(node=node.id, step=step, worker=chain.worker, at=at, outcome=how, seconds=seconds, steps=0)
+        lost = ChainLost(
+            node=node.id,
+            step=step,
+            worker=chain.worker,
+            at=at,
+            outcome=how,
+            seconds=seconds,
+            steps=0,
+            message=message,
+        )
         self._learn(lost, decision)
         losses = self._plan.losses.get(StateRef(node.id, step), [])
         if len(losses) >= self._max_losses:

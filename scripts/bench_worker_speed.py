@@ -1,4 +1,4 @@
-"""How fast training steps run in Dask workers, next to the same steps in plain processes.
+"""How fast training steps run in hpstage's training processes, in Dask's own workers, and in plain processes.
 
 All variants live side by side; in each round every variant trains one block of steps, alone, in a shuffled order.
 A ratio compares a variant with ``plain`` within the same round, so that other load on the machine cancels out.
@@ -16,27 +16,39 @@ import platform
 import random
 import resource
 import statistics
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-import dask.config
 from distributed import Client, LocalCluster
 
-from hpstage.cluster import local_cluster, memory
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cluster import DaskExecutor, local_cluster, memory
+from hpstage.events import (
+    Boundary,
+    BoundaryReached,
+    Chain,
+    ChainEnded,
+    ChainId,
+    NodeId,
+    Stage,
+    StateKey,
+    WorkerId,
+    WorkerJoined,
+    to_numbers,
+)
+from hpstage.schedule import Constant, Scalar
 
 Block = dict[str, float]
 """Per step of a block: ``wall_ms``, ``cpu_ms`` (of this thread), ``process_ms`` (of all threads), page ``faults``."""
 
 MODELS = {"digits": (16, 8, 300), "wide": (64, 24, 4)}
 """Channels, height and width of the images, steps per block."""
-
-PROFILER_OFF = {"distributed.worker.profile.enabled": False}
-QUIET = {**PROFILER_OFF, "distributed.admin.system-monitor.interval": "5s", "distributed.admin.tick.interval": "500ms"}
 
 _steps: dict[str, Callable[[], None]] = {}  # of this process
 
@@ -75,12 +87,10 @@ def make_step(channels: int, size: int) -> Callable[[], None]:
     return step
 
 
-def train_block(model: str, prepare: Callable[[], None] | None = None) -> Block:
+def train_block(model: str) -> Block:
     """Train one block in this thread and say what a step of it cost."""
     channels, size, steps = MODELS[model]
     if model not in _steps:
-        if prepare is not None:
-            prepare()
         _steps[model] = make_step(channels, size)
         for _ in range(max(3, steps // 10)):
             _steps[model]()
@@ -95,10 +105,6 @@ def train_block(model: str, prepare: Callable[[], None] | None = None) -> Block:
         "process_ms": 1e3 * (time.process_time() - process) / steps,
         "faults": (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) / steps,
     }
-
-
-def switch_fast() -> None:
-    sys.setswitchinterval(0.0005)
 
 
 class Variant(Protocol):
@@ -144,56 +150,96 @@ class Plain:
 
 
 class Dask:
-    """One task on each worker of a cluster; ``prepare`` is called once in each."""
+    """One task on each worker of a cluster."""
 
-    def __init__(
-        self, stack: ExitStack, model: str, cluster: LocalCluster, prepare: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, stack: ExitStack, model: str, cluster: LocalCluster) -> None:
         stack.enter_context(cluster)
         self._client = stack.enter_context(Client(cluster, set_as_default=False))
         self._addresses = list(self._client.scheduler_info(n_workers=-1)["workers"])
-        self._arguments = model, prepare
+        self._model = model
 
     def run(self) -> list[Block]:
         futures = [
-            self._client.submit(train_block, *self._arguments, workers=[address], pure=False)
-            for address in self._addresses
+            self._client.submit(train_block, self._model, workers=[address], pure=False) for address in self._addresses
         ]
         blocks: list[Block] = self._client.gather(futures)
         return blocks
 
 
-def stock(workers: int, environment: dict[str, str], config: dict[str, Any]) -> LocalCluster:
-    """A LocalCluster as anybody starts it, but for ``environment`` and ``config``."""
-    environ = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **environment}
-    with dask.config.set({**config, "distributed.nanny.pre-spawn-environ": environ}):
-        return LocalCluster(n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=":0")
+class Blocks:
+    """A trainable of which a step is a block, and what it cost the metrics."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.block: Block = {}
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        self.block = {}
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        self.block = train_block(self.model)
+
+    def evaluate(self) -> Block:
+        return self.block
+
+    def state_dict(self) -> object:
+        return {}
+
+    def load_state_dict(self, state: object) -> None:
+        pass
+
+
+class Hpstage:
+    """A chain of one step on each worker of a cluster, in the training processes of a DaskExecutor."""
+
+    def __init__(self, stack: ExitStack, model: str, cluster: LocalCluster) -> None:
+        stack.enter_context(cluster)
+        client = stack.enter_context(Client(cluster, set_as_default=False))
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        self._executor = DaskExecutor(client)
+        stack.callback(self._executor.close)
+        self._executor.open(Blocks(model), FolderCheckpoints(folder, "w"))
+        self._workers: list[WorkerId] = []
+        while len(self._workers) < len(cluster.workers):
+            self._workers += [report.worker for report in self._executor.wait(1.0) if isinstance(report, WorkerJoined)]
+        self._started = 0
+
+    def run(self) -> list[Block]:
+        node = NodeId(0)
+        boundary = Boundary(node, 1, StateKey("0" * 32), evaluate=True, keep=False)
+        for worker in self._workers:
+            self._started += 1
+            stages = (Stage(node, 0, 1, {"seed": Constant(0)}),)
+            chain = Chain(ChainId(str(self._started)), None, None, {"seed": 0}, stages, (boundary,))
+            self._executor.start(worker, chain)
+        blocks: list[Block] = []
+        left = len(self._workers)
+        while left:
+            for report in self._executor.wait(1.0):
+                if isinstance(report, BoundaryReached):
+                    assert report.metrics is not None, report.failure
+                    blocks.append(to_numbers(report.metrics))
+                left -= isinstance(report, ChainEnded)
+        return blocks
+
+
+def stock(workers: int) -> LocalCluster:
+    """A LocalCluster as anybody starts it."""
+    return LocalCluster(n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=":0")
 
 
 def variants(stack: ExitStack, model: str, workers: int) -> dict[str, Callable[[], Variant]]:
     def plain(*, in_thread: bool = False, environment: dict[str, str] = {}) -> Variant:  # noqa: B006  # only read
         return Plain(stack, model, workers, in_thread=in_thread, environment=environment)
 
-    def changed(
-        environment: dict[str, str] = {},  # noqa: B006  # only read
-        config: dict[str, Any] = {},  # noqa: B006  # only read
-        prepare: Callable[[], None] | None = None,
-    ) -> Variant:
-        return Dask(stack, model, stock(workers, environment, config), prepare)
-
-    trim = {name: memory.ENVIRONMENT[name] for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")}
     return {
         "plain": plain,
         "plain, other thread": lambda: plain(in_thread=True),
         "plain, Dask's trim threshold": lambda: plain(environment={"MALLOC_TRIM_THRESHOLD_": "65536"}),
-        "dask as is": changed,
-        "dask, no profiler": lambda: changed(config=PROFILER_OFF),
-        "dask, nothing periodic": lambda: changed(config=QUIET),
-        "dask, switch interval 0.5 ms": lambda: changed(prepare=switch_fast),
-        "dask, trim + top pad": lambda: changed(trim),
-        "dask, all malloc variables": lambda: changed(memory.ENVIRONMENT),
-        "dask, memory.hold()": lambda: changed(prepare=memory.hold),
-        "hpstage local_cluster": lambda: Dask(stack, model, local_cluster(workers, gpus=0)),
+        "plain, malloc variables": lambda: plain(environment=memory.ENVIRONMENT),
+        "a task of Dask": lambda: Dask(stack, model, stock(workers)),
+        "hpstage on a cluster of Dask": lambda: Hpstage(stack, model, stock(workers)),
+        "hpstage local_cluster": lambda: Hpstage(stack, model, local_cluster(workers, gpus=0)),
     }
 
 

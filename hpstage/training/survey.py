@@ -113,6 +113,8 @@ class Surveyor:
             if kind is None or (kind is CELL and path.rpartition(".")[2] in self._stateless):
                 continue
             skip = self._skips.get(path, frozenset())
+            if kind is CLASS:
+                skip |= self._stateless
             before = known.records.get(id(obj)) if known is not None else None
             if before is not None:
                 path, skip, content = before.path, before.skip, before.read()

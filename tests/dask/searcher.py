@@ -35,7 +35,7 @@ class SlowTape(Tape):
         self.folder = folder
 
     def setup(self, hp):
-        (Path(self.folder) / f"worker-{os.getpid()}").touch()
+        (Path(self.folder) / f"worker-{os.getppid()}").touch()  # the Dask worker, for which this process trains
         super().setup(hp)
 
     def train(self, step, hp):

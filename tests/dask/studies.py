@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.driver import read_facts
 from hpstage.events import ChainStarted, DriverJoined, Fact, StateReached
 from hpstage.executor import Executor
-from hpstage.store import Journal, MemoryJournal
+from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from tests.toys import Tape
 
 STEPS = 16
@@ -31,12 +33,12 @@ Trials = list[tuple[dict[str, Any], str, float | None, dict[int, float]]]
 
 
 class Steady(Tape):
-    """A Tape whose steps take a while, and that counts them in a file per process.
+    """A Tape whose steps take a while, and that counts them in a file per worker.
 
     Args:
-        folder: where each process writes a byte per step.
+        folder: where each worker writes a byte per step.
         seconds: of work per step, half of it on the processor.
-        fate: called once before some step after the first rung, in one of the processes: what happens to it.
+        fate: called once before some step after the first rung, on one of the workers: what happens to it.
     """
 
     def __init__(self, folder: Path | None, seconds: float = 0.0, fate: Callable[[], object] | None = None) -> None:
@@ -49,15 +51,20 @@ class Steady(Tape):
         if self.folder is not None:
             folder = Path(self.folder)
             if self.fate is not None and step > RUNG and first(folder / "fate"):
-                (folder / "victim").write_text(str(os.getpid()))
+                (folder / "victim").write_text(str(worker_of_this()))
                 self.fate()
             time.sleep(self.seconds / 2)
             began = time.perf_counter()
             while time.perf_counter() - began < self.seconds / 2:
                 pass
-            with open(folder / f"steps-{os.getpid()}", "a") as steps:
+            with open(folder / f"steps-{worker_of_this()}", "a") as steps:
                 steps.write(".")
         super().train(step, hp)
+
+
+def worker_of_this() -> int:
+    """The Dask worker's process for which this one trains; this one itself where it trains for nobody."""
+    return os.getppid() if "hpstage.cluster.training_process" in sys.modules else os.getpid()
 
 
 def first(path: Path) -> bool:
@@ -70,7 +77,7 @@ def first(path: Path) -> bool:
 
 
 def steps_by_process(folder: Path) -> dict[int, int]:
-    """Steps that each process has trained, those included that are in no journal."""
+    """Steps that each worker's process has had trained, those included that are in no journal."""
     return {int(path.name.partition("-")[2]): path.stat().st_size for path in folder.glob("steps-*")}
 
 
@@ -155,11 +162,25 @@ class Running:
             self._pool.shutdown(wait=False)
 
 
+def until_joined(plan: str, count: int) -> None:
+    """Returns when so many drivers have joined a plan."""
+    joined = 0
+    while joined < count:
+        time.sleep(0.05)
+        with closing(SQLiteJournal(Path(plan), read_only=True)) as journal:
+            joined = sum(isinstance(fact, DriverJoined) for fact in read_facts(journal))
+
+
 def main() -> None:
-    """``python -m tests.dask.studies ADDRESS FOLDER NAME SEED SECONDS``: a search in a process of its own."""
-    address, folder, name, seed, seconds = sys.argv[1:]
+    """``python -m tests.dask.studies ADDRESS FOLDER NAME SEED SECONDS [DRIVERS]``: a search in a process of its own.
+
+    One of its steps ends when so many drivers, itself included, have joined its plan.
+    """
+    address, folder, name, seed, seconds, *drivers = sys.argv[1:]
+    plan = Path(folder) / "plan"
+    together = partial(until_joined, str(plan / "plan.sqlite"), int(drivers[0]) if drivers else 1)
     with Client(address, set_as_default=False) as client:
-        result = search(Steady(Path(folder), float(seconds)), client, Path(folder) / "plan", name=name, seed=int(seed))
+        result = search(Steady(Path(folder), float(seconds), together), client, plan, name=name, seed=int(seed))
     (Path(folder) / f"{name}.txt").write_text(repr(trials(result.study)))
 
 

@@ -20,7 +20,6 @@ from tornado.iostream import StreamClosedError
 from typer.testing import CliRunner
 
 from hpstage.cli import app
-from hpstage.cluster import memory
 from hpstage.cluster.commands import _innermost
 from hpstage.cluster.devices import environment_of, first_devices
 from hpstage.cluster.settings import scheduler_environment, worker_environment
@@ -65,9 +64,6 @@ def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_o
         assert [worker["nthreads"] for worker in known] == [1, 1]
         assert [worker["resources"] for worker in known] == [{"memory": 3.0}] * 2
         assert set(client.run(lambda dask_worker: dask_worker.memory_manager.memory_limit).values()) == {None}
-        for name, value in memory.ENVIRONMENT.items():
-            assert set(client.run(os.getenv, name).values()) == {value}
-        assert set(client.run(os.getenv, "OMP_NUM_THREADS").values()) == {"1"}
         assert set(client.run(dask.config.get, "distributed.worker.profile.enabled").values()) == {False}
         assert set(client.run(dask.config.get, "distributed.comm.timeouts.tcp").values()) == {"30s"}
         assert client.run_on_scheduler(dask.config.get, "distributed.scheduler.worker-ttl") == "60s"
@@ -205,11 +201,9 @@ def test_variables_that_are_set_are_left_as_they_are() -> None:
     ttl = "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL"
     assert scheduler_environment({})[ttl] == "60s"
     assert scheduler_environment({ttl: "5s", "HOME": "/h"})[ttl] == "5s"
-    assert worker_environment({"OMP_NUM_THREADS": "4", "HOME": "/h"}).items() >= {
-        ("OMP_NUM_THREADS", "4"),
-        ("HOME", "/h"),
-        *memory.ENVIRONMENT.items(),
-    }
+    profile = "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"
+    assert worker_environment({})[profile] == "False"
+    assert worker_environment({profile: "True", "HOME": "/h"}).items() >= {(profile, "True"), ("HOME", "/h")}
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,8 @@ from tests.dask.processes import ROOT
 from tests.dask.toys import Counter, chain, ended, outcome, workers
 
 
-def test_workers_keep_freed_memory_and_are_not_profiled(client: Client) -> None:
-    for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"):
-        assert all(int(value) >= 2**28 for value in client.run(os.getenv, variable).values())
+def test_workers_are_not_profiled(client: Client) -> None:
     assert set(client.run(dask.config.get, "distributed.worker.profile.enabled").values()) == {False}
-    assert set(client.run(os.getenv, "OMP_NUM_THREADS").values()) == {"1"}
 
 
 def test_no_gpus_means_that_workers_see_none(client: Client) -> None:
@@ -39,6 +36,38 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(launch, "visible_devices", lambda: ["0"])
     with pytest.raises(ClusterError, match="2 GPUs were asked for, but torch finds 1"):
         local_cluster(gpus=2)
+
+
+WHERE = """
+import os
+import sys
+from pathlib import Path
+
+Path("imported-by").open("a").write(f"{os.getpid()} {os.getppid()}\\n")
+
+import optuna
+import hpstage
+from hpstage.cluster import DaskExecutor
+from tests.toys import Tape
+
+class Told(Tape):
+    def evaluate(self):
+        return {"score": float(os.getpid())}
+
+if __name__ == "__main__":
+    result = hpstage.optimize(
+        optuna.create_study(), Told(), lambda trial: {"a": trial.suggest_int("a", 1, 2)},
+        metric="score", steps=2, n_trials=2, executor=DaskExecutor(n_workers=1, gpus=0),
+    )
+    print(os.getpid(), int(result.best_value))
+"""
+
+
+def test_a_script_is_imported_where_it_trains_and_by_no_worker_in_between(tmp_path: Path) -> None:
+    done = ran(tmp_path, WHERE)
+    driver, trained = done.stdout.split()
+    imported = [line.split()[0] for line in (tmp_path / "imported-by").read_text().splitlines()]
+    assert imported == [driver, trained], done.stderr
 
 
 SEARCH = """
@@ -78,20 +107,17 @@ def test_a_script_without_a_main_guard_is_told_so_before_a_worker_starts(tmp_pat
     last = done.stderr.splitlines()[-1]
     line = len(SEARCH.splitlines()) + 2
     assert last.startswith(
-        f"hpstage.errors.UsageError: worker processes import your script, and so would come to line {line}"
+        f"hpstage.errors.UsageError: training processes import your script, and so would come to line {line}"
     )
     assert last.endswith('put what starts it under `if __name__ == "__main__":`')
     assert not (tmp_path / ".hpstage").exists()
 
 
-def test_a_guard_that_guards_nothing_is_found_out_by_the_first_worker(tmp_path: Path) -> None:
+def test_a_guard_that_guards_nothing_is_found_out_by_the_first_training_process(tmp_path: Path) -> None:
     done = ran(tmp_path, f"{SEARCH}\nif optuna is not None:\n    search()\n")
     assert done.returncode == 1
-    assert done.stderr.count("Traceback") == 1
-    assert done.stderr.startswith(
-        "hpstage: a worker process has come to the start of the search; put what starts it under"
-    )
-    assert "ClusterError: the local workers did not start" in done.stderr.splitlines()[-1]
+    assert "UsageError: the trainable cannot be set up on worker" in done.stderr
+    assert "a training process has come to the start of the search; put what starts it under" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -106,11 +132,8 @@ def test_a_guard_that_guards_nothing_is_found_out_by_the_first_worker(tmp_path: 
     ],
 )
 def test_a_guard_of_any_kind_is_one(start: str, tmp_path: Path) -> None:
-    # A worker that leaves while it imports the script does not start, whoever is right: what is not refused is run.
     done = ran(tmp_path, f"{SEARCH}\n{start}")
-    assert "UsageError" not in done.stderr
-    if "!=" not in start:
-        assert done.stdout == "found\n", done.stderr
+    assert done.stdout == "found\n", done.stderr
 
 
 def test_an_executor_without_a_client_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:

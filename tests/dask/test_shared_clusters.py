@@ -56,11 +56,13 @@ def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: 
     assert sum(steps_by_process(tmp_path).values()) == unique
 
 
-def drive(cluster: Processes, folder: Path, name: str, seed: int, seconds: float = 0.01) -> subprocess.Popen[bytes]:
+def drive(
+    cluster: Processes, folder: Path, name: str, seed: int, seconds: float = 0.01, drivers: int = 1
+) -> subprocess.Popen[bytes]:
+    """Search in a process of its own; one step of it waits until so many ``drivers`` have joined the plan."""
     folder.mkdir(exist_ok=True)
-    return cluster.start(
-        sys.executable, "-m", "tests.dask.studies", cluster.address, str(folder), name, str(seed), str(seconds)
-    )
+    words = [cluster.address, str(folder), name, str(seed), str(seconds), str(drivers)]
+    return cluster.start(sys.executable, "-m", "tests.dask.studies", *words)
 
 
 def found(folder: Path, name: str) -> Trials:
@@ -73,9 +75,10 @@ def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(tmp_path: Path
         cluster.scheduler()
         cluster.worker()
         cluster.worker()
-        drivers = [drive(cluster, tmp_path / "both", "one", 7), drive(cluster, tmp_path / "both", "two", 8)]
+        names = {"one": 7, "two": 8}
+        drivers = [drive(cluster, tmp_path / "both", name, seed, drivers=2) for name, seed in names.items()]
         for driver in drivers:
-            assert driver.wait(60) == 0, cluster.logs()
+            assert driver.wait(90) == 0, cluster.logs()
     for name, values in expected.items():
         assert found(tmp_path / "both", name) == values
     facts = written(tmp_path / "both")

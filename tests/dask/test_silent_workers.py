@@ -31,6 +31,8 @@ def expected() -> tuple[Trials, int]:
 
 
 def freeze() -> None:
+    """The worker and the process that trains for it, as a host that stands still does."""
+    os.kill(os.getppid(), signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -60,7 +62,7 @@ def test_a_frozen_worker_is_replaced_and_a_thawed_one_does_no_harm_and_ends(
             trained = steps_by_process(tmp_path)[victim]
             until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 1, "it is dropped")
             assert not study.over
-            os.kill(victim, signal.SIGCONT)
+            os.killpg(victim, signal.SIGCONT)
             check(study, expected, tmp_path)
             [process] = [process for process in processes if process.pid == victim]
             until(lambda: process.poll() is not None, "the process that was dropped ends")

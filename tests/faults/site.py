@@ -55,12 +55,17 @@ class Process:
         self.popen.wait()
 
     def freeze(self) -> None:
-        self.signal(signal.SIGSTOP)
+        self._signal_all(signal.SIGSTOP)
         self.frozen = True
 
     def thaw(self) -> None:
         self.frozen = False
-        self.signal(signal.SIGCONT)
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: int) -> None:
+        """What it has started is frozen with it, as by a host that stands still."""
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, number)
 
     def tail(self, characters: int = 4000) -> str:
         return self.log.read_text(errors="replace")[-characters:]

@@ -26,7 +26,7 @@ _ROUNDS = 300
 class Grind(Tape):
     """A Tape whose steps are work, and which writes down in a file of its process each state that it has trained.
 
-    Where the value ``poison`` is 1, the worker dies in step ``deadly``, each time. Drivers of one plan must agree in
+    Where the value ``poison`` is 1, the process dies in step ``deadly``, each time. Drivers of one plan must agree in
     all three: attributes count in a workload's identity.
     """
 

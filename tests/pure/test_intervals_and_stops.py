@@ -210,6 +210,8 @@ def test_a_stop_at_any_moment_is_heard_within_one_step_and_nothing_is_trained_ag
 class Counted(Tape):
     """Wakes the executor at given counts of steps; all copies count together."""
 
+    stateless = ("_executor", "_moments", "_count")
+
     def __init__(self, executor: hpstage.InlineExecutor, moments: list[int]) -> None:
         super().__init__()
         self._executor, self._moments, self._count = executor, moments, Counter[str]()

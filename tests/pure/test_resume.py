@@ -50,6 +50,7 @@ class Fuse:
 class Fused(Tape):
     """A Tape whose training touches a fuse, which is no part of what it is."""
 
+    stateless = ("fuse",)
     fuse = Fuse()
 
     def train(self, step, hp):

@@ -1,0 +1,203 @@
+"""The process in which a run trains on one worker: it holds the trainable, and nothing else lives in it.
+
+Whatever the Dask worker does (its event loop draws random numbers and holds Python's lock, other runs describe their
+workloads), it does in another process. Chains run in the main thread. One more thread listens, and does nothing that
+a training step could notice: it decodes messages and passes them on, runs none of the user's code, draws no number.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from queue import SimpleQueue
+
+# Here before any step is: one that imports it would draw numbers from it that were not keyed before the step.
+import numpy as np  # noqa: F401
+
+from hpstage.checkpoints import CheckpointStore, LiveCache
+from hpstage.cluster.lifetime import die_with
+from hpstage.cluster.messages import (
+    SIZE,
+    Amend,
+    Done,
+    Finish,
+    Forget,
+    Load,
+    Loaded,
+    Problem,
+    Raised,
+    Reply,
+    Request,
+    Stop,
+    Told,
+    Train,
+    TryOut,
+    decode_request,
+    encode,
+    framed,
+)
+from hpstage.cluster.script import import_script
+from hpstage.environment import describe
+from hpstage.events import ChainId, WorkerId
+from hpstage.runner import ChainRunner, Control
+from hpstage.trainable import Trainable, as_trainable
+
+_ORPHANED = 1
+"""Exit status when the worker is gone. Nobody is there to read it."""
+
+
+def main(channel: int, parent: int, worker: str) -> None:
+    """Do what the Dask worker asks for, until it asks to finish or is gone.
+
+    Args:
+        channel: file descriptor of this process's end of a socket.
+        parent: the worker's process.
+        worker: its address, for reports.
+    """
+    die_with(parent)
+    faulthandler.enable()
+    _leave_signals_to_the_worker()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # seen, however this process ends
+    # Else processes that the user's code forks would hold the channel open when this one has ended.
+    os.register_at_fork(after_in_child=lambda: os.close(channel))
+    requests: SimpleQueue[tuple[Request, Control]] = SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, requests), name="hpstage-orders", daemon=True).start()
+    try:
+        _Training(WorkerId(worker), lambda reply: _write(channel, framed(reply))).serve(requests)
+    except BrokenPipeError:
+        os._exit(_ORPHANED)
+    except SystemExit as error:  # the user's code has said so. Its threads could keep the process from ending
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+
+
+def _leave_signals_to_the_worker() -> None:
+    """A Ctrl-C on the terminal and a SIGTERM to all processes of a job are for the worker, which ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # workers of local clusters block it
+    # Not SIG_IGN: the user's code may end its own processes so, and those that it starts would inherit that.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]]) -> None:
+    """Hand requests to the main thread and orders to the chain that they are for; ends the process with its worker."""
+    chain: ChainId | None = None
+    control = Control()
+    try:
+        while True:
+            match decode_request(_read(channel, int.from_bytes(_read(channel, SIZE), "big"))):
+                case Stop() as stop:
+                    if stop.chain == chain:
+                        control.stop(keep=stop.keep)
+                case Amend(amendment):
+                    if amendment.chain == chain:
+                        control.amend(amendment)
+                case Train() as request:
+                    chain, control = request.chain.id, Control()
+                    requests.put((request, control))
+                case request:
+                    requests.put((request, control))
+    except EOFError:
+        os._exit(_ORPHANED)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(_ORPHANED)  # deaf, it would train for ever
+
+
+class _Training:
+    """Carries out requests in the thread that calls :meth:`serve`, the main one."""
+
+    def __init__(self, worker: WorkerId, tell: Callable[[Reply], None]) -> None:
+        self._worker = worker
+        self._tell = tell
+        self._trainable: Trainable | None = None
+        self._checkpoints = b""
+        self._runner: ChainRunner | None = None
+
+    def serve(self, requests: SimpleQueue[tuple[Request, Control]]) -> None:
+        while True:
+            request, control = requests.get()
+            if isinstance(request, Finish):
+                close = getattr(self._trainable, "close", None)
+                if close is not None:
+                    close()
+                return
+            if isinstance(request, Forget):
+                self._runner = None
+                continue
+            try:
+                value = self._carry_out(request, control)
+            except BrokenPipeError:
+                raise  # the worker is gone
+            except Exception as error:
+                text = "".join(traceback.format_exception(error))
+                self._tell(Raised(type(error).__name__, str(error), text))
+            else:
+                self._tell(Done(value))
+
+    def _carry_out(self, request: Request, control: Control) -> object:
+        match request:
+            case Load():
+                return self._load(request)
+            case TryOut():
+                return self._runner_for(request.checkpoints).try_out(request.initial)
+            case Train():
+                for report in self._runner_for(request.checkpoints).run(request.chain, control):
+                    if report is not None:  # nobody pauses a chain here
+                        self._tell(Told(encode(report)))
+        return None
+
+    def _load(self, request: Load) -> Loaded:
+        """Unpack the trainable and describe this process as it would train."""
+        try:
+            import_script(request.script)
+            self._trainable = as_trainable(pickle.loads(request.trainable))  # noqa: S301  # the user's own, by design
+            environment = describe(self._trainable)
+        except (Exception, SystemExit) as error:
+            return Loaded(
+                problem=Problem(
+                    kind="import" if isinstance(error, ImportError) else "trainable",
+                    summary=traceback.format_exception_only(error)[-1].strip(),
+                    traceback="".join(traceback.format_exception(error)),
+                )
+            )
+        torch = sys.modules.get("torch")
+        return Loaded(cuda=torch is not None and torch.cuda.is_available(), environment=environment)
+
+    def _runner_for(self, checkpoints: bytes) -> ChainRunner:
+        if self._runner is None or checkpoints != self._checkpoints:
+            assert self._trainable is not None, "a worker with a problem is given no chains"
+            store: CheckpointStore = pickle.loads(checkpoints)  # noqa: S301  # the store, sent by the driver
+            self._checkpoints = checkpoints
+            self._runner = ChainRunner(self._trainable, store, LiveCache(), worker=self._worker)
+        return self._runner
+
+
+def _read(channel: int, count: int) -> bytes:
+    """So many bytes. Raises :class:`EOFError` if the other end is closed."""
+    parts = []
+    while count:
+        try:
+            part = os.read(channel, min(count, 1 << 20))
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _write(channel: int, text: bytes) -> None:
+    rest = memoryview(text)
+    while rest:
+        rest = rest[os.write(channel, rest) :]
