@@ -44,6 +44,7 @@ from hpstage.events import (
 from hpstage.node_tree import NodeTree
 from hpstage.nodes import Node, PlannedTrial, State, distinct
 from hpstage.open_chain import OpenChain
+from hpstage.store.cursor import Cursor
 
 FORMAT = 2
 """Version of the journal's events. A plan of another format is refused, never guessed at."""
@@ -69,7 +70,7 @@ class SearchPlan:
     def __init__(self, workload: StateKey, *, sharing: bool = True) -> None:
         self.workload = workload
         self.sharing = sharing
-        self.position = 0  # records of the journal that were folded
+        self.cursor = Cursor()  # behind the last record of the journal that was folded
         self._tree = NodeTree(workload, sharing=sharing)
         self.nodes = self._tree.nodes
         self.trials: dict[TrialId, PlannedTrial] = {}
@@ -85,6 +86,11 @@ class SearchPlan:
         self.milestones = self._tree.milestones
         self.partings = self._tree.partings
         self.searches: dict[str, SearchRecord] = {}  # the latest of each study
+
+    @property
+    def position(self) -> int:
+        """Records of the journal that were folded."""
+        return self.cursor.position
 
     # --- folding ------------------------------------------------------------------------------------------
 
@@ -176,6 +182,8 @@ class SearchPlan:
         start, step = fact.start, fact.step
         if not node.start <= start <= step or step <= node.start:
             raise InternalError(f"steps {start} to {step} do not lie on node {fact.node}")
+        if fact.kept is not None and fact.kept.key != (key := self.key(node, step)):
+            raise InternalError(f"step {step} of node {fact.node} is the state {key}, and was kept as {fact.kept.key}")
         state = self.touch(node, step)
         steps = step - start
         if self.losses:
