@@ -292,7 +292,8 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
 
 class DriverJoined(msgspec.Struct, frozen=True, tag=True):
     """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker; ``checkpoints`` names
-    the place where its states are kept."""
+    the place where its states are kept; ``start`` tells its process from later ones with its id, such as the first
+    process of a container that was started again."""
 
     driver: DriverId
     pool: str
@@ -300,6 +301,7 @@ class DriverJoined(msgspec.Struct, frozen=True, tag=True):
     pid: int
     at: float
     checkpoints: str = ""
+    start: str = ""
 
 
 class DriverLeft(msgspec.Struct, frozen=True, tag=True):
