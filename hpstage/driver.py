@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -55,7 +56,7 @@ def open_plan(
             holds something that is no fact or contradicts itself.
     """
     if len(journal) == 0:
-        created = PlanCreated(FORMAT, workload, dict(described))
+        created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex)
         journal.append([_encode(created)], expect=Cursor())  # whoever is first: the check below holds for both
     _check_header(journal.read(0, 1)[0], workload, described)
     plan = SearchPlan(workload, sharing=sharing)

@@ -221,11 +221,12 @@ Instruction = StartChain | AmendChain | StopChain
 
 
 class PlanCreated(msgspec.Struct, frozen=True, tag=True):
-    """First event of a journal: its format and the workload it belongs to."""
+    """First event of a journal: its format, the workload it belongs to, and what tells it from other plans of that."""
 
     format: int
     workload: StateKey
     described: dict[str, str]
+    id: str = ""
 
 
 class TrialAdded(msgspec.Struct, frozen=True, tag=True):

@@ -70,6 +70,8 @@ class SearchPlan:
     def __init__(self, workload: StateKey, *, sharing: bool = True) -> None:
         self.workload = workload
         self.sharing = sharing
+        self.id: str = workload
+        """Tells the plan from all others, of its workload as well: a study may be searched on several."""
         self.cursor = Cursor()  # behind the last record of the journal that was folded
         self._tree = NodeTree(workload, sharing=sharing)
         self.nodes = self._tree.nodes
@@ -102,6 +104,7 @@ class SearchPlan:
             raise UsageError(other_format(fact.format))
         if fact.workload != self.workload:
             raise InternalError("a journal of another workload was folded")
+        self.id = fact.id or fact.workload
 
     def _lose(self, fact: StateLost) -> None:
         self._node(fact.node)
@@ -396,12 +399,10 @@ class SearchPlan:
                     seconds_unique += fresh * cost
         return Merged(steps_asked, steps_unique, seconds_asked, seconds_unique)
 
-    def shared_seconds(self, trial: PlannedTrial) -> float:
-        """Estimated seconds of the steps that another trial had asked for before this one."""
-        return sum(
-            (stop - start - trial.fresh.get(node.id, 0)) * self.step_seconds(node)
-            for node, start, stop in trial.legs(trial.asked)
-        )
+    def shared_seconds(self, trial: PlannedTrial, until: int | None = None) -> float:
+        """Estimated seconds of the steps, up to ``until``, that another trial had asked for before this one."""
+        step = trial.asked if until is None else until
+        return sum(shared * self.step_seconds(node) for node, shared in trial.shared_until(step))
 
     def step_seconds(self, node: Node) -> float:
         """Seconds per step: the node's own where it ran, else its nearest measured ancestor's, else the average."""
