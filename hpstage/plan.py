@@ -39,6 +39,7 @@ from hpstage.events import (
     TrialEnded,
     TrialId,
     TrialProposed,
+    UserFailure,
     to_numbers,
 )
 from hpstage.node_tree import NodeTree
@@ -78,6 +79,9 @@ class SearchPlan:
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
         self.failures: list[StageFailed] = []
+        # Steps in which training raised, as long as a driver is on the plan: all that are there at one time agree that
+        # it does, and a call that comes after them tries again.
+        self.failed: dict[NodeId, tuple[int, UserFailure]] = {}
         self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
@@ -119,6 +123,9 @@ class SearchPlan:
         self.losses.pop(StateRef(fact.node, fact.step), None)
         for state in self.beyond(fact):
             state.waiting.clear()
+        if not fact.evaluating:
+            known = self.failed.get(fact.node)
+            self.failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
 
     def _waste(self, fact: ChainLost) -> None:
         self._node(fact.node)
@@ -147,6 +154,8 @@ class SearchPlan:
     def _leave(self, fact: DriverLeft) -> None:
         self.drivers.pop(fact.driver, None)
         self.forget(fact.driver)
+        if not self.drivers:
+            self.failed.clear()
 
     def _begin(self, fact: SearchStarted) -> None:
         before = replace(self.totals, sources=dict(self.totals.sources))
@@ -321,6 +330,16 @@ class SearchPlan:
                 if at > step:
                     below += [(child, child.start) for child in children.values()]
 
+    def failure_on(self, trial: TrialId, step: int) -> UserFailure | None:
+        """Why ``trial`` cannot be trained to ``step`` now."""
+        if not self.failed:
+            return None
+        for node, _, stop in self.trials[trial].legs(step):
+            failed = self.failed.get(node.id)
+            if failed is not None and stop > failed[0]:
+                return failed[1]
+        return None
+
     # --- asking -------------------------------------------------------------------------------------------
 
     def touch(self, node: Node, step: int) -> State:
@@ -346,7 +365,7 @@ class SearchPlan:
             The nodes of which it is the first to ask for a step, and up to where.
         """
         state = self.target(fact.trial, fact.step)
-        if state.metrics is None:
+        if state.metrics is None and self.failure_on(fact.trial, fact.step) is None:
             state.waiting[fact.trial] = fact.driver
             self._open.setdefault(fact.driver, {})[fact.trial, fact.step] = state
         planned, step = self.trials[fact.trial], fact.step
