@@ -7,7 +7,6 @@ for a trial of an earlier process).
 from __future__ import annotations
 
 import copy
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from optuna.samplers import BruteForceSampler, GridSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-# What names a study among those of its name.
-_IDENTITY = "hpstage:identity"
+from hpstage.optuna.identity import study_identity
+
 # A grid's own notes on a trial; and those on a trial that is none of its points.
 _OF_GRID = ("grid_id", "search_space")
 _NO_POINT: Mapping[str, Any] = {"grid_id": -1, "search_space": {}}
@@ -67,10 +66,7 @@ class Ledger:
 
     def identity(self) -> str:
         """A text that no other study has, whatever its name; given to the study when it is first asked for."""
-        storage, id = self.study._storage, self.study._study_id
-        if _IDENTITY not in storage.get_study_system_attrs(id):
-            storage.set_study_system_attr(id, _IDENTITY, uuid.uuid4().hex)
-        return str(storage.get_study_system_attrs(id)[_IDENTITY])
+        return study_identity(self.study._storage, self.study._study_id)
 
     def trials(self) -> list[FrozenTrial]:
         """All trials of the study, in the order of their numbers; not to be changed."""

@@ -69,6 +69,10 @@ class PatientStorage(BaseStorage):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 
+    def again(self, work: Callable[[BaseStorage], T]) -> T:
+        """What ``work`` does with the storage itself, and may do twice."""
+        return self._again(lambda: work(self._storage))
+
     # --- what is not the same when it is done twice -------------------------------------------------------
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
