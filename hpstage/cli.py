@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import traceback
 from importlib.metadata import version
 from typing import Annotated
 
@@ -17,6 +19,7 @@ from hpstage.commands.run import run
 from hpstage.commands.status import status
 from hpstage.commands.tree import tree
 from hpstage.errors import HpstageError
+from hpstage.redaction import redacted
 
 app = typer.Typer(
     name="hpstage",
@@ -53,10 +56,29 @@ app.command()(report)
 app.command()(export)
 
 
+# Of a command line that cannot be read: typer does not name it.
+_MISUSED = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
 def main() -> None:
-    """Run a command. What hpstage refuses is told in one line on stderr, with exit status 1."""
+    """Run a command. What hpstage refuses is told in one line on stderr, with exit status 1.
+
+    Nothing that is told on stderr holds a secret of a URL of the command line.
+    """
+    # As words of their own, and behind --option=.
+    urls = [word for argument in sys.argv[1:] for word in (argument, argument.partition("=")[2]) if ":" in word]
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except HpstageError as error:
-        typer.echo(f"hpstage: {error}", err=True)
-        sys.exit(1)
+        told, status = f"hpstage: {error}\n", 1
+    except typer.Abort:
+        told, status = "Aborted!\n", 1
+    except Exception as error:
+        if isinstance(error, _MISUSED):
+            page = io.StringIO()
+            error.show(file=page)  # type: ignore[attr-defined]
+            told, status = page.getvalue(), error.exit_code  # type: ignore[attr-defined]
+        else:
+            told, status = traceback.format_exc(), 1
+    typer.echo(redacted(told, *urls), err=True, nl=False)
+    sys.exit(status)

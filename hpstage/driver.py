@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -44,6 +45,7 @@ from hpstage.outlook import Outlook
 from hpstage.plan import FORMAT, SearchPlan, other_format
 from hpstage.presence import Presence
 from hpstage.scheduling import Answer, Scheduler
+from hpstage.store.cursor import Cursor
 from hpstage.store.journal import Journal
 
 logger = logging.getLogger("hpstage")
@@ -67,23 +69,36 @@ def open_plan(
             holds something that is no fact or contradicts itself.
     """
     if len(journal) == 0:
-        created = PlanCreated(FORMAT, workload, dict(described))
-        journal.append([_encode(created)], expect=0)  # whoever is first: the check below holds for both
+        created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex)
+        journal.append([_encode(created)], expect=Cursor())  # whoever is first: the check below holds for both
     _check_header(journal.read(0, 1)[0], workload, described)
     plan = SearchPlan(workload, sharing=sharing)
-    for position, fact in enumerate(read_facts(journal)):
-        try:
-            plan.apply(fact)
-            plan.position += 1
-        except InternalError as error:
-            raise contradiction(position, error) from error
+    fold_on(journal, plan, plan.apply)
     return plan
 
 
-def contradiction(position: int, error: InternalError) -> StoreError:
-    return StoreError(
-        f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose another store"
-    )
+def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], limit: int | None = None) -> int:
+    """Fold what a journal holds beyond what ``plan`` has folded, at most ``limit`` records; returns how many.
+
+    Args:
+        fold: takes a fact, the next one, to the plan.
+
+    Raises:
+        HistoryChanged: the journal does not hold what was folded before.
+        StoreError: it holds something that is no fact, or contradicts itself.
+    """
+    records = journal.read(plan.cursor, limit)
+    first = plan.cursor.position
+    for position, fact in enumerate(_facts(records, first), first):
+        try:
+            fold(fact)
+        except InternalError as error:
+            raise StoreError(
+                f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose "
+                f"another store"
+            ) from error
+    plan.cursor = plan.cursor.after(records)
+    return len(records)
 
 
 def open_existing_plan(journal: Journal) -> SearchPlan:
@@ -107,9 +122,12 @@ def shares(header: PlanCreated) -> bool:
     return header.described.get("sharing") != "off"
 
 
-def read_facts(journal: Journal, start: int = 0, limit: int | None = None) -> Iterator[Fact]:
-    """The facts of a journal from ``start`` on, in order. Raises :class:`StoreError` at a record that is none."""
-    records = journal.read(start, limit)
+def read_facts(journal: Journal) -> Iterator[Fact]:
+    """The facts of a journal, in order. Raises :class:`StoreError` at a record that is none."""
+    return _facts(journal.read(), 0)
+
+
+def _facts(records: Sequence[bytes], start: int) -> Iterator[Fact]:
     try:
         yield from map(_decoder.decode, records)
     except msgspec.MsgspecError:
@@ -428,17 +446,17 @@ class Driver:
         records = [_encode(fact) for fact in (*self._unwritten, *facts)]
         if records:
             fences = {} if self._presence is None else self._presence.fences
-            if self._journal.append(records, expect=self.plan.position, fences=fences) is None:
+            if self._journal.append(records, expect=self.plan.cursor, fences=fences) is None:
                 return False
-            self.plan.position += len(records)
+            self.plan.cursor = self.plan.cursor.after(records)
             self._unwritten.clear()
         return True
 
     def _catch_up(self) -> None:
         """Fold what other drivers have written."""
-        for record in self._journal.read(self.plan.position):
-            fact = _decode(record, self.plan.position)
-            if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver:
-                raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
-            self._answers += self.scheduler.learn(fact)
-            self.plan.position += 1
+        fold_on(self._journal, self.plan, self._learn)
+
+    def _learn(self, fact: Fact) -> None:
+        if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver:
+            raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
+        self._answers += self.scheduler.learn(fact)

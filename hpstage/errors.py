@@ -43,6 +43,10 @@ class LeaseLost(StoreError):
         return f"the leases {', '.join(map(repr, self.names))} are held no longer: another has taken the work over"
 
 
+class HistoryChanged(StoreError):
+    """A journal does not hold what was read from it: it lost records, and others may stand in their places."""
+
+
 class CheckpointError(HpstageError):
     """A checkpoint cannot be used. Recomputing the state from an ancestor is always a remedy."""
 

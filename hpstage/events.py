@@ -262,11 +262,12 @@ Instruction = StartChain | AmendChain | StopChain
 
 
 class PlanCreated(msgspec.Struct, frozen=True, tag=True):
-    """First event of a journal: its format and the workload it belongs to."""
+    """First event of a journal: its format, the workload it belongs to, and what tells it from other plans of that."""
 
     format: int
     workload: StateKey
     described: dict[str, str]
+    id: str = ""
 
 
 class TrialAdded(msgspec.Struct, frozen=True, tag=True):
@@ -348,7 +349,8 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
 
 class DriverJoined(msgspec.Struct, frozen=True, tag=True):
     """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker; ``checkpoints`` names
-    the place where its states are kept."""
+    the place where its states are kept; ``start`` tells its process from later ones with its id, such as the first
+    process of a container that was started again."""
 
     driver: DriverId
     pool: str
@@ -356,6 +358,7 @@ class DriverJoined(msgspec.Struct, frozen=True, tag=True):
     pid: int
     at: float
     checkpoints: str = ""
+    start: str = ""
 
 
 class DriverLeft(msgspec.Struct, frozen=True, tag=True):

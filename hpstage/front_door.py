@@ -17,7 +17,7 @@ from hpstage.algorithm import Algorithm, Setting
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, read_facts
-from hpstage.errors import LeaseLost, UsageError
+from hpstage.errors import HistoryChanged, LeaseLost, UsageError
 from hpstage.events import SearchStarted, Verify, WorkerId
 from hpstage.eviction import Eviction, budget_bytes
 from hpstage.executor import Executor
@@ -190,6 +190,7 @@ def optimize(
         began = time.monotonic()
         workers: list[WorkerId] = []
         while True:
+            driver: Driver | None = None
             joined = taking_part(
                 places.journal,
                 places.checkpoints,
@@ -217,6 +218,9 @@ def optimize(
                     "This process stood still, or was cut off from the store, for so long that others took its part "
                     "over. It joins them again and goes on where the search is now."
                 )
+            except HistoryChanged as error:
+                logger.warning("%s. This process begins again by itself.", error)
+            if driver is not None:
                 workers = driver.abandon()
         plan, name = driver.plan, session.name
         before, facts = plan.searches[name].before, tuple(read_facts(places.journal))

@@ -15,6 +15,7 @@ from hpstage.driver import open_existing_plan
 from hpstage.errors import StoreError, UsageError
 from hpstage.events import StateKey
 from hpstage.plan import SearchPlan
+from hpstage.redaction import shown
 from hpstage.store import Journal, SQLiteJournal
 
 DEFAULT_ROOT = ".hpstage"
@@ -136,7 +137,9 @@ def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only
     else:
         folder = _folder(store)
         if not (folder / _FILE).is_file():
-            raise StoreError(f"there is no plan in {folder}: give a folder that holds {_FILE}, or a Redis server's URL")
+            raise StoreError(
+                f"there is no plan in {shown(str(folder))}: give a folder that holds {_FILE}, or a Redis server's URL"
+            )
         journal = SQLiteJournal(folder / _FILE, read_only=read_only)
     closing.callback(journal.close)
     return journal
@@ -184,6 +187,10 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot make the folder {folder}: {error.strerror}; choose another with store=") from error
+        raise StoreError(
+            f"cannot make the folder {shown(str(folder))}: {error.strerror}; choose another with store="
+        ) from error
     if not os.access(folder, os.W_OK):
-        raise StoreError(f"the folder {folder} is not writable; choose another with store=, or mend its permissions")
+        raise StoreError(
+            f"the folder {shown(str(folder))} is not writable; choose another with store=, or mend its permissions"
+        )

@@ -126,6 +126,12 @@ class PlannedTrial:
         """Steps asked for that another trial had asked for before."""
         return self.asked - sum(self.fresh.values())
 
+    def shared_until(self, step: int) -> Iterator[tuple[Node, int]]:
+        """Steps up to ``step``, by node, that another trial had asked for before."""
+        for node, start, stop in self.legs(self.asked):
+            # Of a node, the steps that are fresh come last.
+            yield node, max(0, min(stop - self.fresh.get(node.id, 0), step) - start)
+
     def node_at(self, step: int) -> Node:
         """The node on whose line the state after ``step`` steps stands (1 <= step <= steps)."""
         return self.path[bisect_left(self.stops, step)]

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.driver import Driver, open_plan
-from hpstage.errors import LeaseLost, StoreError, UsageError
+from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.events import DriverId, DriverJoined, StateKey, Verify, WorkerId
 from hpstage.eviction import Eviction
 from hpstage.executor import Executor
@@ -50,6 +50,7 @@ def taking_part(
         UsageError: another process drives the study, or others on the plan keep their checkpoints elsewhere.
         LeaseLost: this process stood still for so long that others have taken it for dead. Nothing it wrote after that
             has counted, and it may join again.
+        HistoryChanged: the journal has lost records that this process has folded. It may join again, too.
     """
     plan = open_plan(journal, workload, described, sharing=sharing)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
@@ -78,8 +79,8 @@ def taking_part(
             _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
         try:
             yield driver
-        except LeaseLost:
-            raise  # it has left already, as the others see it
+        except (LeaseLost, HistoryChanged):
+            raise  # it has left already, as the others see it; or they may not know it any more
         except BaseException:
             hands.close()  # nothing runs here any more when the others hear of it
             with suppress(StoreError):  # of a store that is gone; the lease runs out by itself

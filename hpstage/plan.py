@@ -41,11 +41,13 @@ from hpstage.events import (
     TrialEnded,
     TrialId,
     TrialProposed,
+    UserFailure,
     to_numbers,
 )
 from hpstage.node_tree import NodeTree
 from hpstage.nodes import Node, PlannedTrial, State, distinct
 from hpstage.open_chain import OpenChain
+from hpstage.store.cursor import Cursor
 
 FORMAT = 2
 """Version of the journal's events. A plan of another format is refused, never guessed at."""
@@ -71,12 +73,17 @@ class SearchPlan:
     def __init__(self, workload: StateKey, *, sharing: bool = True) -> None:
         self.workload = workload
         self.sharing = sharing
-        self.position = 0  # records of the journal that were folded
+        self.id: str = workload
+        """Tells the plan from all others, of its workload as well: a study may be searched on several."""
+        self.cursor = Cursor()  # behind the last record of the journal that was folded
         self._tree = NodeTree(workload, sharing=sharing)
         self.nodes = self._tree.nodes
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
         self.failures: list[StageFailed] = []
+        # Steps in which training raised, as long as a driver is on the plan: all that are there at one time agree that
+        # it does, and a call that comes after them tries again.
+        self.failed: dict[NodeId, tuple[int, UserFailure]] = {}
         self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
@@ -91,6 +98,11 @@ class SearchPlan:
         self.partings = self._tree.partings
         self.searches: dict[str, SearchRecord] = {}  # the latest of each study
 
+    @property
+    def position(self) -> int:
+        """Records of the journal that were folded."""
+        return self.cursor.position
+
     # --- folding ------------------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> None:
@@ -101,6 +113,7 @@ class SearchPlan:
             raise UsageError(other_format(fact.format))
         if fact.workload != self.workload:
             raise InternalError("a journal of another workload was folded")
+        self.id = fact.id or fact.workload
 
     def _lose(self, fact: StateLost) -> None:
         self._node(fact.node)
@@ -115,6 +128,9 @@ class SearchPlan:
         self.losses.pop(StateRef(fact.node, fact.step), None)
         for state in self.beyond(fact):
             state.waiting.clear()
+        if not fact.evaluating:
+            known = self.failed.get(fact.node)
+            self.failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
 
     def _waste(self, fact: ChainLost) -> None:
         self._node(fact.node)
@@ -144,6 +160,8 @@ class SearchPlan:
     def _leave(self, fact: DriverLeft) -> None:
         self.drivers.pop(fact.driver, None)
         self.forget(fact.driver)
+        if not self.drivers:
+            self.failed.clear()
 
     def _begin(self, fact: SearchStarted) -> None:
         before = replace(self.totals, sources=dict(self.totals.sources))
@@ -182,6 +200,8 @@ class SearchPlan:
         start, step = fact.start, fact.step
         if not node.start <= start <= step or step <= node.start:
             raise InternalError(f"steps {start} to {step} do not lie on node {fact.node}")
+        if fact.kept is not None and fact.kept.key != (key := self.key(node, step)):
+            raise InternalError(f"step {step} of node {fact.node} is the state {key}, and was kept as {fact.kept.key}")
         state = self.touch(node, step)
         steps = step - start
         if self.losses:
@@ -325,6 +345,16 @@ class SearchPlan:
                 if at > step:
                     below += [(child, child.start) for child in children.values()]
 
+    def failure_on(self, trial: TrialId, step: int) -> UserFailure | None:
+        """Why ``trial`` cannot be trained to ``step`` now."""
+        if not self.failed:
+            return None
+        for node, _, stop in self.trials[trial].legs(step):
+            failed = self.failed.get(node.id)
+            if failed is not None and stop > failed[0]:
+                return failed[1]
+        return None
+
     # --- asking -------------------------------------------------------------------------------------------
 
     def touch(self, node: Node, step: int) -> State:
@@ -350,7 +380,7 @@ class SearchPlan:
             The nodes of which it is the first to ask for a step, and up to where.
         """
         state = self.target(fact.trial, fact.step)
-        if state.metrics is None:
+        if state.metrics is None and self.failure_on(fact.trial, fact.step) is None:
             state.waiting[fact.trial] = fact.driver
             self._open.setdefault(fact.driver, {})[fact.trial, fact.step] = state
         planned, step = self.trials[fact.trial], fact.step
@@ -403,12 +433,10 @@ class SearchPlan:
                     seconds_unique += fresh * cost
         return Merged(steps_asked, steps_unique, seconds_asked, seconds_unique)
 
-    def shared_seconds(self, trial: PlannedTrial) -> float:
-        """Estimated seconds of the steps that another trial had asked for before this one."""
-        return sum(
-            (stop - start - trial.fresh.get(node.id, 0)) * self.step_seconds(node)
-            for node, start, stop in trial.legs(trial.asked)
-        )
+    def shared_seconds(self, trial: PlannedTrial, until: int | None = None) -> float:
+        """Estimated seconds of the steps, up to ``until``, that another trial had asked for before this one."""
+        step = trial.asked if until is None else until
+        return sum(shared * self.step_seconds(node) for node, shared in trial.shared_until(step))
 
     def step_seconds(self, node: Node) -> float:
         """Seconds per step: the node's own where it ran, else its nearest measured ancestor's, else the average."""

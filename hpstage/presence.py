@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpstage.errors import StoreError, UsageError
 from hpstage.events import DriverId, DriverJoined
-from hpstage.processes import is_alive
+from hpstage.processes import is_alive, start_of
 from hpstage.store.leases import Leases
 
 # Seconds after which a driver that says nothing is taken for dead. Shorter loses work to a pause of its process or of
@@ -73,7 +73,8 @@ class Presence:
         self._tokens = tokens
         self._renewing = threading.Thread(target=self._renew, name="hpstage-leases", daemon=True)
         self._renewing.start()
-        return DriverJoined(self._driver, pool, self._host, os.getpid(), time.time(), checkpoints)
+        pid = os.getpid()
+        return DriverJoined(self._driver, pool, self._host, pid, time.time(), checkpoints, start_of(pid))
 
     @property
     def fences(self) -> dict[str, int]:
@@ -113,10 +114,10 @@ class Presence:
                 self._leases.release(name, held.token)
 
     def _has_died(self, other: DriverJoined) -> bool:
-        return other.host == self._host and not is_alive(other.pid)
+        return other.host == self._host and not is_alive(other.pid, other.start)
 
     def _is_here(self, other: DriverJoined) -> bool:
-        return other.host == self._host and is_alive(other.pid)
+        return other.host == self._host and is_alive(other.pid, other.start)
 
     def close(self) -> None:
         """Give the leases back."""

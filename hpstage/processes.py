@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
-def is_alive(pid: int) -> bool:
-    """Is there a process of this id? One that has ended and was not waited for still counts."""
+def is_alive(pid: int, start: str = "") -> bool:
+    """Is there a process of this id, and is it the one that began at ``start``, if that is told?
+
+    One that has ended and was not waited for still counts.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return True
+        pass
+    return not start or start_of(pid) in (start, "")
+
+
+def start_of(pid: int) -> str:
+    """When a process began, on the clock of the host's boot: tells it from all others that have had its id since then.
+
+    Empty where the system does not tell.
+    """
+    try:
+        # The name, in parentheses, may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -15,7 +15,7 @@ from hpstage.algorithm import Fork, Trials
 from hpstage.driver import Driver
 from hpstage.errors import ScheduleError, UsageError
 from hpstage.events import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
-from hpstage.optuna.ledger import Ledger
+from hpstage.optuna.ledger import BecameAnother, Ledger
 from hpstage.optuna.sampler_state import SamplerState
 from hpstage.plan import SearchPlan, SearchRecord
 from hpstage.schedule import Scalar, Schedule
@@ -25,6 +25,9 @@ logger = logging.getLogger("hpstage")
 
 # User attributes of a fork: the donor's number, and the step up to which it is the donor.
 _ORIGIN = ("hpstage:donor", "hpstage:forked_at")
+# User attribute of a trial: the plan on which it is searched. One study may be searched on several.
+_PLAN = "hpstage:plan"
+_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class SessionTrial:
     state: TrialState = TrialState.RUNNING
     values: tuple[float, ...] | None = None
     reported: set[int] = field(default_factory=set)
+    told: int = 0  # the farthest step of which the study and the algorithm know the values
     barred: UserFailure | None = None  # why nothing more can be trained of it
     saved_seconds: float = 0.0  # what others had trained for it, as far as it has results
 
@@ -64,6 +68,7 @@ class Roster(Trials):
         self.by_id: dict[TrialId, SessionTrial] = {}
         self.proposed = 0  # how many of them the sampler proposed
         self.unclaimed: list[SessionTrial] = []  # forks of an earlier call that the algorithm has not made again
+        self._cut_off: list[FrozenTrial] = []  # that an earlier call was making, and had not written into the plan
         self._ledger = ledger
         self._driver = driver
         self._started = started
@@ -77,6 +82,26 @@ class Roster(Trials):
 
     def begin(self) -> None:
         """Start a search, or take over the trials of the one that was interrupted or is extended."""
+        self._begin()
+        known = {trial.number for trial in self.trials}
+        for frozen in self._ledger.trials():
+            ours = frozen.user_attrs.get(_PLAN) == self._driver.plan.id and not frozen.state.is_finished()
+            if ours and frozen.number not in known and self._id(frozen.number) not in self._driver.plan.trials:
+                if frozen.intermediate_values or not self._ledger.can_be_made_again(frozen):
+                    self._ledger.withdraw(frozen)
+                else:
+                    self._cut_off.append(frozen)
+
+    def end(self) -> None:
+        """The search is over: take back what nobody made again."""
+        for frozen in self._cut_off:
+            self._ledger.withdraw(frozen)
+        self._cut_off.clear()
+
+    def _id(self, number: int) -> TrialId:
+        return TrialId(f"{self._started.study}/{number}")
+
+    def _begin(self) -> None:
         record = self._driver.plan.searches.get(self._started.study)
         if record is not None and not record.ended and record.started.same_call(self._started):
             self._take_over(record, [])
@@ -110,18 +135,12 @@ class Roster(Trials):
                 trial = self.by_id[proposed.extends]
             trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, frozen._trial_id
             trial.state, trial.reported = frozen.state, set(frozen.intermediate_values)
+            trial.told = max(trial.reported, default=0)
             self.by_id[trial.id] = trial
-            if frozen.state == TrialState.FAIL:
+            if frozen.state == TrialState.FAIL or trial.id not in self._driver.plan.trials:
                 trial.barred = UserFailure(summary="failed in an earlier session", traceback="")
         self.unclaimed = [trial for trial in self.trials if trial.fork is not None]
         self._sampler.put([proposed.sampler for proposed in record.proposed])
-        last = max((frozen.number for _, frozen in trials), default=-1)
-        for number, frozen in by_number.items():
-            ours = "hpstage:search" in frozen.user_attrs and not frozen.state.is_finished()
-            latest = number > last or "fixed_params" in frozen.system_attrs
-            if ours and latest and TrialId(f"{self._started.study}/{number}") not in self._driver.plan.trials:
-                # Cut off while it was being proposed; the next proposal takes its place.
-                self._ledger.withdraw(frozen)
 
     def _lengthened(self, trials: Sequence[tuple[TrialProposed, FrozenTrial]]) -> list[TrialAdded]:
         """The trials of an earlier search with schedules of this one's steps. Changes nothing."""
@@ -159,7 +178,6 @@ class Roster(Trials):
 
     def _warn_of_what_is_left(self, record: SearchRecord | None) -> None:
         """Say what a new search leaves behind."""
-        known = self._driver.plan.trials
         name = self._started.study
         if record is not None and not record.ended and record.open:
             logger.warning(
@@ -177,10 +195,10 @@ class Roster(Trials):
                 self._started.steps,
             )
         for trial in self._ledger.trials():
-            ours = "hpstage:search" in trial.user_attrs and trial.state != TrialState.FAIL
-            if ours and TrialId(f"{name}/{trial.number}") not in known:
+            searched = "hpstage:search" in trial.user_attrs and trial.state != TrialState.FAIL
+            if searched and trial.user_attrs.get(_PLAN) != self._driver.plan.id:
                 logger.warning(
-                    "Study %r holds trials of another workload (other code, data, environment or store): nothing of "
+                    "Study %r holds trials of another plan (other code, data, environment or store): nothing of "
                     "them is reused, and its best trial may be one of them. Use another study_name to keep them apart.",
                     name,
                 )
@@ -190,8 +208,7 @@ class Roster(Trials):
 
     def propose(self) -> SessionTrial:
         """One more trial of the sampler's."""
-        trial = self._ledger.propose({"hpstage:search": self._started.study})
-        schedules = self._describe(trial)
+        trial, schedules = self._make(self._attrs(), self._ledger.propose)
         if not self.trials:
             try:
                 self._before_first({name: schedule.value(0) for name, schedule in schedules.items()})
@@ -209,9 +226,7 @@ class Roster(Trials):
                 self.unclaimed.remove(made)
                 return made
         origin = dict(zip(_ORIGIN, (donor.number, fork.step), strict=True))
-        attrs = {"hpstage:search": self._started.study, **origin}
-        trial = self._ledger.fork(fork.params, attrs)
-        schedules = self._describe(trial)
+        trial, schedules = self._make(self._attrs(origin), lambda attrs: self._ledger.fork(fork.params, attrs))
         try:
             schedules = grown(self._driver.plan.trials[donor.id].schedules, fork.step, schedules)
         except ScheduleError as error:
@@ -228,9 +243,9 @@ class Roster(Trials):
         """Let a finished trial gain a longer result, in a trial of the study that takes its place."""
         before = self._ledger.trial(trial.storage_id)
         origin = {name: before.user_attrs[name] for name in _ORIGIN if name in before.user_attrs}
-        attrs = {"hpstage:search": self._started.study, **origin, "hpstage:extends": trial.number}
-        frozen = self._ledger.carry_on(before, attrs)
-        id = TrialId(f"{self._started.study}/{frozen.number}")
+        attrs = self._attrs({**origin, "hpstage:extends": trial.number})
+        frozen = self._cut_off_with(attrs) or self._ledger.carry_on(before, attrs)
+        id = self._id(frozen.number)
         planned = self._driver.plan.trials[trial.id]
         state = self._sampler.take()
         proposed = TrialProposed(
@@ -240,16 +255,46 @@ class Roster(Trials):
         trial.id, trial.number, trial.storage_id, trial.state = id, frozen.number, frozen._trial_id, frozen.state
         self.by_id[id] = trial
 
+    def _attrs(self, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+        """By which a trial is known whose making was cut off."""
+        return {"hpstage:search": self._started.study, _PLAN: self._driver.plan.id, **more}
+
+    def _cut_off_with(self, attrs: Mapping[str, Any]) -> FrozenTrial | None:
+        for frozen in self._cut_off:
+            if attrs == {name: value for name, value in frozen.user_attrs.items() if name.startswith("hpstage:")}:
+                self._cut_off.remove(frozen)
+                return frozen
+        return None
+
+    def _make(
+        self, attrs: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trial]
+    ) -> tuple[Trial, dict[str, Schedule]]:
+        """A trial of the study, and what the space says of it: the one that was being made when an earlier call was
+        cut off, if it becomes the same again; else a new one."""
+        cut_off = self._cut_off_with(attrs)
+        if cut_off is not None:
+            again = self._ledger.make_again(cut_off)
+            try:
+                schedules = self._describe(again)
+                self._ledger.check_made_again(again, cut_off)
+                return again, schedules
+            except BecameAnother:
+                self._ledger.finish(cut_off.number, None, TrialState.FAIL)
+        trial = make(attrs)
+        return trial, self._describe(trial)
+
     def _describe(self, trial: Trial) -> dict[str, Schedule]:
         try:
             return describe(self._space, trial, self._started.steps)
+        except BecameAnother:
+            raise
         except Exception:
             self._ledger.finish(trial.number, None, TrialState.FAIL)
             raise
 
     def _add(self, trial: Trial, schedules: dict[str, Schedule] | None, fork: ForkedFrom | None) -> SessionTrial:
         """Write a trial into the plan. ``schedules``: None for one that cannot be trained."""
-        id = TrialId(f"{self._started.study}/{trial.number}")
+        id = self._id(trial.number)
         proposed = TrialProposed(
             self._started.study, trial.number, id, self._sampler.take(), fork, params=_written(trial.params)
         )

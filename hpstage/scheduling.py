@@ -32,7 +32,6 @@ from hpstage.events import (
     Fact,
     ForkVerified,
     Instruction,
-    NodeId,
     Report,
     Stage,
     StageFailed,
@@ -120,11 +119,12 @@ class Scheduler:
         self._running: dict[ChainId, RunningChain] = {}
         self._others = Others(plan, self._tree, self._workers, self._running, pool)
         self._dispatch = Dispatch(plan, self._tree, layer, self._yielding, driver, self._workers, self._running, verify)
-        self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
         self.most_workers = 0
         self.draining = False  # no chain is started or prolonged any more
         self.leaving = False  # and those that run end as soon as can be
         plan.forget(driver)  # what an earlier life of this driver left
+        if not plan.drivers:
+            plan.failed.clear()  # nor does anybody know of it any more
         for id, chain in plan.chains.items():
             if chain.driver in plan.drivers:
                 self._others.occupy(id)
@@ -138,7 +138,7 @@ class Scheduler:
         """``trial`` is to be trained to ``step`` and evaluated. Answers at once what is known already."""
         state = self._plan.target(trial, step)
         decision = Decision()
-        failure = self._failure_on(trial, step)
+        failure = self._plan.failure_on(trial, step)
         known = state.metrics is not None or failure is not None
         if step not in self._plan.trials[trial].targets or not (known or state.waiting.get(trial) == self.driver):
             self._learn(TargetAsked(trial, step, self.driver), decision)
@@ -157,13 +157,6 @@ class Scheduler:
                     del state.waiting[trial]
                     if not state.waiting:
                         self._tree.unwant(node, state.step)
-
-    def _failure_on(self, trial: TrialId, step: int) -> UserFailure | None:
-        for node, _, stop in self._plan.trials[trial].legs(step):
-            failed = self._failed.get(node.id)
-            if failed is not None and stop > failed[0]:
-                return failed[1]
-        return None
 
     # --- what happened ------------------------------------------------------------------------------------
 
@@ -246,10 +239,7 @@ class Scheduler:
                 self._plan.apply(fact)
                 state = self._plan.target(fact.trial, fact.step)
                 if fact.trial in state.waiting:
-                    if self._failure_on(fact.trial, fact.step) is not None:
-                        del state.waiting[fact.trial]
-                    else:
-                        self._tree.want(state.node, fact.step)
+                    self._tree.want(state.node, fact.step)
             case StateLost():
                 self._plan.apply(fact)
                 self._tree.lost(self._plan.nodes[fact.node], fact.step)
@@ -328,9 +318,6 @@ class Scheduler:
         """The user's code raised. In training: every state beyond is out of reach."""
         out_of_reach = [(state, dict(state.waiting)) for state in self._plan.beyond(fact) if state.waiting]
         self._plan.apply(fact)
-        if not fact.evaluating:
-            known = self._failed.get(fact.node)
-            self._failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
         return [
             answer for state, waiting in out_of_reach for answer in self._answer(state, waiting, None, fact.failure)
         ]

@@ -139,6 +139,7 @@ class Session:
                 )
         for fork in self._roster.unclaimed:
             self._finish(fork, TrialState.PRUNED)  # an extended search decided otherwise
+        self._roster.end()
         self._driver.finish()
         self._driver.remember([SearchEnded(self._started.study, time.time())])
 
@@ -241,6 +242,7 @@ class Session:
             unknown = [name for name, value in zip(self._started.metric, values, strict=True) if math.isnan(value)]
             if not unknown:
                 trial.values = values
+                trial.told = max(trial.told, step)
                 if self.leading is None or self._better(self.leading[0], values[0]) != self.leading[0]:
                     self.leading = values[0], step
                 self._report(trial, step, values)
@@ -281,10 +283,12 @@ class Session:
             return  # told in an earlier session
         planned = self._driver.plan.trials.get(trial.id)
         if planned is not None:
+            # An earlier session may have asked for more than it came to tell, and this one decided otherwise.
+            steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
             attrs = {
-                "hpstage:steps": planned.asked,
-                "hpstage:steps_shared": planned.shared,
-                "hpstage:gpu_seconds_saved": round(self._driver.plan.shared_seconds(planned), 3),
+                "hpstage:steps": steps,
+                "hpstage:steps_shared": sum(shared for _, shared in planned.shared_until(steps)),
+                "hpstage:gpu_seconds_saved": round(self._driver.plan.shared_seconds(planned, steps), 3),
             }
             self._ledger.note(trial.storage_id, attrs)
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)

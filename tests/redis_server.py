@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+import uuid
 from pathlib import Path
 
 import redis
@@ -68,6 +69,19 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def save(self) -> Path:
+        """A copy of all that is acknowledged by now."""
+        copy = self._folder.with_name(f"{self._folder.name}-copy-{uuid.uuid4().hex}")
+        self.freeze()
+        shutil.copytree(self._folder, copy)
+        self.thaw()
+        return copy
+
+    def put_back(self, copy: Path) -> None:
+        """Forget all that was acknowledged since that copy. Not while the server runs."""
+        shutil.rmtree(self._folder)
+        shutil.copytree(copy, self._folder)
 
     def freeze(self) -> None:
         assert self._process is not None

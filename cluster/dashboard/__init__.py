@@ -73,6 +73,6 @@ def install_on(scheduler: Scheduler) -> bool:
 
         export(scheduler, board)
     if board.has_page or measured:
-        scheduler.handlers[HANDLER] = board.offer
+        scheduler.handlers[HANDLER] = board.take_in
         scheduler.set_metadata(keys=[INSTALLED], value="page" if board.has_page else "metrics")
     return board.has_page

@@ -44,6 +44,7 @@ from hpstage.events import (
 from hpstage.nodes import Node
 from hpstage.open_chain import OpenChain
 from hpstage.plan import SearchPlan
+from hpstage.store import Cursor
 
 logger = logging.getLogger("hpstage")
 
@@ -64,6 +65,7 @@ class PlanView:
 
     def __init__(self) -> None:
         self.position = 0  # the record that comes next
+        self.hash = b""  # of the chain of those before it: by it their reader knows if they stand in the journal yet
         self.heard = 0.0
         self.whole = False  # it was once at the journal's end: its numbers are those of the plan
         self.problem = ""
@@ -88,6 +90,7 @@ class PlanView:
             for record in records:
                 self._apply(_decode(record))
                 self.position += 1
+            self.hash = Cursor(0, self.hash).after(records).hash
         finally:
             self._count()
 
@@ -315,6 +318,19 @@ class Board:
         """
         with self.lock:
             return self._offer(plan, first, records)
+
+    def take_in(self, plan: str, first: int, records: list[bytes], anew: bool = False) -> tuple[int, bytes]:
+        """As :meth:`offer`, for a process that follows the journal; returns the cursor behind what is taken in.
+
+        Args:
+            anew: the journal has lost records that were taken in: forget them.
+        """
+        if anew:
+            with self.lock:
+                self.plans.pop(plan, None)
+        wanted = self.offer(plan, first, records)
+        view = self.plans.get(plan)
+        return wanted, b"" if wanted == NO_MORE or view is None else view.hash
 
     def _offer(self, plan: str, first: int, records: list[bytes]) -> int:
         view = self.plans.setdefault(plan, PlanView())

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from distributed import Client
 
-from hpstage.errors import StoreError
-from hpstage.store import Journal
+from hpstage.errors import HistoryChanged, StoreError
+from hpstage.store import Cursor, Journal
 
 logger = logging.getLogger("hpstage")
 
@@ -50,7 +50,7 @@ class Follower:
         self._journal = journal
         self._client = client
         self._plan = ""
-        self._wanted = 0
+        self._wanted = Cursor()
         self._asked: Client | None = None  # the connection on which a page was found
         self._next_look = 0.0
         self._next_offer = 0.0
@@ -65,7 +65,7 @@ class Follower:
 
     def _run(self) -> None:
         last = False
-        while not last and self._wanted != NO_MORE:
+        while not last and self._wanted.position != NO_MORE:
             last = self._closing.wait(_LOOK)
             try:
                 while self._send(at_once=last):
@@ -82,19 +82,28 @@ class Follower:
         if client is None or not self._is_installed(client, at_once=at_once):
             return False
         self._plan = self._plan or self._name()
-        records = self._journal.read(self._wanted, RECORDS)
+        anew = False
+        try:
+            records = self._journal.read(self._wanted, RECORDS)
+        except HistoryChanged:
+            anew, self._plan, self._wanted = True, self._name(), Cursor()
+            records = self._journal.read(self._wanted, RECORDS)
         if not self._plan or (not records and time.monotonic() < self._next_offer):
             return False
         self._next_offer = time.monotonic() + _AGAIN
 
-        async def offered() -> int:
-            answer: int = await getattr(client.scheduler, HANDLER)(plan=self._plan, first=self._wanted, records=records)
+        first = self._wanted.position
+
+        async def offered() -> tuple[int, bytes]:
+            answer: tuple[int, bytes] = await getattr(client.scheduler, HANDLER)(
+                plan=self._plan, first=first, records=records, anew=anew
+            )
             return answer
 
-        wanted: int = client.sync(offered, callback_timeout=_PATIENCE)
+        wanted = Cursor(*client.sync(offered, callback_timeout=_PATIENCE))
         progress = wanted != self._wanted
         self._wanted = wanted
-        return progress and wanted != NO_MORE
+        return progress and wanted.position != NO_MORE
 
     def _is_installed(self, client: Client, *, at_once: bool) -> bool:
         if client is self._asked:

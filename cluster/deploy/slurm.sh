@@ -65,7 +65,7 @@ await() {
 }
 
 redis-server --port 0 --unixsocket "$local/redis" --unixsocketperm 700 --dir "$folder/redis" \
-    --appendonly yes --appendfsync everysec --save '' &
+    --appendonly yes --appendfsync always --save '' &
 redis=$!
 hpstage scheduler --port 0 --scheduler-file "$scheduler_file" &
 scheduler=$!

@@ -12,6 +12,7 @@ from hpstage.checkpoints.folder import FolderCheckpoints
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.checkpoints.url import UrlCheckpoints
 from hpstage.errors import UsageError
+from hpstage.redaction import shown
 
 # At least two letters: "c:" is a drive. Two colons chain file systems of fsspec.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
@@ -41,12 +42,14 @@ def open_checkpoints(
     if scheme is not None and scheme[1].lower() not in ("file", "local"):
         return UrlCheckpoints(text, workload, storage_options=storage_options)
     if storage_options:
-        raise UsageError(f"{text!r} is a folder: it has no storage_options")
+        raise UsageError(f"{shown(text)!r} is a folder: it has no storage_options")
     return FolderCheckpoints(text if scheme is None else _path(text), workload, sweep=sweep)
 
 
 def _path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise UsageError(f"{url!r} names a file on another host, or no absolute path; write file:///path/to/folder")
+        raise UsageError(
+            f"{shown(url)!r} names a file on another host, or no absolute path; write file:///path/to/folder"
+        )
     return unquote(parts.path)

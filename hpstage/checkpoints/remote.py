@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import time
-import traceback
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from hpstage.errors import UsageError
+from hpstage.redaction import is_secret, redacted, secrets_of, shown, shown_cause
 
 T = TypeVar("T")
 
@@ -57,10 +56,6 @@ _DEFINITE = (
     ValueError,
 )
 
-_SECRET_OPTION = re.compile(r"key|secret|token|pass|pwd|cred|sas|auth|cookie|connection_string|user", re.IGNORECASE)
-_USER_INFO = re.compile(r"(?<=://)[^/?#\s@]*@")
-_QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\")]*")
-
 
 class DriverError(OSError):
     """An error of a driver's own kind, its ``__cause__``."""
@@ -88,8 +83,8 @@ class Remote:
 
     @property
     def url(self) -> str:
-        """The URL without user, password and query: for messages."""
-        return _without_secrets(self._url)
+        """What may be shown of the URL."""
+        return shown(self._url)
 
     def read(self, path: str) -> bytes:
         files, full = self._at(path)
@@ -210,13 +205,10 @@ class Remote:
 
     def shown_cause(self, error: OSError) -> OSError | None:
         """The error, to be shown as the cause of another, unless its text or that of its causes holds credentials."""
-        text = "".join(traceback.format_exception(error))
-        return error if self.redacted(text) == text else None
+        return shown_cause(error, self._url, secrets=_secrets(self._options))
 
     def redacted(self, text: str) -> str:
-        for secret in sorted(_secrets(self._options) | _secrets_of_url(self._url), key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return _without_secrets(text)
+        return redacted(text, self._url, secrets=_secrets(self._options))
 
     def __getstate__(self) -> tuple[str, dict[str, Any]]:
         return self._url, self._options
@@ -318,26 +310,27 @@ def is_definite(error: OSError) -> bool:
     return isinstance(shown, _DEFINITE) or error.errno in _DEFINITE_ERRNOS
 
 
-def _driver(url: str, options: Mapping[str, Any], redacted: Callable[[str], str]) -> tuple[Any, str]:
+def _driver(url: str, options: Mapping[str, Any], plain: Callable[[str], str]) -> tuple[Any, str]:
     """fsspec's file system for a URL, and the URL's path in it."""
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
     from fsspec.dircache import DirCache  # type: ignore[import-untyped]
 
-    shown = _without_secrets(url)
+    where = shown(url)
     try:
         # An instance of our own: what is listed is written by other processes too, so nothing may be remembered.
         files, root = url_to_fs(url, skip_instance_cache=True, **options)
     except ImportError as error:
         missing = getattr(error.__cause__, "name", None) or error.name or "its driver"
         raise UsageError(
-            f"{shown}: the driver of {shown.partition(':')[0]}:// is not installed ({error}); pip install {missing}"
-        ) from error
+            f"{where}: the driver of {where.partition(':')[0]}:// is not installed ({plain(str(error))}); pip install "
+            f"{missing}"
+        ) from None
     except (ValueError, TypeError) as error:
         # TypeError is how a driver refuses an option; its values are not in the text, but be sure.
-        raise UsageError(f"{shown}: {redacted(str(error))}; see the URL and storage_options") from None
+        raise UsageError(f"{where}: {plain(str(error))}; see the URL and storage_options") from None
     except Exception as error:
         # Some drivers connect at once.
-        raise DriverError(redacted(str(error))) from None
+        raise DriverError(plain(str(error))) from None
     if isinstance(getattr(files, "dircache", None), DirCache):
         files.dircache = DirCache(use_listings_cache=False)
     return files, str(root)
@@ -353,11 +346,6 @@ def _as_oserror() -> Iterator[None]:
         raise DriverError(str(error)) from error
 
 
-def _without_secrets(text: str) -> str:
-    """Without users, passwords and queries of URLs (signatures stand there)."""
-    return _QUERY.sub(r"\1", _USER_INFO.sub("", text))
-
-
 def _secrets(options: Mapping[str, Any]) -> set[str]:
     """Texts in a driver's options that may be credentials, at any depth."""
     found: set[str] = set()
@@ -365,15 +353,7 @@ def _secrets(options: Mapping[str, Any]) -> set[str]:
         if isinstance(value, Mapping):
             found |= _secrets(value)
         elif isinstance(value, str):
-            found |= _secrets_of_url(value)
-            # Shorter ones cannot be told from the words of a message.
-            if _SECRET_OPTION.search(name) and len(value) > 3:
+            found |= secrets_of(value)
+            if is_secret(name):
                 found.add(value)
-    return found
-
-
-def _secrets_of_url(url: str) -> set[str]:
-    found = set()
-    for info in _USER_INFO.findall(url):
-        found |= {part for part in info[:-1].split(":") if len(part) > 3}
     return found

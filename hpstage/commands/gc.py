@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ import typer
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.store import Usage
-from hpstage.driver import read_facts
+from hpstage.driver import fold_on
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
 from hpstage.events import DriverId, DriverLeft, Fact, StateKey
 from hpstage.eviction import Eviction, budget_bytes
@@ -70,19 +70,16 @@ class PlanLog:
     def commit(self, facts: Sequence[Fact]) -> bool:
         """Write facts and fold them, if all that was written before is folded; else fold that, and return False."""
         records = [msgspec.json.encode(fact) for fact in facts]
-        if self.journal.append(records, expect=self.plan.position) is None:
+        if self.journal.append(records, expect=self.plan.cursor) is None:
             self.catch_up()
             return False
-        self._fold(facts)
+        for fact in facts:
+            self.plan.apply(fact)
+        self.plan.cursor = self.plan.cursor.after(records)
         return True
 
     def catch_up(self) -> None:
-        self._fold(read_facts(self.journal, self.plan.position))
-
-    def _fold(self, facts: Iterable[Fact]) -> None:
-        for fact in facts:
-            self.plan.apply(fact)
-            self.plan.position += 1
+        fold_on(self.journal, self.plan, self.plan.apply)
 
 
 @dataclass(slots=True)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpstage.commands.naming import algorithm_named, send_along, space_named, trainable_named
-from hpstage.commands.studies import default_storage, open_study, shown
+from hpstage.commands.studies import default_storage, open_study
 from hpstage.commands.terminal import clean, count_of, echo
 from hpstage.errors import ClusterError, UsageError
+from hpstage.redaction import redacted, shown
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -149,7 +150,10 @@ def _executor(scheduler: str | None, n_workers: int | None, closing: ExitStack) 
     try:
         return DaskExecutor(closing.enter_context(Client(scheduler, set_as_default=False)))
     except (OSError, ValueError) as error:
-        raise ClusterError(f"no scheduler answers at {scheduler} ({error}); start one, or mend the address") from error
+        raise ClusterError(
+            f"no scheduler answers at {shown(scheduler)} ({redacted(str(error), scheduler)}); start one, or mend the "
+            f"address"
+        ) from error
 
 
 def as_text(result: Result, metrics: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from hpstage.commands.terminal import clean, count_of, echo, hours, table
-from hpstage.errors import UsageError
+from hpstage.errors import HistoryChanged, UsageError
 from hpstage.events import DriverId
 from hpstage.locations import open_journal
 from hpstage.presence import Presence
@@ -104,7 +104,11 @@ def status(
         shown = ""
         try:
             while True:
-                account.catch_up(journal)
+                try:
+                    account.catch_up(journal)
+                except HistoryChanged:  # what is there now is another plan
+                    account = new_account(journal)
+                    account.catch_up(journal)
                 if not watch:
                     keep(account)
                 found = status_of(account, journal)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
 from hpstage.locations import DEFAULT_ROOT
+from hpstage.redaction import redacted, shown, shown_cause
 
 if TYPE_CHECKING:
     import optuna
@@ -82,12 +83,8 @@ def _open(storage: str) -> optuna.storages.BaseStorage:
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(storage))
     except Exception as error:  # a database's driver raises whatever it likes
-        raise UsageError(f"--storage {shown(storage)} cannot be opened: {_first_line(error)}") from error
-
-
-def shown(storage: str) -> str:
-    """Where a study is, without the password that a URL may hold."""
-    return re.sub(r"(?<=://)([^/@]*):[^/@]*@", r"\1:***@", storage)
+        reason = redacted(_first_line(error), storage)
+        raise UsageError(f"--storage {shown(storage)} cannot be opened: {reason}") from shown_cause(error, storage)
 
 
 def _first_line(error: Exception) -> str:

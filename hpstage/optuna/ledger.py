@@ -7,19 +7,46 @@ for a trial of an earlier process).
 from __future__ import annotations
 
 import copy
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BruteForceSampler, GridSampler
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-# What names a study among those of its name.
-_IDENTITY = "hpstage:identity"
+from hpstage.optuna.identity import study_identity
+
 # A grid's own notes on a trial; and those on a trial that is none of its points.
 _OF_GRID = ("grid_id", "search_space")
 _NO_POINT: Mapping[str, Any] = {"grid_id": -1, "search_space": {}}
+
+
+# User attributes of trials that an algorithm or an extension makes out of others.
+_GROWN = {"hpstage:donor", "hpstage:extends"}
+
+
+class BecameAnother(Exception):
+    """A trial that is made again has other parameters than it had."""
+
+
+class _MadeAgain:
+    """A storage, for one trial whose parameters are in it already."""
+
+    def __init__(self, storage: BaseStorage, cut_off: FrozenTrial) -> None:
+        self._storage = storage
+        self._cut_off = cut_off
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def set_trial_param(self, trial_id: int, name: str, value: float, distribution: BaseDistribution) -> None:
+        known = self._cut_off.distributions.get(name)
+        if known is None:
+            self._storage.set_trial_param(trial_id, name, value, distribution)
+        elif known != distribution or known.to_internal_repr(self._cut_off.params[name]) != value:
+            raise BecameAnother
 
 
 class Ledger:
@@ -39,10 +66,7 @@ class Ledger:
 
     def identity(self) -> str:
         """A text that no other study has, whatever its name; given to the study when it is first asked for."""
-        storage, id = self.study._storage, self.study._study_id
-        if _IDENTITY not in storage.get_study_system_attrs(id):
-            storage.set_study_system_attr(id, _IDENTITY, uuid.uuid4().hex)
-        return str(storage.get_study_system_attrs(id)[_IDENTITY])
+        return study_identity(self.study._storage, self.study._study_id)
 
     def trials(self) -> list[FrozenTrial]:
         """All trials of the study, in the order of their numbers; not to be changed."""
@@ -113,6 +137,33 @@ class Ledger:
         template = create_trial(state=TrialState.RUNNING, **fields)
         return self.study._storage.create_new_trial(self.study._study_id, template_trial=template)
 
+    # --- cut off while they were being made ---------------------------------------------------------------
+
+    def can_be_made_again(self, cut_off: FrozenTrial) -> bool:
+        """Does asking the sampler again give the same trial, given its random state of then? Else what was queued, or
+        stands for a point of a finite space, can only wait to be asked for again."""
+        grown = cut_off.user_attrs.keys() & _GROWN
+        ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
+        return bool(grown) or not (ticks_off or "fixed_params" in cut_off.system_attrs)
+
+    def make_again(self, cut_off: FrozenTrial) -> Trial:
+        """The trial as if nothing had been asked of it yet. What is asked must come out as it did: that stands in the
+        storage.
+
+        The trial raises :class:`BecameAnother` where it does not.
+        """
+        trial = Trial(self.study, cut_off._trial_id)
+        fresh = copy.copy(trial._cached_frozen_trial)
+        fresh.params, fresh.distributions = {}, {}
+        trial._cached_frozen_trial = fresh
+        trial.storage = _MadeAgain(self.study._storage, cut_off)  # type: ignore[assignment]
+        return trial
+
+    def check_made_again(self, trial: Trial, cut_off: FrozenTrial) -> None:
+        """Raises :class:`BecameAnother` if not all was asked that had been asked."""
+        if cut_off.params.keys() - trial.params.keys():
+            raise BecameAnother
+
     def stand_in(self, trial: FrozenTrial, number: int) -> FrozenTrial:
         """A trial to ask the space again with: it answers as it did, under the number that it had first."""
         asked = copy.deepcopy(trial)
@@ -142,7 +193,7 @@ class Ledger:
     def withdraw(self, trial: FrozenTrial) -> None:
         """Take back a trial that was proposed and never trained, so that what it stood for is proposed again."""
         ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
-        grown = trial.user_attrs.keys() & {"hpstage:donor", "hpstage:extends"}  # made again by whoever made it
+        grown = trial.user_attrs.keys() & _GROWN  # made again by whoever made it
         queued = "fixed_params" in trial.system_attrs
         if grown or not (queued or ticks_off):
             self.finish(trial.number, None, TrialState.FAIL)

@@ -19,6 +19,7 @@ from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpstage.errors import StoreError
+from hpstage.redaction import redacted, shown_cause
 
 logger = logging.getLogger("hpstage")
 
@@ -61,9 +62,16 @@ class PatientStorage(BaseStorage):
         self._storage = storage
         self._study_id = study_id
         self._patience = patience
+        # Of a database, and of a journal on Redis.
+        places = (getattr(storage, "url", None), getattr(getattr(storage, "_backend", None), "_url", None))
+        self._urls = [place for place in places if isinstance(place, str)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
+
+    def again(self, work: Callable[[BaseStorage], T]) -> T:
+        """What ``work`` does with the storage itself, and may do twice."""
+        return self._again(lambda: work(self._storage))
 
     # --- what is not the same when it is done twice -------------------------------------------------------
 
@@ -179,15 +187,16 @@ class PatientStorage(BaseStorage):
                     logger.warning(
                         "The storage of the study does not answer (%s: %s); waiting for it. Training goes on.",
                         type(error).__name__,
-                        error,
+                        redacted(str(error), *self._urls),
                     )
                 if now - began > _REFUSALS * self._patience and self._answers():
                     raise  # it is there, and refuses this
                 if now - began > self._patience:
                     raise StoreError(
-                        f"the study's storage has been away for {now - began:.0f} s ({type(error).__name__}: {error}); "
-                        f"all that was trained is kept: bring it back and run the same command again"
-                    ) from error
+                        f"the study's storage has been away for {now - began:.0f} s ({type(error).__name__}: "
+                        f"{redacted(str(error), *self._urls)}); all that was trained is kept: bring it back and run "
+                        f"the same command again"
+                    ) from shown_cause(error, *self._urls)
                 time.sleep(pause)
                 pause = min(longest, 2 * pause)
             else:

@@ -11,13 +11,11 @@ import gc
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 import msgspec
 
-from hpstage.driver import contradiction, read_facts, read_header, shares
-from hpstage.errors import InternalError
+from hpstage.driver import fold_on, read_header, shares
 from hpstage.events import (
     ChainClosed,
     ChainId,
@@ -289,25 +287,21 @@ class Account:
             seen: called with each fact after it was folded.
 
         Raises:
+            HistoryChanged: the journal has lost what is folded: a new account is to be made.
             StoreError: at a record that is no fact, or contradicts those before it.
         """
         with uncollected():
             self._catch_up(journal, seen)
 
     def _catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None) -> None:
-        plan = self.plan
+        def fold(fact: Fact) -> None:
+            self.apply(fact)
+            if seen is not None:
+                seen(fact)
+
         # In pieces: the records of a long journal need not be in memory at once.
-        for start in count(plan.position, _PIECE):
-            for fact in read_facts(journal, start, _PIECE):
-                try:
-                    self.apply(fact)
-                except InternalError as error:
-                    raise contradiction(plan.position, error) from error
-                plan.position += 1
-                if seen is not None:
-                    seen(fact)
-            if plan.position < start + _PIECE:
-                return
+        while fold_on(journal, self.plan, fold, _PIECE) == _PIECE:
+            pass
 
 
 def _pass_on(account: Account, fact: Fact) -> None:

@@ -310,7 +310,6 @@ def _book_of(facts: Sequence[Fact], study: str, seen: Callable[[Fact], object] |
     with uncollected():
         for fact in facts:
             account.apply(fact)
-            account.plan.position += 1
             if seen is not None:
                 seen(fact)
     return _checked(Book(account, study))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hpstage.store.cursor import Cursor
 from hpstage.store.journal import Journal
 from hpstage.store.leases import Lease, Leases
 from hpstage.store.memory import MemoryJournal
@@ -13,7 +14,7 @@ from hpstage.store.store import Store
 if TYPE_CHECKING:
     from hpstage.store.redis import RedisJournal
 
-__all__ = ["Journal", "Lease", "Leases", "MemoryJournal", "RedisJournal", "SQLiteJournal", "Store"]
+__all__ = ["Cursor", "Journal", "Lease", "Leases", "MemoryJournal", "RedisJournal", "SQLiteJournal", "Store"]
 
 
 def __getattr__(name: str) -> Any:

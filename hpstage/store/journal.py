@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from hpstage.errors import HistoryChanged
+from hpstage.store.cursor import Cursor
+
 NO_FENCES: Mapping[str, int] = MappingProxyType({})
 
 
@@ -20,10 +23,12 @@ class Journal(ABC):
     ``fences``, names of leases and the tokens by which the writer holds them, the append is applied only if all are
     held with these tokens (see :class:`Leases`), else it raises :class:`LeaseLost` and changes nothing; by this, a
     writer that was taken for dead can commit nothing that another has begun anew. *Conditional*: with ``expect``, the
-    append is applied only if the log's length is ``expect``, else it returns ``None`` and changes nothing; by this,
-    writers that fold the log can decide on what they have read. Fences are looked at before ``expect``. *Safe*:
-    instances may be used from several threads and opened by several processes. Failures are :class:`StoreError` and
-    name the path and the remedy (full disk, read-only).
+    append is applied only if the log ends there, else it returns ``None`` and changes nothing; by this, writers that
+    fold the log can decide on what they have read. Fences are looked at before ``expect``. *Honest*: with a
+    :class:`Cursor`, ``append`` and ``read`` raise :class:`HistoryChanged`, and change nothing, if the log does not
+    begin with the records that the cursor has passed; by this, nobody goes on with a fold of records that a store has
+    lost. *Safe*: instances may be used from several threads and opened by several processes. Failures are
+    :class:`StoreError` and name the path and the remedy (full disk, read-only).
     """
 
     @abstractmethod
@@ -32,14 +37,14 @@ class Journal(ABC):
         records: Sequence[bytes],
         *,
         request: str | None = None,
-        expect: int | None = None,
+        expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
         """Append and return the position of the first record (``None``: ``expect`` did not hold)."""
 
     @abstractmethod
-    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
-        """Records from position ``start`` on, at most ``limit``."""
+    def read(self, start: int | Cursor = 0, limit: int | None = None) -> list[bytes]:
+        """Records from position ``start`` on, or after that cursor; at most ``limit``."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -51,3 +56,13 @@ class Journal(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release resources. Idempotent; other methods then raise :class:`StoreError`."""
+
+
+def history_changed(where: str, cursor: Cursor, length: int) -> HistoryChanged:
+    """What a journal says that holds ``length`` records, but not those that ``cursor`` has passed."""
+    return HistoryChanged(
+        f"{where} has lost records: the {cursor.position} that this process has read are not those that it holds now "
+        f"({length} in all), so it was put back to an earlier state and may have been written to since (a failover to "
+        f"a replica that lagged, a host that crashed before its disk was written, a copy that was restored); run again "
+        f"to go on from what it has, and set appendfsync always on a Redis server"
+    )

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpstage.errors import LeaseLost, StoreError
-from hpstage.store.journal import NO_FENCES
+from hpstage.store.cursor import Cursor, chain
+from hpstage.store.journal import NO_FENCES, history_changed
 from hpstage.store.leases import Lease, check_seconds
 from hpstage.store.store import Store
 
@@ -29,6 +30,7 @@ class MemoryJournal(Store):
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._records: list[bytes] = []
+        self._hashes: list[bytes] = [b""]  # at each position, that of the records before it
         self._requests: dict[str, int] = {}
         self._leases: dict[str, _Held] = {}
         self._token = 0
@@ -41,7 +43,7 @@ class MemoryJournal(Store):
         records: Sequence[bytes],
         *,
         request: str | None = None,
-        expect: int | None = None,
+        expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
         with self._changed:
@@ -51,17 +53,23 @@ class MemoryJournal(Store):
             if lost := self._not_held(fences):
                 raise LeaseLost(lost)
             position = len(self._records)
-            if expect is not None and expect != position:
-                return None
+            if expect is not None:
+                self._check_history(expect)
+                if expect.position != position:
+                    return None
+            self._hashes += list(chain(self._hashes[-1], records))
             self._records.extend(records)
             if request is not None:
                 self._requests[request] = position
             self._changed.notify_all()
             return position
 
-    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
+    def read(self, start: int | Cursor = 0, limit: int | None = None) -> list[bytes]:
         with self._changed:
             self._check_open()
+            if isinstance(start, Cursor):
+                self._check_history(start)
+                start = start.position
             return self._records[start : None if limit is None else start + limit]
 
     def __len__(self) -> int:
@@ -129,6 +137,11 @@ class MemoryJournal(Store):
         return {
             name for name, token in tokens.items() if (lease := self._leases.get(name)) is None or lease.token != token
         }
+
+    def _check_history(self, cursor: Cursor) -> None:
+        length = len(self._records)
+        if cursor.position > length or self._hashes[cursor.position] != cursor.hash:
+            raise history_changed("the journal in memory", cursor, length)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -13,7 +13,8 @@ from typing import Any
 
 from hpstage.errors import LeaseLost, StoreError, UsageError
 from hpstage.store import redis_scripts as scripts
-from hpstage.store.journal import NO_FENCES
+from hpstage.store.cursor import HASH_LENGTH, Cursor
+from hpstage.store.journal import NO_FENCES, history_changed
 from hpstage.store.leases import Lease, check_seconds
 from hpstage.store.redis_scripts import Script
 from hpstage.store.redis_server import Argument, RedisServer
@@ -43,7 +44,7 @@ class RedisJournal(Store):
     While the server is away, calls wait and are repeated, for ``patience`` seconds, then raise :class:`StoreError`. An
     append is applied once however often it is repeated; one that raised may have been applied or may yet be, until the
     handle's next append, but never after it. A ``release`` that was repeated may say that the lease was not held.
-    A server that has forgotten what this handle has seen (restarted without its file, flushed) is refused.
+    A server that has forgotten the store (restarted without its file, flushed) is refused.
 
     Handles may be used from several threads; appends of one handle take turns. Not across a fork: open it anew.
 
@@ -64,7 +65,6 @@ class RedisJournal(Store):
         self._handle = uuid.uuid4().hex
         self._appending = threading.Lock()
         self._appends = 0
-        self._seen = 0
         try:
             self._check_server(min(OPENING, patience))
             answer = self._server.run(scripts.OPEN, self._keys, [scripts.FORMAT, uuid.uuid4().hex])
@@ -93,54 +93,61 @@ class RedisJournal(Store):
         records: Sequence[bytes],
         *,
         request: str | None = None,
-        expect: int | None = None,
+        expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
         with self._appending:
             self._appends += 1
             answer = self._run(
                 scripts.APPEND,
-                self._seen,
                 self._handle,
                 self._appends,
                 "" if request is None else f"r{request}",
-                "" if expect is None else expect,
+                "" if expect is None else expect.position,
+                b"" if expect is None else expect.hash,
                 len(fences),
                 *_pairs(fences),
                 *records,
             )
         match answer:
-            case [b"at", position, length]:
-                self._seen = max(self._seen, length)
+            case [b"at", position]:
                 return int(position)
-            case [b"refused"]:
-                return None
+            case [b"changed", length] if expect is not None:
+                raise history_changed(self._where, expect, length)
             case [b"lost", *names]:
                 raise LeaseLost(name.decode() for name in names)
             case _:
-                raise self._shorter()
+                return None
 
-    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
-        length = len(self)
-        stop = length if limit is None else min(length, start + limit)
+    def read(self, start: int | Cursor = 0, limit: int | None = None) -> list[bytes]:
+        hash: bytes | None = None
+        if isinstance(start, Cursor):
+            first, hash = start
+            _, length, there = self._run(scripts.HASH, first)
+            if there != hash:
+                raise history_changed(self._where, start, length)
+        else:
+            first, length = start, len(self)
+        stop = length if limit is None else min(length, first + limit)
         records: list[bytes] = []
-        while start + len(records) < stop:
-            first = start + len(records)
+        while first < stop:
             count = min(CHUNK, stop - first)
             entries = self._command("XRANGE", self._keys[0], first + 1, "+", "COUNT", count)
-            if len(entries) < count:
-                raise self._shorter()
-            records.extend(fields[1] for _, fields in entries)
+            if len(entries) < count or entries[-1][0] != b"%d-0" % (first + count):
+                raise self._gone()
+            stored = [fields[1] for _, fields in entries]
+            records += [record[:-HASH_LENGTH] for record in stored]
+            if hash is not None:
+                # Between two commands the log may have been put back, and written on.
+                place = Cursor(first, hash)
+                if place.after(records[-count:][:1]).hash != stored[0][-HASH_LENGTH:]:
+                    raise history_changed(self._where, place, length)
+            first, hash = first + count, stored[-1][-HASH_LENGTH:]
         return records
 
     def __len__(self) -> int:
-        seen = self._seen
-        match self._run(scripts.LENGTH):
-            case [b"at", length] if length >= seen:
-                self._seen = max(self._seen, length)
-                return int(length)
-            case _:
-                raise self._shorter()
+        _, length = self._run(scripts.LENGTH)
+        return int(length)
 
     def wait(self, length: int, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
@@ -212,7 +219,7 @@ class RedisJournal(Store):
         self._check_process()
         answer = self._server.run(script, self._keys, [self._id, *arguments])
         if answer == [b"gone"]:
-            raise self._shorter()
+            raise self._gone()
         return answer
 
     def _command(self, *arguments: Argument) -> Any:
@@ -223,7 +230,7 @@ class RedisJournal(Store):
         if self._owner != os.getpid():
             raise StoreError(f"{self._where} was opened before a fork; open it anew in this process")
 
-    def _shorter(self) -> StoreError:
+    def _gone(self) -> StoreError:
         return StoreError(
             f"{self._where} has lost records that were in it: the server was flushed, restarted without its file, or "
             f"replaced by a replica that lagged behind; run again to go on from what it has, and set appendonly yes"

@@ -1,8 +1,9 @@
 """What RedisJournal runs inside the server: each script is done as a whole, between the commands of all others.
 
-Keys, all in one hash slot: ``log``, a stream whose entry at position p has the id ``p+1-0``; ``about``, a hash with the
-store's format, id, last token and clock; ``requests``, a hash from callers' requests to positions; ``handles``, a hash
-from open handles to their last append; ``leases``, a hash from names to ``token expiry owner``.
+Keys, all in one hash slot: ``log``, a stream whose entry at position p has the id ``p+1-0`` and holds the record with
+its hash behind it (see :class:`hpstage.store.cursor.Cursor`); ``about``, a hash with the store's format, id, last token
+and clock; ``requests``, a hash from callers' requests to positions; ``handles``, a hash from open handles to their last
+append; ``leases``, a hash from names to ``token expiry owner``.
 
 For Redis 6.2: no functions, and no write command before one that a server without memory refuses, since only the first
 write of a script is refused for want of memory.
@@ -13,7 +14,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-FORMAT = 1
+from hpstage.store.cursor import HASH_LENGTH
+
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,16 @@ local function keep_clock(now, offset)
 end
 """
 
+# Kept with the log and not beside it: so what puts the log back to an earlier state puts its hashes back, too.
+_HASHES = f"""
+local function hash_of(position)
+  if position == 0 then return '' end
+  local id = string.format('%.0f-0', position)
+  local entry = redis.call('XRANGE', log, id, id)[1]
+  return entry and string.sub(entry[2][2], -{HASH_LENGTH})
+end
+"""
+
 _LEASES = """
 local function lease(name)
   local held = redis.call('HGET', leases, name)
@@ -95,43 +108,56 @@ return {'at', redis.call('XLEN', log)}
 """
 )
 
-# ARGV: id, length that the handle has seen, handle, number of this append, 'r' + request or '', length expected or '',
-# number of fences, then name and token of each, then the records.
+# ARGV: id, position. Gives the length of the log and the hash of its records up to there, '' if it is shorter.
+HASH = _script(
+    _SAME_STORE
+    + _HASHES
+    + """
+return {'at', redis.call('XLEN', log), hash_of(tonumber(ARGV[2])) or ''}
+"""
+)
+
+# ARGV: id, handle, number of this append, 'r' + request or '', position expected or '', hash expected, number of
+# fences, then name and token of each, then the records.
 #
-# Gives position and length of the log. A handle makes one append at a time, numbered from 1, and its last one is
-# remembered: one that comes again, because the reply was lost, is answered and not applied; one that comes late, after
-# the next (its sender gave up), is not applied either.
+# Gives the position. A handle makes one append at a time, numbered from 1, and its last one is remembered: one that
+# comes again, because the reply was lost, is answered and not applied; one that comes late, after the next (its sender
+# gave up), is not applied either.
 APPEND = _script(
     _SAME_STORE
+    + _HASHES
     + _LEASES
-    + """
+    + f"""
 local length = redis.call('XLEN', log)
-if length < tonumber(ARGV[2]) then return {'shorter', length} end
-local last = redis.call('HGET', handles, ARGV[3])
+local last = redis.call('HGET', handles, ARGV[2])
 if last then
   local number, position = string.match(last, '^(%d+) (%d+)$')
-  if tonumber(number) == tonumber(ARGV[4]) then return {'at', tonumber(position), length} end
-  if tonumber(number) > tonumber(ARGV[4]) then return {'late'} end
+  if tonumber(number) == tonumber(ARGV[3]) then return {{'at', tonumber(position)}} end
+  if tonumber(number) > tonumber(ARGV[3]) then return {{'late'}} end
 end
-local request = ARGV[5]
+local request = ARGV[4]
 if request ~= '' then
   local known = redis.call('HGET', requests, string.sub(request, 2))
-  if known then return {'at', tonumber(known), length} end
+  if known then return {{'at', tonumber(known)}} end
 end
 local record = 8 + 2 * tonumber(ARGV[7])
-local lost = {'lost'}
+local lost = {{'lost'}}
 for i = 8, record - 1, 2 do
   if lease(ARGV[i]) ~= ARGV[i + 1] then lost[#lost + 1] = ARGV[i] end
 end
 if #lost > 1 then return lost end
-if ARGV[6] ~= '' and tonumber(ARGV[6]) ~= length then return {'refused'} end
+local expected = tonumber(ARGV[5])
+if expected and hash_of(expected) ~= ARGV[6] then return {{'changed', length}} end
+if expected and expected ~= length then return {{'refused'}} end
+local hash = expected and ARGV[6] or hash_of(length)
 local position = string.format('%.0f', length)
-redis.call('HSET', handles, ARGV[3], ARGV[4] .. ' ' .. position)
+redis.call('HSET', handles, ARGV[2], ARGV[3] .. ' ' .. position)
 if request ~= '' then redis.call('HSET', requests, string.sub(request, 2), position) end
 for i = record, #ARGV do
-  redis.call('XADD', log, string.format('%.0f-0', length + 1 + i - record), 'r', ARGV[i])
+  hash = string.sub(redis.sha1hex(hash .. ARGV[i]), 1, {HASH_LENGTH})
+  redis.call('XADD', log, string.format('%.0f-0', length + 1 + i - record), 'r', ARGV[i] .. hash)
 end
-return {'at', length, length + #ARGV + 1 - record}
+return {{'at', length}}
 """
 )
 

@@ -17,6 +17,7 @@ from redis.exceptions import AuthenticationError, InvalidResponse, NoScriptError
 from redis.retry import Retry
 
 from hpstage.errors import StoreError, UsageError
+from hpstage.redaction import redacted, shown, shown_cause
 from hpstage.store.redis_scripts import Script
 
 Answer = TypeVar("Answer")
@@ -68,6 +69,7 @@ class RedisServer:
 
     def __init__(self, url: str, patience: float) -> None:
         self.where = _shown(url)
+        self._url = url
         self.answered = True
         """Whether every call so far has had an answer at its first try, so that none may still be on the way."""
         self._patience = patience
@@ -146,14 +148,14 @@ class RedisServer:
                             raise
                         problem = self._explain(error, last=time.monotonic() + pause >= deadline)
                         if problem is not None:
-                            raise problem from error
+                            raise problem from shown_cause(error, self._url)
                         if not told and time.monotonic() - began > SILENCE and self._away.acquire(blocking=False):
                             told = True
                             wait = deadline - time.monotonic()
                             logger.warning(
                                 "%s does not answer (%s); waiting for it, for %.0f s more at most",
                                 self.where,
-                                _plain(error),
+                                _plain(error, self._url),
                                 wait,
                             )
                 except BaseException:
@@ -167,15 +169,16 @@ class RedisServer:
 
     def _explain(self, error: RedisError, *, last: bool) -> StoreError | None:
         """The failure in plain words; ``None``: it may pass, and this try was not the last."""
+        reason = _plain(error, self._url)
         if isinstance(error, AuthenticationError) or (isinstance(error, ResponseError) and "AUTH" in str(error)):
             return StoreError(
-                f"{self.where} refuses the user name or password ({_plain(error)}); give them in the URL, "
+                f"{self.where} refuses the user name or password ({reason}); give them in the URL, "
                 f"redis://USER:PASSWORD@HOST:PORT, with signs such as / or @ as %2F or %40"
             )
         text = f"{_WITHOUT_CODE.get(type(error).__name__, '')} {error}"
         if "CERTIFICATE_VERIFY_FAILED" in text:
             return StoreError(
-                f"{self.where}: the server's certificate is not trusted ({_plain(error)}); give its authority's in the "
+                f"{self.where}: the server's certificate is not trusted ({reason}); give its authority's in the "
                 f"URL, ?ssl_ca_certs=FILE"
             )
         if isinstance(error, InvalidResponse):
@@ -185,13 +188,13 @@ class RedisServer:
                 return None
             tls = ", speaks TLS there" if self.where.startswith("rediss:") else ""
             return StoreError(
-                f"{self.where} does not answer ({_plain(error)}); see that the server runs{tls} and can be reached "
+                f"{self.where} does not answer ({reason}); see that the server runs{tls} and can be reached "
                 f"from here, then run again: nothing acknowledged is lost"
             )
         for word, remedy in _REMEDIES.items():
             if re.search(rf"\b{word}\b", text):
-                return StoreError(f"{self.where}: {remedy} ({_plain(error)})")
-        return StoreError(f"{self.where}: {_plain(error)}: this should not happen, please report it")
+                return StoreError(f"{self.where}: {remedy} ({reason})")
+        return StoreError(f"{self.where}: {reason}: this should not happen, please report it")
 
 
 def _shown(url: str) -> str:
@@ -199,21 +202,24 @@ def _shown(url: str) -> str:
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in ("redis", "rediss", "unix"):
         raise UsageError("a Redis URL begins with redis://, rediss:// (TLS) or unix:// (a socket's path)")
+    place = shown(url)
     try:
-        parts = urlsplit(url)
+        parts, seen = urlsplit(url), urlsplit(place)
         host, port = parts.hostname or "localhost", parts.port or 6379
+        if (parts.hostname, parts.port, parts.path) != (seen.hostname, seen.port, seen.path):
+            raise ValueError("it is not clear where the password ends")
     except ValueError:
         raise UsageError(
             f"this {scheme}:// URL cannot be read (not shown, for its password); write signs of the password such as "
             f"/, # or @ as %2F, %23 or %40"
         ) from None
     if scheme == "unix":
-        return f"unix://{parts.path}"
+        return place
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path.rstrip('/')}"
 
 
-def _plain(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+def _plain(error: Exception, url: str) -> str:
+    return redacted(" ".join(str(error).split()).rstrip("."), url) or type(error).__name__
 
 
 def _as_it_comes(response: Any, **options: Any) -> Any:

@@ -8,16 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from hpstage.errors import LeaseLost, StoreError
-from hpstage.store.journal import NO_FENCES
+from hpstage.store.cursor import Cursor, chain
+from hpstage.store.journal import NO_FENCES, history_changed
 from hpstage.store.leases import Lease, check_seconds
 from hpstage.store.mounts import network_mount
 from hpstage.store.store import Store
 
 # PRAGMA user_version of the file. A change to the tables must raise it.
-SCHEMA = 2
+SCHEMA = 3
 # PRAGMA application_id of the file: "hpst".
 APPLICATION = int.from_bytes(b"hpst", "big")
 
@@ -28,21 +30,16 @@ POLL = 0.005
 # The way out where network_mount refuses and every process that uses the file runs on one host: set it to "1".
 ALLOWED = "HPSTAGE_SQLITE_ON_NETWORK"
 
-# What each schema has added; a file of an older schema gets the rest when it is opened.
-_TABLES = {
-    1: (
-        # The position is SQLite's row number: appending goes to the end of one B-tree.
-        "CREATE TABLE log (position INTEGER PRIMARY KEY, record BLOB NOT NULL)",
-        "CREATE TABLE requests (request TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID",
-    ),
-    2: (
-        "CREATE TABLE leases (name TEXT PRIMARY KEY, owner TEXT NOT NULL, token INTEGER NOT NULL, "
-        "began REAL NOT NULL, seconds REAL NOT NULL) WITHOUT ROWID",
-        # The last token given, in one row: leases may be deleted and tokens still grow.
-        "CREATE TABLE tokens (last INTEGER NOT NULL)",
-        "INSERT INTO tokens VALUES (0)",
-    ),
-}
+_TABLES = (
+    # The position is SQLite's row number: appending goes to the end of one B-tree. The hash is that of the chain.
+    "CREATE TABLE log (position INTEGER PRIMARY KEY, record BLOB NOT NULL, hash BLOB NOT NULL)",
+    "CREATE TABLE requests (request TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE leases (name TEXT PRIMARY KEY, owner TEXT NOT NULL, token INTEGER NOT NULL, "
+    "began REAL NOT NULL, seconds REAL NOT NULL) WITHOUT ROWID",
+    # The last token given, in one row: leases may be deleted and tokens still grow.
+    "CREATE TABLE tokens (last INTEGER NOT NULL)",
+    "INSERT INTO tokens VALUES (0)",
+)
 
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "the disk is full; free some space and run again, nothing acknowledged is lost",
@@ -121,7 +118,7 @@ class SQLiteJournal(Store):
         records: Sequence[bytes],
         *,
         request: str | None = None,
-        expect: int | None = None,
+        expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
         with self._writing() as connection:
@@ -131,17 +128,24 @@ class SQLiteJournal(Store):
                     return int(known[0])
             if lost := _not_held(connection, fences):
                 raise LeaseLost(lost)
-            position = _length(connection)
-            if expect is not None and expect != position:
+            end = _end(connection)
+            if expect is not None and expect != end:
+                self._check_history(connection, expect)
                 return None
-            connection.executemany("INSERT INTO log VALUES (?, ?)", enumerate(records, position))
+            position = end.position
+            rows = zip(count(position), records, chain(end.hash, records), strict=False)
+            connection.executemany("INSERT INTO log VALUES (?, ?, ?)", rows)
             if request is not None:
                 connection.execute("INSERT INTO requests VALUES (?, ?)", (request, position))
             return position
 
-    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
+    def read(self, start: int | Cursor = 0, limit: int | None = None) -> list[bytes]:
         with self._changed, self._explained():
-            rows = self._open().execute(
+            connection = self._open()
+            if isinstance(start, Cursor):
+                self._check_history(connection, start)
+                start = start.position
+            rows = connection.execute(
                 "SELECT record FROM log WHERE position >= ? ORDER BY position LIMIT ?",
                 (start, -1 if limit is None else limit),
             )
@@ -149,12 +153,12 @@ class SQLiteJournal(Store):
 
     def __len__(self) -> int:
         with self._changed, self._explained():
-            return _length(self._open())
+            return _end(self._open()).position
 
     def wait(self, length: int, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
         with self._changed, self._explained():
-            while _length(self._open()) <= length:
+            while _end(self._open()).position <= length:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -212,6 +216,11 @@ class SQLiteJournal(Store):
             self._connection = None
             self._changed.notify_all()
 
+    def _check_history(self, connection: sqlite3.Connection, cursor: Cursor) -> None:
+        last = connection.execute("SELECT hash FROM log WHERE position = ?", (cursor.position - 1,)).fetchone()
+        if cursor.hash != (last[0] if last else None if cursor.position else b""):
+            raise history_changed(f"journal {self.path}", cursor, _end(connection).position)
+
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, with the right to write from its start; rolled back if it fails."""
@@ -264,17 +273,17 @@ class SQLiteJournal(Store):
         try:
             application, schema = _identity(connection)
             (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if application == APPLICATION and schema > SCHEMA:
+            if application == APPLICATION and schema != SCHEMA:
+                age, remedy = ("a newer", "upgrade hpstage") if schema > SCHEMA else ("an older", "choose another path")
                 raise StoreError(
-                    f"journal {self.path} was written by a newer hpstage (schema {schema}, this one reads "
-                    f"{SCHEMA}); upgrade hpstage"
+                    f"journal {self.path} was written by {age} hpstage (schema {schema}, this one reads {SCHEMA}); "
+                    f"{remedy}"
                 )
             if application != APPLICATION:
                 if objects or application or schema:
                     raise StoreError(f"{self.path} is a database of something else; choose another path")
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            for version in range(schema + 1, SCHEMA + 1):
-                for statement in _TABLES[version]:
+                for statement in _TABLES:
                     connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA}")
             connection.execute("COMMIT")
@@ -311,9 +320,9 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
     return application, schema
 
 
-def _length(connection: sqlite3.Connection) -> int:
-    (last,) = connection.execute("SELECT max(position) FROM log").fetchone()
-    return 0 if last is None else int(last) + 1
+def _end(connection: sqlite3.Connection) -> Cursor:
+    last = connection.execute("SELECT position + 1, hash FROM log ORDER BY position DESC LIMIT 1").fetchone()
+    return Cursor() if last is None else Cursor(*last)
 
 
 def _not_held(connection: sqlite3.Connection, tokens: Mapping[str, int]) -> set[str]:

@@ -7,10 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
+from itertools import chain, product
 
 import pytest
 
-from hpstage.errors import StoreError
+from hpstage.errors import HistoryChanged, StoreError
+from hpstage.store.cursor import Cursor
 from hpstage.store.journal import Journal
 
 _WRITERS = 3
@@ -83,25 +86,55 @@ class JournalContract:
         assert journal.append([b"a"], request="") == 2
         assert len(journal) == 3
 
-    def test_an_append_is_refused_when_the_log_is_not_as_long_as_expected(self, journal: Journal) -> None:
-        assert journal.append([b"a"], expect=0) == 0
-        assert journal.append([b"b"], expect=0) is None
-        assert journal.append([b"b"], expect=2) is None
-        assert journal.read() == [b"a"]
-        assert journal.append([b"b"], expect=1) == 1
+    def test_an_append_is_refused_when_the_log_is_longer_than_expected(self, journal: Journal) -> None:
+        after_a = Cursor().after([b"a"])
+        assert journal.append([b"a"], expect=Cursor()) == 0
+        assert journal.append([b"b"], expect=Cursor()) is None
+        assert journal.append([b"b"], expect=after_a) == 1
+        assert journal.append([b"c"], expect=after_a) is None
+        assert journal.read() == [b"a", b"b"]
+        assert journal.append([b"c", b"d"], expect=after_a.after([b"b"])) == 2
 
     def test_a_repeated_request_is_known_though_the_log_has_grown_beyond_what_it_expected(
         self, journal: Journal
     ) -> None:
-        assert journal.append([b"a"], request="r", expect=0) == 0
-        assert journal.append([b"a"], request="r", expect=0) == 0
+        assert journal.append([b"a"], request="r", expect=Cursor()) == 0
+        assert journal.append([b"a"], request="r", expect=Cursor()) == 0
         assert len(journal) == 1
 
     def test_a_refused_request_can_be_made_again(self, journal: Journal) -> None:
         journal.append([b"a"])
-        assert journal.append([b"b"], request="r", expect=0) is None
-        assert journal.append([b"b"], request="r", expect=1) == 1
+        assert journal.append([b"b"], request="r", expect=Cursor()) is None
+        assert journal.append([b"b"], request="r", expect=Cursor().after([b"a"])) == 1
         assert journal.read() == [b"a", b"b"]
+
+    def test_read_goes_on_behind_a_cursor(self, journal: Journal) -> None:
+        records = [b"0", b"", b"2", b"\xff\x00"]
+        journal.append(records[:1])
+        journal.append(records[1:])
+        for position in range(5):
+            cursor = Cursor().after(records[:position])
+            assert journal.read(cursor) == records[position:]
+            assert journal.read(cursor, 2) == records[position : position + 2]
+            assert journal.read(cursor, 0) == []
+
+    def test_whoever_has_read_other_records_than_are_there_is_told_and_changes_nothing(self, journal: Journal) -> None:
+        there = [b"a", b"", b"ab", b"a"]
+        journal.append(there)
+        for passed in chain.from_iterable(product([b"", b"a", b"ab"], repeat=length) for length in range(6)):
+            cursor = Cursor().after(passed)
+            if list(passed) == there[: len(passed)]:
+                assert journal.read(cursor) == there[len(passed) :]
+                continue
+            for call in (
+                partial(journal.read, cursor),
+                partial(journal.append, [b"new"], expect=cursor),
+                partial(journal.append, [b"new"], request="r", expect=cursor),
+            ):
+                with pytest.raises(HistoryChanged, match=f"the {len(passed)} that this process has read"):
+                    call()
+        assert journal.read() == there
+        assert journal.append([b"new"], request="r", expect=Cursor().after(there)) == 4
 
     def test_all_handles_see_the_same_log(self, open_journal: Callable[[], Journal]) -> None:
         with closing(open_journal()) as one, closing(open_journal()) as other:
@@ -190,7 +223,8 @@ class JournalContract:
             won = 0
             with closing(open_journal()) as journal:
                 while (length := len(journal)) < 30:
-                    won += journal.append([b"%d" % length], expect=length) is not None
+                    expect = Cursor().after([b"%d" % number for number in range(length)])
+                    won += journal.append([b"%d" % length], expect=expect) is not None
             return won
 
         if not self.between_processes:

@@ -8,7 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from hpstage.errors import LeaseLost, StoreError
+from hpstage.errors import HistoryChanged, LeaseLost, StoreError
+from hpstage.store.cursor import Cursor
 from hpstage.store.journal import Journal
 from hpstage.store.store import Store
 from hpstage.testing.journal import JournalContract
@@ -31,7 +32,7 @@ class StoreContract(JournalContract, LeasesContract):
         tokens = store.acquire_all(["a", "b"], "me", 100)
         assert tokens is not None
         assert store.append([b"x"], fences=tokens) == 0
-        assert store.append([b"y"], fences={"b": tokens["b"]}, request="r", expect=1) == 1
+        assert store.append([b"y"], fences={"b": tokens["b"]}, request="r", expect=Cursor().after([b"x"])) == 1
         assert store.read() == [b"x", b"y"]
 
     def test_an_append_is_refused_when_one_of_its_leases_was_taken(
@@ -84,12 +85,16 @@ class StoreContract(JournalContract, LeasesContract):
         assert token is not None
         assert store.append([b"x"], request="r", fences={"a": token}) == 0
 
-    def test_lost_leases_are_told_before_a_length_that_was_not_expected(self, store: Store) -> None:
-        with pytest.raises(LeaseLost):
-            store.append([b"x"], expect=5, fences={"a": 1})
+    def test_lost_leases_are_told_before_a_log_that_was_not_expected(self, store: Store) -> None:
+        store.append([b"a"])
+        for expect in (Cursor(), Cursor().after([b"b"])):
+            with pytest.raises(LeaseLost):
+                store.append([b"x"], expect=expect, fences={"a": 1})
         token = store.acquire("a", "me", 100)
         assert token is not None
-        assert store.append([b"x"], expect=5, fences={"a": token}) is None
+        assert store.append([b"x"], expect=Cursor(), fences={"a": token}) is None
+        with pytest.raises(HistoryChanged):
+            store.append([b"x"], expect=Cursor().after([b"b"]), fences={"a": token})
 
     def test_nobody_commits_after_the_one_who_took_his_lease(self, open_store: Callable[[], Store]) -> None:
         def commit_for_a_while(writer: int) -> None:

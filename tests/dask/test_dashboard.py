@@ -25,7 +25,8 @@ from hpstage.cluster.dashboard.plots import PLOTS, summary
 from hpstage.cluster.dashboard.study import History, StudyView, curve
 from hpstage.cluster.dashboard.tree import Tree, draw
 from hpstage.cluster.dashboard.work import work_of
-from hpstage.store import Journal, MemoryJournal
+from hpstage.errors import HistoryChanged
+from hpstage.store import Cursor, Journal, MemoryJournal
 from tests.dask.commands import Command, free_port, until
 from tests.dask.studies import Running, Steady, search
 from tests.toys import Failing, Tape
@@ -188,6 +189,22 @@ def test_records_that_come_twice_or_too_early_do_no_harm() -> None:
     assert board.offer("plan", 10, records[10:15]) == 30
     assert board.offer("plan", 40, records[40:]) == 30
     assert board.offer("plan", 30, records[30:]) == len(records)
+    assert summary(board.studies()[0]) == summary(board_of(journal).studies()[0])
+
+
+def test_a_page_that_has_folded_what_its_journal_lost_is_told_so_and_begins_anew() -> None:
+    _, journal = searched()
+    records = journal.read()
+    board = Board()
+    behind = Cursor(*board.take_in("plan", 0, records[:20]))
+    behind = Cursor(*board.take_in("plan", 10, records[10:30]))
+    assert journal.read(behind) == records[30:]
+    lost = MemoryJournal()
+    lost.append(records[:12] + records[:1] * 30)
+    with pytest.raises(HistoryChanged):
+        lost.read(behind)
+    assert board.take_in("plan", 0, records[:12], anew=True) == Cursor().after(records[:12])
+    assert board.take_in("plan", 12, records[12:]) == Cursor().after(records)
     assert summary(board.studies()[0]) == summary(board_of(journal).studies()[0])
 
 

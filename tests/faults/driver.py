@@ -26,7 +26,7 @@ from optuna.trial import TrialState
 
 import hpstage
 from hpstage.errors import CheckpointError, ClusterError, StoreError
-from hpstage.store import RedisJournal
+from hpstage.store import Cursor, RedisJournal
 from hpstage.store.journal import NO_FENCES
 from tests.faults import work
 
@@ -83,7 +83,7 @@ class Noting(RedisJournal):
         records: Sequence[bytes],
         *,
         request: str | None = None,
-        expect: int | None = None,
+        expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
         position = super().append(records, request=request, expect=expect, fences=fences)

@@ -17,11 +17,12 @@ import redis
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing
+from hpstage.store.cursor import HASH_LENGTH
 
 
 def raw_journal(client: redis.Redis, prefix: str) -> list[bytes]:
     """The records as they stand in Redis, read without hpstage."""
-    return [fields[b"r"] for _, fields in client.xrange(f"{{{prefix}}}:log")]
+    return [fields[b"r"][:-HASH_LENGTH] for _, fields in client.xrange(f"{{{prefix}}}:log")]
 
 
 # --- the journal ------------------------------------------------------------------------------------------

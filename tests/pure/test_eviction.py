@@ -75,7 +75,7 @@ class Log:
         before, self.meanwhile = self.meanwhile, []
         for fact in before or facts:
             self.plan.apply(fact)
-            self.plan.position += 1
+        self.plan.cursor = self.plan.cursor.after([b""] * len(before or facts))
         return not before
 
 
@@ -96,7 +96,7 @@ def reach(log: Log, step: int, steps: int = 1) -> None:
     plan.apply(
         StateReached(node.id, step - steps, step, WorkerId("w"), float(step), 1.0 * steps, kept=Kept(key, 1, ""))
     )
-    plan.position += 1
+    plan.cursor = plan.cursor.after([b""])
 
 
 def steps_kept(log: Log) -> list[int]:
@@ -454,7 +454,7 @@ def test_a_budget_that_cannot_be_kept_is_looked_at_once_in_as_many_facts_as_ther
         node = plan.trials[id].path[0]
         kept = Kept(plan.key(node, 1), 1, "")
         plan.apply(StateReached(node.id, 0, 1, WorkerId("w"), 0.0, 1.0, metrics={"value": 0.0}, kept=kept))
-        plan.position += 4
+        plan.cursor = plan.cursor.after([b""] * 4)
         eviction.keep(log)
     assert len(plan.kept) == 3_000 and looked < 60
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.driver import open_plan
-from hpstage.events import StateKey
+from hpstage.errors import InternalError
+from hpstage.events import Kept, StateKey, StateReached, TrialId, WorkerId
 from hpstage.simulate import SimulatedExecutor, value_of_key
 from tests.pure.searches import WORKLOAD, Search, histories, searches, trial
 
@@ -222,3 +224,16 @@ def test_the_plan_is_the_fold_of_its_journal():
         )
         known = {step: (s.metrics, s.kept) for step, s in mine.states.items() if s.metrics or s.kept}
         assert known == {step: (s.metrics, s.kept) for step, s in theirs.states.items() if s.metrics or s.kept}
+
+
+def test_a_state_that_was_kept_as_another_is_refused_and_nothing_is_folded() -> None:
+    search = Search(SimulatedExecutor(1))
+    search.driver.add([trial(0, {"a": s.constant(1)}, 8), trial(1, {"a": s.constant(2)}, 8)])
+    plan = search.driver.plan
+    one, other = plan.trials[TrialId("study/0")].path[0], plan.trials[TrialId("study/1")].path[0]
+    for key in (plan.key(other, 4), plan.key(one, 5)):
+        with pytest.raises(InternalError, match=f"was kept as {key}"):
+            plan.apply(StateReached(one.id, 0, 4, WorkerId("w"), 1.0, 1.0, kept=Kept(key, 1, "")))
+        assert not one.states and not plan.kept and plan.totals.steps_trained == 0
+    plan.apply(StateReached(one.id, 0, 4, WorkerId("w"), 1.0, 1.0, kept=Kept(plan.key(one, 4), 1, "")))
+    plan.validate()

@@ -18,11 +18,13 @@ from hpstage.events import (
     DriverId,
     DriverJoined,
     DriverLeft,
+    StageFailed,
     StateKey,
     StateReached,
     Stretch,
     TrialAdded,
     TrialId,
+    UserFailure,
     WorkerId,
 )
 from hpstage.eviction import Eviction
@@ -217,3 +219,32 @@ def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(new
         assert other.plan.totals.steps_trained == step
     other.driver.remember([ChainClosed(ChainId("first-1"), 0.0)])  # it gives up: now it is the other's
     run([other], random.Random(0))
+
+
+def test_drivers_of_one_time_agree_that_a_stage_fails_and_one_that_comes_after_them_tries_again() -> None:
+    journal, kept = MemoryJournal(), set[StateKey]()
+    line = [TrialAdded(TrialId("0"), {"a": s.constant(1), "b": s.constant(1)}, 8)]
+    first = Study("first", journal, kept)
+    first.ask(line, [8])
+    [node] = first.plan.nodes
+    failure = UserFailure("ValueError: here", "its traceback")
+    first.driver.remember([StageFailed(node.id, 4, False, failure)])
+    first.ask([TrialAdded(TrialId("1"), line[0].schedules, 8)], [6])  # is known, and waits for nothing
+    first.turn()
+    assert {answer.failure for answer in first.answers} == {failure}
+    second = Study("second", journal, kept)  # or the first, killed and called again
+    assert second.scheduler.idle()
+    second.ask(line, [6])
+    second.turn()
+    assert [(answer.metrics, answer.failure) for answer in second.answers] == [(None, failure)]
+    second.ask([TrialAdded(TrialId("1"), line[0].schedules, 8)], [3])  # before it, all is well
+    run([second], random.Random(0))
+    assert second.answers[-1].metrics is not None
+    for study in (first, second):
+        assert study.plan.totals.steps_trained == (0 if study is first else 3)
+        study.driver.finish()
+        study.driver.leave()
+    later = Study("later", journal, kept)
+    later.ask(line, [8])
+    run([later], random.Random(0))
+    assert later.answers[0].metrics is not None

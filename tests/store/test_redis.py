@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from hpstage.errors import StoreError, UsageError
+from hpstage.errors import HistoryChanged, StoreError, UsageError
 from hpstage.locations import open_redis
-from hpstage.store import RedisJournal, redis_scripts
+from hpstage.store import Cursor, RedisJournal, redis_scripts
 from hpstage.store import redis_server as redis_server_module
 from hpstage.store.redis import CHUNK
 from tests.redis_server import RedisServer
@@ -124,7 +124,7 @@ def test_an_append_that_was_given_up_is_not_applied_after_the_next(
         assert journal.read() in ([b"a", b"b"], [b"a", b"given up", b"b"])
         assert position == len(journal) - 1
         # As it would come by a network that held it back.
-        late: list[Any] = [journal._id, 0, journal._handle, 2, "", "", 0, b"given up"]
+        late: list[Any] = [journal._id, journal._handle, 2, "", "", "", 0, b"given up"]
         assert journal._server.run(redis_scripts.APPEND, journal._keys, late) == [b"late"]
 
 
@@ -270,7 +270,7 @@ def test_a_journal_of_a_newer_hpstage_is_refused(shared_redis: RedisServer) -> N
     RedisJournal(shared_redis.url, prefix="newer").close()
     with shared_redis.client() as client:
         client.hset("{newer}:about", "format", redis_scripts.FORMAT + 1)
-    with pytest.raises(StoreError, match=r"newer hpstage \(format 2.*upgrade"):
+    with pytest.raises(StoreError, match=r"newer hpstage \(format 3.*upgrade"):
         RedisJournal(shared_redis.url, prefix="newer")
 
 
@@ -345,21 +345,65 @@ def test_a_server_that_forgot_what_this_handle_has_seen_is_refused(start_redis: 
                 call()
 
 
-def test_a_log_that_fell_back_to_an_earlier_state_is_refused_and_tokens_grow_on(redis_server: RedisServer) -> None:
-    with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
+@pytest.mark.parametrize("refilled", [0, 1, 2, 3])
+def test_a_server_that_lost_acknowledged_records_is_noticed_also_when_another_has_filled_it_again(
+    redis_server: RedisServer, refilled: int
+) -> None:
+    with closing(RedisJournal(redis_server.url)) as journal, closing(RedisJournal(redis_server.url)) as other:
         journal.append([b"a"])
+        copy = redis_server.save()
+        read = Cursor().after([b"a"])
+        assert journal.append([b"b", b"c"], expect=read) == 1
+        read = read.after([b"b", b"c"])
+        redis_server.kill()
+        redis_server.put_back(copy)
+        redis_server.start()
+        anew = Cursor().after([b"a"])
+        for record in (b"b", b"x", b"y")[:refilled]:
+            assert other.append([record], expect=anew) == anew.position
+            anew = anew.after([record])
+        for call in (lambda: journal.append([b"d"], expect=read), lambda: journal.read(read)):
+            with pytest.raises(HistoryChanged, match="has lost records: the 3 that this process has read are not"):
+                call()
+        # Whoever reads from the start goes on with what is there.
+        assert Cursor().after(journal.read(Cursor())) == anew
+        assert journal.append([b"d"], expect=anew) == anew.position
+
+
+def test_a_log_that_is_put_back_while_it_is_read_gives_nothing_of_two_histories(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
+        old, new = (RedisJournal(redis_server.url, prefix=prefix) for prefix in ("old", "new"))
+        journal.append([b"a"])
+        old.append([b"0"] * (CHUNK + 1))
+        new.append([b"1"] * (CHUNK + 1))
+        replies = 0
+
+        def swap_after(self: object, *arguments: object, command: Any = RedisJournal._command) -> Any:
+            nonlocal replies
+            reply = command(self, *arguments)
+            replies += 1
+            client.restore("{old}:log", 0, client.dump("{new}:log"), replace=True)
+            return reply
+
+        monkeypatch.setattr(RedisJournal, "_command", swap_after)
+        with pytest.raises(HistoryChanged):
+            old.read(Cursor())
+        assert replies == 2
+        old.close()
+        new.close()
+
+
+def test_tokens_grow_on_when_the_log_fell_back_to_an_earlier_state(redis_server: RedisServer) -> None:
+    with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
         earlier = {key: client.dump(key) for key in client.keys("{hpstage}:*")}
         token = journal.acquire("node", "me", 100)
-        journal.append([b"b"])
         for key, content in earlier.items():
             client.restore(key, 0, content, replace=True)
         client.delete("{hpstage}:leases")
-        with pytest.raises(StoreError, match="has lost records"):
-            journal.append([b"c"])
-        with closing(RedisJournal(redis_server.url)) as other:
-            new = other.acquire("node", "you", 100)
-            assert token is not None and new is not None and new > token
-            assert other.append([b"b"]) == 1
+        new = journal.acquire("node", "you", 100)
+        assert token is not None and new is not None and new > token
 
 
 def test_records_that_were_deleted_are_missed(shared_redis: RedisServer) -> None:
@@ -481,7 +525,7 @@ def test_prefixes_are_stores_of_their_own(shared_redis: RedisServer) -> None:
     ):
         one.append([b"a"], request="r")
         assert one.acquire("node", "me", 100) is not None
-        assert two.append([b"b"], request="r", expect=0) == 0
+        assert two.append([b"b"], request="r", expect=Cursor()) == 0
         assert two.acquire("node", "you", 100) is not None
         assert (one.read(), two.read()) == ([b"a"], [b"b"])
 

@@ -13,13 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from hpstage.errors import LeaseLost
-from hpstage.store import MemoryJournal, RedisJournal, SQLiteJournal, Store
+from hpstage.errors import HistoryChanged, LeaseLost
+from hpstage.store import Cursor, MemoryJournal, RedisJournal, SQLiteJournal, Store
 from tests.redis_server import RedisServer
 
 NAMES = ["a", "b", "c"]
 HANDLE = st.integers(0, 1)
 RECORDS = st.lists(st.binary(max_size=8), max_size=4)
+CURSOR = RECORDS.map(Cursor().after)
 REQUEST = st.none() | st.sampled_from(["p", "q", "r", "s"])
 OWNER = st.sampled_from(["me", "you"])
 SEVERAL = st.lists(st.sampled_from(NAMES), max_size=4)
@@ -53,12 +54,14 @@ class StoresAgree(RuleBasedStateMachine):
 
     def all_agree(self, handle: int, call: Callable[[Store, str], Any]) -> Any:
         """What the call does to each store; it must be the same. ``call`` is given the store's name too."""
-        outcomes = {}
+        outcomes: dict[str, Any] = {}
         for store, handles in self.handles.items():
             try:
                 outcomes[store] = call(handles[handle], store)
             except LeaseLost as lost:
                 outcomes[store] = lost.names
+            except HistoryChanged:
+                outcomes[store] = HistoryChanged
         assert all(outcome == outcomes["memory"] for outcome in outcomes.values()), outcomes
         return outcomes["memory"]
 
@@ -73,9 +76,9 @@ class StoresAgree(RuleBasedStateMachine):
         self.append(0, records, None, None, {})
         self.acquire(0, names, owner, seconds)
 
-    @rule(handle=HANDLE, records=RECORDS, request=REQUEST, expect=st.none() | st.integers(0, 12), fences=PRESENTED)
+    @rule(handle=HANDLE, records=RECORDS, request=REQUEST, expect=st.none() | CURSOR, fences=PRESENTED)
     def append(
-        self, handle: int, records: list[bytes], request: str | None, expect: int | None, fences: dict[str, int]
+        self, handle: int, records: list[bytes], request: str | None, expect: Cursor | None, fences: dict[str, int]
     ) -> None:
         self.all_agree(
             handle,
@@ -88,12 +91,15 @@ class StoresAgree(RuleBasedStateMachine):
     def append_with_the_last_token_to_what_was_read(
         self, handle: int, records: list[bytes], request: str | None, name: str
     ) -> None:
-        length = len(self.handles["memory"][0])
-        self.append(handle, records, request, length, {name: 0})
+        self.append(handle, records, request, Cursor().after(self.handles["memory"][0].read()), {name: 0})
 
-    @rule(handle=HANDLE, start=st.integers(0, 20), limit=st.none() | st.integers(0, 20))
-    def read(self, handle: int, start: int, limit: int | None) -> None:
+    @rule(handle=HANDLE, start=st.integers(0, 20) | CURSOR, limit=st.none() | st.integers(0, 20))
+    def read(self, handle: int, start: int | Cursor, limit: int | None) -> None:
         self.all_agree(handle, lambda journal, store: journal.read(start, limit))
+
+    @rule(handle=HANDLE, passed=st.integers(0, 20), limit=st.none() | st.integers(0, 20))
+    def read_on(self, handle: int, passed: int, limit: int | None) -> None:
+        self.read(handle, Cursor().after(self.handles["memory"][0].read(0, passed)), limit)
 
     @rule(handle=HANDLE, length=st.integers(0, 20))
     def wait(self, handle: int, length: int) -> None:

@@ -10,16 +10,19 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import optuna
 import pytest
-from optuna.trial import TrialState
 
 import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.driver import open_plan, read_facts
 from hpstage.errors import UsageError
-from hpstage.events import StateLost
+from hpstage.events import DriverId, DriverJoined, StateLost
+from hpstage.optuna.ledger import Ledger
+from hpstage.presence import host_identity
+from hpstage.processes import start_of
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.toys import Tape
 
@@ -72,8 +75,7 @@ def start(folder: Path, name: str, seed: int, *budget: str) -> subprocess.Popen[
 
 def values(folder: Path, name: str) -> list[tuple[dict[str, object], float | None]]:
     study = optuna.load_study(study_name=name, storage=f"sqlite:///{folder / (name + '.db')}")
-    # A trial that was cut off while it was proposed has failed; another took its place.
-    return [(trial.params, trial.value) for trial in study.trials if trial.state != TrialState.FAIL]
+    return [(trial.params, trial.value) for trial in study.trials]
 
 
 def undisturbed(folder: Path, name: str, seed: int) -> list[tuple[dict[str, object], float | None]]:
@@ -139,6 +141,44 @@ def test_a_killed_driver_is_replaced_at_once_by_the_same_call(tmp_path: Path) ->
     assert values(tmp_path, "killed") == undisturbed(tmp_path / "alone", "killed", 3)
     plan = final_plan(tmp_path)
     assert not plan.drivers and not plan.chains
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["its old pid", "a pid of its own"])
+def test_a_driver_that_comes_back_under_the_pid_of_its_last_life_goes_on_at_once(again: bool) -> None:
+    journal = MemoryJournal()
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=1))
+
+    def call() -> hpstage.Result:
+        return hpstage.optimize(
+            study,
+            Tape(),
+            space,
+            metric="score",
+            steps=STEPS,
+            n_trials=2,
+            executor=hpstage.InlineExecutor(),
+            store=journal,
+        )
+
+    call()
+    # As the first process of a container has it, that was killed and started again.
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pid = os.getpid() if again else child.pid
+    last = DriverId("last life")
+    start = "1" if again else start_of(child.pid)
+    joined = DriverJoined(last, "pool", host_identity(), pid, time.time(), "", start)
+    journal.append([msgspec.json.encode(joined)])
+    leases = [f"driver/{last}", f"study/{Ledger(study).identity()}"]
+    assert journal.acquire_all(leases, last, 3600.0) is not None
+    if not again:
+        with pytest.raises(UsageError, match="being driven by another process"):
+            call()
+        child.kill()
+        child.communicate()
+    plan = call().plan
+    assert len(study.trials) == 4 and not plan.drivers
+    child.kill()
+    child.communicate()
 
 
 def test_what_a_killed_driver_was_training_is_taken_over_by_the_other(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from hpstage.checkpoints import UrlCheckpoints, remote
+from hpstage.checkpoints import UrlCheckpoints
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import CheckpointError
+from hpstage.redaction import redacted
 from tests.store.url_checkpoints import KEY, OTHER, STATE, names, saved, wrap
 
 
@@ -189,7 +190,7 @@ def test_credentials_are_never_in_a_message_or_its_causes(
 
 
 def test_a_url_is_shown_without_user_and_password() -> None:
-    shown = remote._without_secrets("cannot reach sftp://ann:hunter2@host:22/folder?token=1 at all")
+    shown = redacted("cannot reach sftp://ann:hunter2@host:22/folder?token=1 at all")
     assert shown == "cannot reach sftp://host:22/folder at all"
 
 

@@ -1,0 +1,144 @@
+"""Trials whose making was cut off are made again; those of another plan are left alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algorithm import Algorithm
+from hpstage.algos import ASHA, FullTraining, PopulationBasedTraining, SuccessiveHalving
+from tests.toys import Tape
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+
+STORAGES: dict[str, Callable[[Path], BaseStorage]] = {
+    "database": lambda folder: RDBStorage(f"sqlite:///{folder / 'study.db'}"),
+    "journal": lambda folder: JournalStorage(JournalFileBackend(str(folder / "study.log"))),
+}
+SAMPLERS: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
+    "random": lambda: optuna.samplers.RandomSampler(seed=1),
+    "tpe": lambda: optuna.samplers.TPESampler(seed=1, n_startup_trials=3, multivariate=True),
+}
+
+
+class Other(Tape):
+    """The same, but for its code."""
+
+    version = 2
+
+
+def search(
+    folder: Path,
+    storage: str,
+    sampler: str,
+    *,
+    trainable: Tape | None = None,
+    store: str = "plan",
+    algorithm: Algorithm | None = None,
+    stop_at: int = 0,
+    n_trials: int = 6,
+) -> hpstage.Result:
+    """The same call in a new process, as far as one process can tell. ``stop_at``: the parameter, counted through all
+    trials, after which it is cut off as by kill -9: nothing of ours is done any more for the trial."""
+    folder.mkdir(exist_ok=True)
+    asked = 0
+
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        def cut(value: float) -> float:
+            nonlocal asked
+            asked += 1
+            if asked == stop_at:
+                raise KeyboardInterrupt
+            return value
+
+        first, late = cut(trial.suggest_float("first", 0.0, 1.0)), cut(trial.suggest_int("late", 1, 5))
+        return {"a": s.piecewise({0: first, 4: late}), "b": cut(trial.suggest_float("b", 0.0, 1.0, log=False))}
+
+    study = optuna.create_study(
+        study_name="x",
+        storage=STORAGES[storage](folder),
+        sampler=SAMPLERS[sampler](),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    return hpstage.optimize(
+        study,
+        trainable or Tape(),
+        space,
+        metric="score",
+        steps=8,
+        n_trials=n_trials,
+        algorithm=algorithm or FullTraining(window=2),
+        executor=hpstage.InlineExecutor(),
+        store=folder / store,
+    )
+
+
+def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
+    return [(t.number, t.params, t.state, t.values, t.intermediate_values) for t in study.trials]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_trial_that_is_cut_off_while_it_is_proposed_leaves_no_trace(
+    storage: str, sampler: str, tmp_path: Path
+) -> None:
+    expected = outcome(search(tmp_path / "undisturbed", storage, sampler).study)
+    assert len(expected) == 6
+    for stop_at in (1, 5, 9, 17):
+        folder = tmp_path / str(stop_at)
+        with pytest.raises(KeyboardInterrupt):
+            search(folder, storage, sampler, stop_at=stop_at)
+        assert outcome(search(folder, storage, sampler).study) == expected
+
+
+def test_a_fork_that_is_cut_off_while_it_is_made_leaves_no_trace(tmp_path: Path) -> None:
+    def evolve(folder: str, stop_at: int = 0) -> list[tuple[object, ...]]:
+        algorithm = PopulationBasedTraining(interval=2, seed=1)
+        found = search(tmp_path / folder, "journal", "random", algorithm=algorithm, stop_at=stop_at, n_trials=4)
+        return outcome(found.study)
+
+    expected = evolve("undisturbed")
+    assert len(expected) > 4
+    for stop_at in (13, 14, 15):  # in the first fork
+        with pytest.raises(KeyboardInterrupt):
+            evolve(str(stop_at), stop_at)
+        assert evolve(str(stop_at)) == expected
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("algorithm", [FullTraining(window=2), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
+def test_a_study_that_goes_on_in_one_store_leaves_what_it_has_begun_in_another_alone(
+    storage: str, algorithm: Algorithm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def call(trainable: Tape, store: str, stop_at: int = 0) -> optuna.Study:
+        return search(
+            tmp_path, storage, "random", trainable=trainable, store=store, algorithm=algorithm, stop_at=stop_at
+        ).study
+
+    # Both are cut off with trials open, at times while they propose one.
+    for stop_at in (7, 4):
+        with pytest.raises(KeyboardInterrupt):
+            call(Tape(), "one", stop_at)
+        with pytest.raises(KeyboardInterrupt):
+            call(Other(), "two", stop_at)
+    before = outcome(optuna.load_study(study_name="x", storage=STORAGES[storage](tmp_path)))
+    running = [number for number, _, state, *_ in before if state == TrialState.RUNNING]
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        call(Tape(), "one")
+    left = optuna.load_study(study_name="x", storage=STORAGES[storage](tmp_path)).trials
+    assert not [trial.number for trial in left if trial.state == TrialState.FAIL]
+    assert 0 < sum(trial.state == TrialState.RUNNING for trial in left) < len(running)
+    trials = call(Other(), "two").trials
+    assert all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
+    plans = [trial.user_attrs["hpstage:plan"] for trial in trials]
+    assert [plans.count(plan) for plan in sorted(set(plans))] == [6, 6]

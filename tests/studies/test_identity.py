@@ -1,0 +1,75 @@
+"""A study has one identity, also when two processes are the first to ask for it at the same time."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+
+from hpstage.optuna.ledger import Ledger
+from hpstage.optuna.patience import patient
+
+
+def database(folder: Path) -> BaseStorage:
+    return RDBStorage(f"sqlite:///{folder / 'study.db'}")
+
+
+def journal(folder: Path) -> BaseStorage:
+    return JournalStorage(JournalFileBackend(str(folder / "study.log")))
+
+
+def ask(
+    make: Callable[[Path], BaseStorage], folder: Path, both_looked: Barrier, one_has_it: Barrier, late: bool, found: Any
+) -> None:
+    """Ask for the identity; both look first, and find none, and one of them has its answer before the other goes on."""
+    study = optuna.load_study(study_name="x", storage=make(folder))
+    look = study._storage.get_study_system_attrs
+    looks = 0
+
+    def look_together(study_id: int) -> dict[str, Any]:
+        nonlocal looks
+        looks += 1
+        seen = look(study_id)
+        if looks == 1:
+            both_looked.wait(60)
+            if late:
+                one_has_it.wait(60)
+        return seen
+
+    study._storage.get_study_system_attrs = look_together  # type: ignore[method-assign]
+    with patient(study):
+        first = Ledger(study).identity()
+        if not late:
+            one_has_it.wait(60)
+        found.put((first, Ledger(study).identity()))
+
+
+@pytest.mark.parametrize("make", [database, journal])
+def test_two_processes_that_ask_first_at_the_same_time_are_told_the_same(
+    make: Callable[[Path], BaseStorage], tmp_path: Path
+) -> None:
+    optuna.create_study(study_name="x", storage=make(tmp_path))
+    context = multiprocessing.get_context("spawn")
+    both_looked, one_has_it = context.Barrier(2), context.Barrier(2)
+    found: Queue[tuple[str, str]] = context.Queue()
+    processes = [
+        context.Process(target=ask, args=(make, tmp_path, both_looked, one_has_it, late, found))
+        for late in (False, True)
+    ]
+    for process in processes:
+        process.start()
+    told = [*found.get(timeout=120), *found.get(timeout=120)]
+    for process in processes:
+        process.join()
+    assert len(set(told)) == 1
+    assert Ledger(optuna.load_study(study_name="x", storage=make(tmp_path))).identity() == told[0]
+    optuna.create_study(study_name="y", storage=make(tmp_path))
+    assert Ledger(optuna.load_study(study_name="y", storage=make(tmp_path))).identity() != told[0]
