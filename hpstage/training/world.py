@@ -18,6 +18,7 @@ from hpstage.training.encoding import ANSWERED, Decoder, Encoder
 from hpstage.training.guard import Guard
 from hpstage.training.kinds import VALUES, Marked, torch
 from hpstage.training.portrait import text_of
+from hpstage.training.settings import settings
 from hpstage.training.survey import Record, Survey, Surveyor
 
 Roots = Iterable[tuple[str, object]]
@@ -34,7 +35,8 @@ class World:
 
     def __init__(self, stateless: Collection[str], roots: Callable[[], Roots]) -> None:
         self._surveyor = Surveyor(stateless)
-        self._roots = roots
+        self._own_roots = roots
+        self._settings: list[tuple[str, object]] = []
         self.pristine: Survey | None = None
         self.base: Survey | None = None
         self._told: set[str] = set()
@@ -49,10 +51,14 @@ class World:
                         record.restore()
             self.pristine = None
 
+    def _roots(self) -> Roots:
+        return [*self._own_roots(), *self._settings]
+
     def reset(self) -> None:
         """Put back how everything was before the first setup; the first call notes how that is."""
         self.base = None
         if self.pristine is None:
+            self._settings = settings()
             self.pristine = self._surveyor.survey(self._roots(), copied=True)
         else:
             _restore(self.pristine, "a trial would begin with what another has left")

@@ -414,6 +414,27 @@ class EvaluatingCounts(Small):
         return {**metrics, "best": self.best}
 
 
+class Settings(Small):
+    """Settings of the process that one trial changes: half-way, and while its model is made."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        self.steps = 0
+        torch.set_default_dtype(torch.float64 if torch.get_default_dtype() == torch.float32 else torch.float32)
+        return super().model(hp)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.steps += 1
+        if self.steps == 4:
+            torch.set_default_dtype(torch.float32)
+            np.seterr(over="ignore")
+        noise = torch.rand(()).to(torch.float64)  # drawn otherwise in float32
+        return super().loss(model, (batch[0].to(torch.float64), batch[1])) * (1 + noise)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        x, y = samples()
+        return {"loss": float(nn.functional.cross_entropy(model(x.to(torch.float64)), y))}
+
+
 PATTERNS: dict[str, Callable[[], Small]] = {
     "a dict of tensors": DictOfTensors,
     "a list": ListOfLosses,
@@ -438,4 +459,5 @@ PATTERNS: dict[str, Callable[[], Small]] = {
     "layers that thaw": Unfreezing,
     "two names for one thing": Aliases,
     "evaluate() that counts": EvaluatingCounts,
+    "settings of the process": Settings,
 }
