@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpstage.checkpoints.state_tree import differing
-from hpstage.events import Fact, StateDiffers, StateReached
+from hpstage.events import Fact, ForkVerified, StateDiffers, StateReached
 
 _SOURCES = {
     "fresh": "from the beginning of training",
@@ -35,7 +35,9 @@ def difference(facts: Iterable[Fact], again: StateReached, names: Sequence[str])
     return StateDiffers(again.node, again.step, again.worker, again.at, where, (_way(first), _way(again)))
 
 
-def explain(fact: StateDiffers) -> str:
+def explain(fact: StateDiffers | ForkVerified) -> str:
+    if isinstance(fact, ForkVerified):
+        return fact.difference or "the fork is exact"
     what = f"the first thing that differs is {fact.where}" if fact.where else "what differs cannot be told"
     first, again = fact.ways
     return (

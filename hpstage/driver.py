@@ -184,6 +184,7 @@ class Driver:
         presence: this driver's, where others may work on the plan at the same time.
         workers: those that an earlier driver on the executor has left idle.
         eviction: what keeps the checkpoints within their budget, and makes room where the disk is full.
+        exact: whether equal steps must give equal bits (not so where the user allows kernels that add in any order).
         inquest: what looks for itself before a state is written off; without it workers are believed.
     """
 
@@ -197,6 +198,7 @@ class Driver:
         presence: Presence | None = None,
         workers: Iterable[WorkerId] = (),
         eviction: Eviction | None = None,
+        exact: bool = True,
         inquest: Inquest | None = None,
     ) -> None:
         self.plan = plan
@@ -207,6 +209,7 @@ class Driver:
         self._unwritten: list[Fact] = []
         self._presence = presence
         self._eviction = eviction
+        self._exact = exact
         self._inquest = inquest
         self._looked = 0.0
         self._alone_since: float | None = None
@@ -356,7 +359,8 @@ class Driver:
                 differs = difference(read_facts(self._journal), reached, self._names(reached))
                 facts.append(differs)
                 answers += self.scheduler.learn(differs)
-                inexact = StateError(explain(differs))
+                if self._exact:
+                    inexact = StateError(explain(differs))
             for notice in decision.notices:
                 logger.warning("%s", notice)
             if isinstance(report, ChainEnded) and report.outcome == "full":

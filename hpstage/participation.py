@@ -63,6 +63,7 @@ def taking_part(
         journal,
         presence=presence,
         eviction=eviction,
+        exact=described.get("environment:deterministic") != "no",
         inquest=Inquest(checkpoints),
         workers=workers,
     )

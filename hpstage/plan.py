@@ -87,7 +87,7 @@ class SearchPlan:
         self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
-        self.differences: list[StateDiffers] = []
+        self.differences: list[StateDiffers | ForkVerified] = []  # where training was found not to be exact
         self.verified = False  # a fork of this workload was verified
         self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
@@ -238,6 +238,8 @@ class SearchPlan:
     def _verify(self, fact: ForkVerified) -> None:
         self._node(fact.node)
         self.verified = fact.difference is None
+        if fact.difference is not None:
+            self.differences.append(fact)
 
     def _keep(self, state: State, kept: Kept | None) -> None:
         if state.kept is not None:

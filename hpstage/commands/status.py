@@ -66,6 +66,7 @@ class PlanStatus(msgspec.Struct, frozen=True):
     seconds_used: float
     seconds_saved: float
     failures: int
+    differences: int
     checkpoints: int
     checkpoint_bytes: int
 
@@ -163,6 +164,7 @@ def status_of(account: Account, journal: Journal) -> Status:
             seconds_used=used,
             seconds_saved=total - used,
             failures=len(account.failures()),
+            differences=len(plan.differences),
             checkpoints=len(plan.kept),
             checkpoint_bytes=plan.kept_bytes,
         ),
@@ -203,6 +205,8 @@ def as_text(found: Status) -> str:
     ]
     if plan.failures:
         rows.append(("failed stages", f"{plan.failures:,}"))
+    if plan.differences:
+        rows.append(("not exact", f"{count_of(plan.differences, 'time')}: see the report"))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     if found.studies:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 from itertools import islice
 
-from hpstage.events import StageFailed, TrialId
+from hpstage.differences import explain
+from hpstage.events import ForkVerified, StageFailed, StateDiffers, TrialId
 from hpstage.report.book import Book
 from hpstage.report.gallery import Picture
 from hpstage.report.pauses import Pauses
@@ -65,6 +66,7 @@ def page(book: Book, saved: Savings, pictures: Iterable[tuple[Picture, bytes]], 
             "<h2>Savings</h2>",
             *_savings(saved, book.pauses),
             *_winners(book),
+            *_differences(book.account.plan.differences),
             *_failures(failures_of(book), book),
             *(line for picture, png in pictures for line in _figure(picture, png)),
             f'<p class="note">{_TABLES if tables else _NO_TABLES}</p>',
@@ -308,6 +310,15 @@ def _number(book: Book, id: TrialId) -> str:
 
 
 # --- what went wrong --------------------------------------------------------------------------------------
+
+
+def _differences(differences: Sequence[StateDiffers | ForkVerified]) -> Iterable[str]:
+    if not differences:
+        return
+    yield "<h2>Training that was not exact</h2>"
+    yield "<p>Values of these searches may hang on how their trials were cut into stages.</p>"
+    for fact in differences[:_FAILURES]:
+        yield f"<p>{escape(explain(fact))}</p>"
 
 
 def _failures(failures: list[tuple[StageFailed, list[TrialId]]], book: Book) -> Iterable[str]:

@@ -68,6 +68,9 @@ def test_a_state_that_differs_when_it_is_trained_again_is_an_error_that_names_it
     (fact,) = [fact for fact in read_facts(journal) if isinstance(fact, StateDiffers)]
     assert fact.where is not None
     assert fact.where.startswith("model.")
+    page = hpstage.report.write_report(tmp_path / "report", journal)
+    assert "Training that was not exact" in page.read_text()
+    assert fact.where in page.read_text()
 
 
 def test_what_was_lost_and_is_trained_again_alike_is_no_news(tmp_path: Path) -> None:
