@@ -7,6 +7,7 @@ a training step could notice: it decodes messages and passes them on, runs none 
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import pickle
@@ -16,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import NoReturn
 
 # Here before any step is: one that imports it would draw numbers from it that were not keyed before the step.
 import numpy as np  # noqa: F401
@@ -71,12 +73,23 @@ def main(channel: int, parent: int, worker: str) -> None:
     threading.Thread(target=_listen, args=(channel, requests), name="hpstage-orders", daemon=True).start()
     try:
         _Training(WorkerId(worker), lambda reply: _write(channel, framed(reply))).serve(requests)
+        atexit._run_exitfuncs()
     except BrokenPipeError:
-        os._exit(_ORPHANED)
-    except SystemExit as error:  # the user's code has said so. Its threads could keep the process from ending
+        _end(_ORPHANED)
+    except SystemExit as error:  # the user's code has said so
         traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+        _end(error.code if isinstance(error.code, int) else int(error.code is not None))
+    except BaseException:
+        traceback.print_exc()
+        _end(1)
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """At once: threads of the user's code could keep the process, and libraries take their time to leave it."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 def _leave_signals_to_the_worker() -> None:

@@ -41,7 +41,7 @@ from hpstage.events import ChainEnded, ChainId, WorkerId
 
 logger = logging.getLogger("hpstage")
 
-_GRACE = 3.0
+_GRACE = 2.0
 """Seconds that a training process is given to end its step and close; Dask's nanny kills a worker after four."""
 
 # The runs on a worker, which have one device and one core, train by turns.

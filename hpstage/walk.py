@@ -167,20 +167,23 @@ class Walk:
     def exact(self, value: Any) -> str | None:
         """A value as text that is equal for equal values in every process; ``None`` if something has no digest."""
         before, self._lenient = self._lenient, False
-        text = self.value(value)
-        self._lenient = before
-        return text
+        try:
+            return self.value(value)
+        finally:
+            self._lenient = before
 
     def content(self, value: Any) -> str:
         """A value as text that is equal for equal values in every process. What has no digest counts by its class."""
         before, self._lenient = self._lenient, True
-        text = self.value(value)
-        self._lenient = before
+        try:
+            text = self.value(value)
+        finally:
+            self._lenient = before
         assert text is not None, "everything has a class"
         return text
 
     def value(self, value: Any) -> str | None:
-        """The same; ``None`` if there is an object in it that has no digest, and attributes are looked at."""
+        """A value as text, as :meth:`content` or as :meth:`exact` has it, whichever was called."""
         if isinstance(value, Enum):
             return f"{self.refer(type(value))}.{value.name}"
         if isinstance(value, str | PurePath) and self._files is not None:
@@ -201,14 +204,20 @@ class Walk:
         if known not in self._texts:
             self._held.append(value)
             self._open.add(id(value))
-            text = self._composed(value)
-            if text is None and self._lenient:
-                text = self._by_class(value)
-            self._open.discard(id(value))
+            try:
+                text = self._composed(value)
+                if text is None and self._lenient:
+                    text = self._by_class(value)
+            finally:
+                self._open.discard(id(value))
             self._texts[known] = text
         return self._texts[known]
 
     def _composed(self, value: Any) -> str | None:
+        if isinstance(value, list | tuple | set | frozenset | Mapping) and is_users(type(value).__module__):
+            text = self._reduced(value)  # its class and its attributes count, too
+            if text is not None:
+                return text
         if isinstance(value, list | tuple):
             return self._plainly(value) or self._joined(type(value).__name__, map(self.value, value))
         if isinstance(value, set | frozenset):

@@ -106,7 +106,7 @@ def test_a_worker_whose_supervisor_is_gone_already_does_not_start() -> None:
     words = [sys.executable, "-m", "hpstage.cluster.supervised", str(2**22 + 1), "tcp://127.0.0.1:1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "the supervisor has ended meanwhile" in done.stderr
+    assert "the process that started this one has ended meanwhile" in done.stderr
 
 
 def test_a_scheduler_is_found_by_its_file(start: Start, port: int, tmp_path: Path) -> None:

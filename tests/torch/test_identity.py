@@ -267,10 +267,20 @@ class Configured:
     def train(self) -> None: ...
 
 
+class Named(dict[str, int]):
+    """A dict with an attribute."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(one=1)
+        self.name = name
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         (32, 64),
+        (Named("a"), Named("b")),
+        (Named("a"), {"one": 1}),
         ("a", "b"),
         ([1, {"a": None}], [1, {"a": 0}]),
         ((1, 2), (2, 1)),
