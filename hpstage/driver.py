@@ -210,7 +210,8 @@ class Driver:
 
     def abandon(self) -> list[WorkerId]:
         """Stop what runs and write nothing of it; returns the workers that are there, all idle."""
-        running = self.scheduler.running_on()
+        # Those that are not claimed were never started: the claim is what failed.
+        running = {chain: on for chain, on in self.scheduler.running_on().items() if chain in self.plan.chains}
         workers = dict.fromkeys(self.scheduler.workers)
         for chain in running:
             self._executor.stop(chain)
