@@ -231,7 +231,12 @@ class Driver:
     def abandon(self) -> list[WorkerId]:
         """Stop what runs and write nothing of it; returns the workers that are there, all idle."""
         held = set() if self._inquest is None else self._inquest.held
-        running = {chain: worker for chain, worker in self.scheduler.running_on().items() if chain not in held}
+        # Those that are not claimed were never started: the claim is what failed.
+        running = {
+            chain: worker
+            for chain, worker in self.scheduler.running_on().items()
+            if chain in self.plan.chains and chain not in held
+        }
         workers = dict.fromkeys(self.scheduler.workers)
         for chain in running:
             self._executor.stop(chain)

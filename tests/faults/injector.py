@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tests.faults.oracles import raw_journal, record_hash
 from tests.faults.site import LEASE, PATIENCE, WORKER_TTL, Process, Site
 
 HOUR = 3600.0
@@ -30,6 +31,7 @@ class Injector:
         """``drivers``: those that are at work now."""
         self.counts: Counter[str] = Counter()
         self.damaged: set[str] = set()  # keys of checkpoints that were spoilt
+        self.lost: set[tuple[int, str]] = set()  # places and hashes of acknowledged records that Redis lost
         self.story: list[str] = []
         self.clock_of_next: dict[str, float] = {}  # of a driver, by name: the error of its clock when it starts again
         self._site = site
@@ -42,6 +44,7 @@ class Injector:
         self._disk_is_full = False
         self._is_away = False
         self._cut_off: set[str] = set()  # workers that cannot use the checkpoints
+        self._is_to_lose = False
         self._kinds = {kind: act for kind, act in self._acts().items() if kind in kinds}
 
     def _acts(self) -> dict[str, Callable[[], str | None]]:
@@ -56,6 +59,7 @@ class Injector:
             "driver's clock wrong": lambda: self._kill_driver(self._rng.choice([-HOUR, HOUR])),
             "redis killed": self._kill_redis,
             "redis frozen": self._freeze_redis,
+            "records lost": self._save_records,
             **{f"checkpoint {how}": partial(self._damage, how) for how in _SPOILING},
             DISK: self._fill_disk,
             "credentials refused": partial(self._cut_off_worker, self._refuse),
@@ -172,6 +176,37 @@ class Injector:
     def _thaw_redis(self) -> None:
         self._site.redis.thaw()
         self._redis_is_frozen = False
+
+    def _save_records(self) -> str | None:
+        """What a failover to a replica does that lags behind: whatever is acknowledged from now on is lost in a while,
+        and those who write on fill its place."""
+        if self._redis_is_frozen or self._is_to_lose or len(self._journal()) < 20:
+            return None
+        self._is_to_lose = True
+        copy = self._site.redis.save()
+        seconds = self._rng.uniform(0.5, 3.0)
+        self._later(seconds, partial(self._lose_records, copy))
+        return f"those of the next {seconds:.1f} s"
+
+    def _lose_records(self, copy: Path) -> None:
+        redis = self._site.redis
+        if self._redis_is_frozen:
+            self._later(0.2, partial(self._lose_records, copy))
+            return
+        with redis.client() as client:
+            client.client_pause(60_000, all=False)  # from here on nothing is acknowledged that we do not see
+        before = self._journal()
+        redis.kill()
+        redis.put_back(copy)
+        redis.start()
+        there = len(self._journal())
+        self.lost |= {(place, record_hash(before[place])) for place in range(there, len(before))}
+        shutil.rmtree(copy)
+        self._is_to_lose = False
+
+    def _journal(self) -> list[bytes]:
+        with self._site.redis.client() as client:
+            return raw_journal(client, self._site.prefix)
 
     def _kill_scheduler(self) -> str | None:
         scheduler = self._site.scheduler
@@ -294,6 +329,7 @@ KINDS = (
     "driver's clock wrong",
     "redis killed",
     "redis frozen",
+    "records lost",
     "checkpoint truncated",
     "checkpoint flipped",
     "checkpoint deleted",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import redis
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing
 from hpstage.store.cursor import HASH_LENGTH
+from tests.faults import work
 
 
 def raw_journal(client: redis.Redis, prefix: str) -> list[bytes]:
@@ -188,15 +189,23 @@ def check_failures(records: Iterable[bytes]) -> list[str]:
     return [f"a stage failed: {fact['failure']['summary']}" for fact in facts if fact["type"] == "StageFailed"]
 
 
-def check_acknowledged(records: Sequence[bytes], folder: Path) -> list[str]:
-    """All that a driver was told is written stands where it was told."""
+def record_hash(record: bytes) -> str:
+    return hashlib.sha256(record).hexdigest()
+
+
+def check_acknowledged(
+    records: Sequence[bytes], folder: Path, lost: Set[tuple[int, str]] = frozenset[tuple[int, str]]()
+) -> list[str]:
+    """All that a driver was told is written stands where it was told, but for what the store was made to lose."""
     amiss = []
     for path in sorted(folder.glob("*.acknowledged-*")):
         for line in path.read_text().splitlines():
             position, _, digest = line.partition(" ")
             if len(digest) != 64:
                 continue  # its driver was killed while it wrote
-            if int(position) >= len(records) or hashlib.sha256(records[int(position)]).hexdigest() != digest:
+            place = int(position)
+            there = place < len(records) and record_hash(records[place]) == digest
+            if not there and (place, digest) not in lost:
                 amiss.append(f"{path.name} was told that record {position} is written; it is not there")
     return amiss
 
@@ -214,6 +223,26 @@ def check_study(found: Path, expected: Path) -> list[str]:
     ]
     if len(here) != len(there):
         amiss.append(f"{found.name}: {len(here)} trials, and undisturbed {len(there)}")
+    return amiss
+
+
+def check_values(found: Path, round: int, trials: int) -> list[str]:
+    """As many trials as were asked for have come to their end, and each has the values that it has when it is trained
+    alone. For a search whose store has lost records: it may have proposed what was forgotten once more."""
+    listed = json.loads(found.read_text())
+    amiss = []
+    if len(listed) < trials:
+        amiss.append(f"{found.name}: {len(listed)} trials of {trials}")
+    for index, (params, state, value, reported, *_) in enumerate(listed):
+        expected = work.trained_alone(round, params)
+        name = "score" if found.name.startswith("halving") else "hash"
+        if state not in ("COMPLETE", "PRUNED"):
+            amiss.append(f"{found.name}: trial {index} ended as {state}")
+        for step, one in (*reported.items(), *([(work.STEPS, value)] if state == "COMPLETE" else [])):
+            if one != expected[int(step)][name]:
+                amiss.append(
+                    f"{found.name}: trial {index} has {one} at step {step}, and alone {expected[int(step)][name]}"
+                )
     return amiss
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 
@@ -15,6 +17,7 @@ from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.schedule import Scalar
+from hpstage.space import describe
 from tests.toys import Tape
 
 STEPS = 48
@@ -53,6 +56,19 @@ def trained(folder: Path) -> Counter[str]:
         # A worker that is killed in the midst of a line leaves half of one.
         states.update(line for line in path.read_text().split("\n") if len(line) == 16)
     return states
+
+
+def trained_alone(round: int, params: Mapping[str, Any]) -> dict[int, Mapping[str, float]]:
+    """The metrics of a trial after each step, trained in a plain loop."""
+    schedules = describe(space(round), optuna.trial.FixedTrial(dict(params)), STEPS)
+    with tempfile.TemporaryDirectory() as folder:
+        grind = Grind(folder)
+        grind.setup({name: schedule.value(0) for name, schedule in schedules.items()})
+        found = {}
+        for step in range(STEPS):
+            grind.train(step, {name: schedule.value(step) for name, schedule in schedules.items()})
+            found[step + 1] = grind.evaluate()
+    return found
 
 
 def space(round: int, poison: Sequence[int] = (0,)) -> Callable[[optuna.Trial], dict[str, object]]:

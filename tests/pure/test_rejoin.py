@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import optuna
@@ -11,6 +13,7 @@ import pytest
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import ASHA, SuccessiveHalving
+from hpstage.errors import HistoryChanged
 from hpstage.events import DriverLeft
 from hpstage.store import MemoryJournal
 from tests.toys import Tape
@@ -104,3 +107,32 @@ def test_a_study_that_another_process_drives_by_then_is_left_to_it() -> None:
 
     with pytest.raises(hpstage.errors.UsageError, match="driven by another process"):
         search(journal, None, callbacks=[take_over])
+
+
+class Losing(MemoryJournal):
+    """Says once that it has lost records: when a chain is claimed, before it is started."""
+
+    def __init__(self, claim: int) -> None:
+        super().__init__()
+        self._claim = claim
+        self.claims = 0
+
+    def append(self, records: Sequence[bytes], **options: Any) -> int | None:
+        self.claims += any(b'"ChainStarted"' in record for record in records)
+        if self.claims == self._claim:
+            self.claims += 1
+            raise HistoryChanged("the journal has lost records")
+        return super().append(records, **options)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("claim", [1, 3])
+def test_a_chain_that_could_not_be_claimed_is_not_waited_for(claim: int, caplog: pytest.LogCaptureFixture) -> None:
+    undisturbed = search(MemoryJournal(), None)
+    journal = Losing(claim)
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        found = search(journal, None)
+    assert journal.claims > claim
+    assert "This process begins again by itself" in caplog.text
+    assert outcome(found) == outcome(undisturbed)
+    assert not found.plan.chains and not found.plan.drivers
