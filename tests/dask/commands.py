@@ -23,7 +23,7 @@ def free_port() -> int:
     return port
 
 
-def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def until(true: Callable[[], bool], what: str, seconds: float = 150.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"

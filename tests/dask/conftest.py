@@ -31,7 +31,7 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 @pytest.fixture
 def open_executor(client: Client, tmp_path: Path) -> Iterator[Open]:
     """Opens an executor on the shared cluster, with a checkpoint folder of this test; closes it at the end."""
-    client.wait_for_workers(2, timeout=20)
+    client.wait_for_workers(2, timeout=120)
     opened: list[DaskExecutor] = []
 
     def open_executor(trainable: object | None = None) -> DaskExecutor:

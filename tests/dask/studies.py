@@ -155,7 +155,7 @@ class Running:
     def over(self) -> bool:
         return self._future.done()
 
-    def result(self, seconds: float = 90.0) -> hpstage.Result:
+    def result(self, seconds: float = 150.0) -> hpstage.Result:
         try:
             return self._future.result(seconds)
         finally:

@@ -212,7 +212,7 @@ def test_closing_leaves_the_given_client_usable_and_the_workers_as_they_were(
     executor.close()
     (tmp_path / "gate").touch()
     # The worker has one thread: it is free when the chain has stopped.
-    assert client.submit(pow, 2, 5, workers=[worker], pure=False).result(timeout=20) == 32
+    assert client.submit(pow, 2, 5, workers=[worker], pure=False).result(timeout=120) == 32
     assert client.run(_traces) == before
     executor.close()
 

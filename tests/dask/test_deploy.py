@@ -369,7 +369,7 @@ def test_a_job_of_slurm_searches_cleans_up_and_goes_on_when_it_is_submitted_agai
     assert not is_free(tmp_path / "hpstage")
 
     second = submit(tmp_path / "second.log", "true")
-    assert second.wait(timeout=20) == 1
+    assert second.wait(timeout=120) == 1
     assert "another job works in" in (tmp_path / "second.log").read_text()
 
     first.send_signal(signal.SIGTERM)  # its time is nearly up

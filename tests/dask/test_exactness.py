@@ -165,7 +165,7 @@ def test_in_this_process_every_trial_is_as_it_is_alone(seed, halving, tmp_path):
 @pytest.mark.parametrize("seed", [100, 101, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(102, 120))])
 @pytest.mark.parametrize("halving", [False, True])
 def test_on_dask_every_trial_is_as_it_is_alone(client: Client, seed, halving, tmp_path):
-    client.wait_for_workers(2, timeout=20)
+    client.wait_for_workers(2, timeout=120)
     trials = random_trials(seed)
     result = run(trials, DaskExecutor(client), tmp_path, halving=halving, trainable=Net(), checkpoint_every=3)
     check(result, [alone(Net(), schedules) for schedules in trials])
@@ -187,7 +187,7 @@ def test_halving_gives_the_same_trials_and_values_on_one_worker_and_on_two(clien
         result = run(trials, executor, tmp_path / name, halving=True, trainable=Net())
         return [(t.number, t.state, t.value, t.intermediate_values) for t in result.study.trials]
 
-    client.wait_for_workers(2, timeout=20)
+    client.wait_for_workers(2, timeout=120)
     assert (
         listed(DaskExecutor(client), "two")
         == listed(DaskExecutor(n_workers=1, gpus=0), "one")

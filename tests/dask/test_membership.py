@@ -141,7 +141,7 @@ sys.stdin.read()
 def test_the_chains_of_a_killed_driver_stop_and_the_next_one_forgets_it(
     open_executor: Open, cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:
-    client.wait_for_workers(2, timeout=20)
+    client.wait_for_workers(2, timeout=120)
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, cluster.scheduler_address, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -153,7 +153,7 @@ def test_the_chains_of_a_killed_driver_stop_and_the_next_one_forgets_it(
         driver.kill()
         driver.wait()
     for worker in client.scheduler_info(n_workers=-1)["workers"]:
-        assert client.submit(pow, 2, 5, workers=[worker], pure=False).result(timeout=20) == 32
+        assert client.submit(pow, 2, 5, workers=[worker], pure=False).result(timeout=120) == 32
 
     def plugins(dask_scheduler: Any = None) -> list[str]:
         return [name for name in dask_scheduler.worker_plugins if name.startswith("hpstage-")]

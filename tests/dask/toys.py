@@ -88,7 +88,7 @@ def chain(name: str, stop: int, *boundaries: int, start: int = 0, x: Scalar = 1.
     )
 
 
-def until(executor: DaskExecutor, enough: Callable[[list[Report]], bool], seconds: float = 20.0) -> list[Report]:
+def until(executor: DaskExecutor, enough: Callable[[list[Report]], bool], seconds: float = 120.0) -> list[Report]:
     """Reports up to and with those that are enough."""
     reports: list[Report] = []
     deadline = time.monotonic() + seconds
@@ -122,7 +122,7 @@ def reached(reports: list[Report], name: str) -> list[BoundaryReached]:
     return [report for report in reports if isinstance(report, BoundaryReached) and report.chain == name]
 
 
-def wait_for(path: Path, seconds: float = 20.0) -> None:
+def wait_for(path: Path, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} did not come within {seconds} s"

@@ -98,7 +98,7 @@ def counted(site: Site, kind: str) -> int:
     return oracles.Fold(raw(site)).counts[kind]
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 150.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"in {seconds} s it did not happen that {what}"

@@ -182,7 +182,7 @@ class Plan:
         assert not amiss, "\n".join(amiss)
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = 150.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"in {seconds:.0f} s it did not happen that {what}"
