@@ -1,0 +1,72 @@
+"""What code sets for the whole process in torch, and what decides bits: it is put back like any other object."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from hpstage.training.kind import Kind, torch
+
+
+class Settings:
+    """torch's settings, as one object."""
+
+
+SETTINGS = Settings()
+
+
+def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """How each is asked for, and set."""
+    handle = library.utils.hooks.RemovableHandle
+    hold = library.backends
+    found: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+        "default dtype": (library.get_default_dtype, library.set_default_dtype),
+        "gradients": (library.is_grad_enabled, library.set_grad_enabled),
+        "float32 matmul precision": (library.get_float32_matmul_precision, library.set_float32_matmul_precision),
+        "autocast on the CPU": (
+            functools.partial(library.is_autocast_enabled, "cpu"),
+            functools.partial(library.set_autocast_enabled, "cpu"),
+        ),
+        # Not a setting: hooks are kept under its numbers.
+        "next hook": (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
+    }
+    for name, owner, attribute in (
+        ("cudnn.benchmark", hold.cudnn, "benchmark"),
+        ("cudnn.deterministic", hold.cudnn, "deterministic"),
+        ("cudnn.enabled", hold.cudnn, "enabled"),
+        ("mkldnn.enabled", getattr(hold, "mkldnn", None), "enabled"),
+    ):
+        if hasattr(owner, attribute):
+            found[name] = functools.partial(getattr, owner, attribute), functools.partial(setattr, owner, attribute)
+    return found
+
+
+class OfProcess(Kind):
+    """The kind of :data:`SETTINGS`."""
+
+    name = "settings"
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None
+
+    def _all(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
+        if self._known is None:
+            self._known = _of_torch(torch())
+        return self._known
+
+    def read(self, obj: Any, skip: frozenset[str]) -> dict[str, Any]:
+        return {name: _asked(ask) for name, (ask, _) in self._all().items()}
+
+    def write(self, obj: Any, content: dict[str, Any], skip: frozenset[str] = frozenset()) -> None:
+        present = self.read(obj, skip)
+        for name, (_, put) in self._all().items():
+            if name in content and content[name] != present[name]:
+                put(content[name])
+
+
+def _asked(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except RuntimeError:  # torch does not tell of precisions that were set in the old way and in the new one
+        return None
