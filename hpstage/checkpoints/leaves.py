@@ -6,6 +6,7 @@ process that has imported torch.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from typing import Any, Literal
@@ -159,12 +160,13 @@ def content(leaf: Leaf, value: Any) -> memoryview:
         import numpy
 
         return numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).data
-    import torch
-
+    if not value.numel():
+        return memoryview(b"")
     tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    # Not reshape(-1): a contiguous tensor of one element may have any stride, which no other dtype can view.
-    flat: memoryview = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
-    return flat
+    # Not numpy(): a storage that it has looked at can never be resized again, and it may be the user's.
+    memory: Any = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+    memory.owner = tensor  # which keeps the memory alive
+    return memoryview(memory).cast("B")
 
 
 def empty(leaf: Leaf) -> tuple[Any, memoryview]:

@@ -40,46 +40,62 @@ class Follower:
         values: Callable[[Group, Mapping[str, Scalar]], Mapping[str, Any]] | None = None,
     ) -> None:
         self._optimizer = optimizer
+        self._plain = values is None
         self._values = values or group_values
         self._applied: dict[str, Scalar] | None = None
-        self._followed: list[tuple[int, str, Any, int]] = []  # group, field, value and version as they were set
-        if values is None:
-            for index, group in enumerate(optimizer.param_groups):
-                for name, value in group_values(group, hp).items():
-                    if not _agree(group[name], value):
-                        raise UsageError(
-                            f"param group {index} of {type(optimizer).__name__} was built with {name}="
-                            f"{_plain(group[name])!r}, but the hyper-parameter {name!r} is {value!r} at step 0 and the "
-                            "group would follow it: build the group with that value, or override group_values() of "
-                            "the TorchTrainable, or give the hyper-parameter a name of its own"
-                        )
+        self._followed: list[tuple[Group, list[tuple[str, Any, int]]]] = []  # field, value and version as they were set
+        for index, group in enumerate(optimizer.param_groups):
+            self._agrees(index, group, hp)
+
+    def _agrees(self, index: int, group: Group, hp: Mapping[str, Scalar]) -> None:
+        if not self._plain:
+            return
+        for name, value in group_values(group, hp).items():
+            if not _agree(group[name], value):
+                raise UsageError(
+                    f"param group {index} of {type(self._optimizer).__name__} was built with {name}="
+                    f"{_plain(group[name])!r}, but the hyper-parameter {name!r} is {value!r} then and the group would "
+                    "follow it: build the group with that value, or override group_values() of the TorchTrainable, or "
+                    "give the hyper-parameter a name of its own"
+                )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
         """Set the groups' fields, which nobody else may have changed since. Costs little where nothing is new."""
         self.check()
-        if hp == self._applied:
+        groups = self._optimizer.param_groups
+        if hp == self._applied and len(groups) == len(self._followed):
             return
         self._applied = dict(hp)
         self._followed = []
-        for index, group in enumerate(self._optimizer.param_groups):
+        for group in groups:
+            fields = []
             for name, value in self._values(group, hp).items():
                 _set(group, name, value)
-                self._followed.append((index, name, group[name], _version(group[name])))
+                fields.append((name, group[name], _version(group[name])))
+            self._followed.append((group, fields))
 
     def check(self) -> None:
-        """Raises :class:`StateError` where a field that follows a schedule was changed by something else: what it is
-        to be at the next step would hang on where training was cut."""
-        for index, name, value, version in self._followed:
-            found = self._optimizer.param_groups[index].get(name)
-            if found is value and _version(found) == version:
+        """Raises :class:`StateError` where a field that follows a schedule was changed by something else, and
+        :class:`UsageError` where a group was added with other values than it is to follow: what it is to be at the next
+        step would hang on where training was cut."""
+        if self._applied is None:
+            return
+        known = {id(group): fields for group, fields in self._followed}
+        for index, group in enumerate(self._optimizer.param_groups):
+            if id(group) not in known:
+                self._agrees(index, group, self._applied)
                 continue
-            if not _agree(found, value) or _version(found) != version:
-                raise StateError(
-                    f"{name} of param group {index} follows the hyper-parameter of that name and was {_plain(value)!r} "
-                    f"in this step, but something else (a learning rate scheduler?) has made it {_plain(found)!r}: "
-                    f"let one of them decide. Give the hyper-parameter a name of its own, override group_values(), or "
-                    f"put the whole course into the trial's schedule"
-                )
+            for name, value, version in known[id(group)]:
+                found = group.get(name)
+                if found is value and _version(found) == version:
+                    continue
+                if not _agree(found, value) or _version(found) != version:
+                    raise StateError(
+                        f"{name} of param group {index} follows the hyper-parameter of that name and was "
+                        f"{_plain(value)!r} in this step, but something else (a learning rate scheduler?) has made it "
+                        f"{_plain(found)!r}: let one of them decide. Give the hyper-parameter a name of its own, "
+                        f"override group_values(), or put the whole course into the trial's schedule"
+                    )
 
     def forget(self) -> None:
         """The groups may hold anything again (a state was loaded)."""

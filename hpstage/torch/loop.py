@@ -276,4 +276,4 @@ class TorchLoop(Adapter):
 
 
 _MODEL = "model."
-_PARTS = {"model", "values", "gradients", "changed", "optimizer_class", "samples", "hp", "extra"}
+_PARTS = {"model", "values", "changed", "memory", "optimizer_class", "samples", "hp", "extra"}

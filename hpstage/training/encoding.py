@@ -1,29 +1,42 @@
-"""What has changed since a survey, as a plain state, and back.
+"""What has changed since a survey, as a plain state.
 
 A state holds no classes and runs no code: objects that were there when training began are named by their paths, and
-found again under them in the process that goes on. New ones are written out, which containers of plain values, tensors
-and arrays can be; an instance of a class that training has made cannot.
+found again under them in the process that goes on. New ones are written out: containers, tensors, arrays, generators
+of random numbers, and instances of the user's classes and torch's modules and optimizers, as their attributes.
 """
 
 from __future__ import annotations
 
 import collections
 import enum
+import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.kinds import VALUES, duplicate, fill, is_atom, numpy, torch
-from hpstage.training.reach import MISSING
-from hpstage.training.survey import Record, Survey
+from hpstage.training.containers import BULK
+from hpstage.training.kind import has_own_memory, is_atom, numpy, own_of, torch
+from hpstage.training.memory import Places
+from hpstage.training.reach import MISSING, of_user
+from hpstage.training.survey import UNKNOWN, Record, Survey
+from hpstage.training.told import RandomSource
+from hpstage.training.values import is_lazy, storable
 
 Plain = Any
 ANSWERED = ("answered",)
 """In place of what its owner answers for."""
-_BUILTINS = (list, dict, set, int, float, str, bool, tuple)
+BUILTINS = (list, dict, set, int, float, str, bool, tuple)
 _ITSELF = (type(None), bool, int, float, str, bytes)
+CONTAINERS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(list, dict, set, frozenset, bytearray),
+        *(collections.OrderedDict, collections.defaultdict, collections.Counter, collections.deque),
+    )
+}
 
 
 class Encoder:
@@ -31,44 +44,66 @@ class Encoder:
 
     Args:
         base: the survey whose objects are named by path.
+        now: what is there now.
         but: paths whose owners answer for what cannot be written out.
     """
 
-    def __init__(self, base: Survey, but: Callable[[str], bool]) -> None:
+    def __init__(self, base: Survey, now: Survey, but: Callable[[str], bool]) -> None:
         self._base = base
         self._but = but
         self._new: dict[int, tuple[object, int]] = {}
-        self._storages: dict[int, str] = {}
-        library = torch()
-        if library is not None:
-            for record in base:
-                if isinstance(record.obj, library.Tensor) and record.obj.layout is library.strided:
-                    self._storages.setdefault(record.obj.untyped_storage().data_ptr(), record.path)
+        self._places = Places(base, now)
+
+    @property
+    def memory(self) -> Plain:
+        """Memory that several new values share; complete when all is written."""
+        return self._places.written
 
     def content(self, record: Record, content: Any) -> Plain:
         """The content of an object that is in the base."""
         kind, path = record.kind.name, record.path
-        if kind == "items":
-            return kind, self._list(path, content[0]), self._pairs(path, content[1])
+        if UNKNOWN in path:
+            raise StateError(
+                f"{path} is one of several in a set that training has changed, and nothing tells which in another "
+                f"process: keep them in a list or a dict"
+            )
+        if kind in ("items", "objects"):
+            # The shape of an array, or attributes.
+            return kind, self._list(path, content[0]), self._pairs(path, content[1] if kind == "items" else {})
         if kind in ("mapping", "attributes"):
             items, own = content if kind == "mapping" else (content, {})
             return kind, self._pairs(path, items), self._pairs(path, own)
+        if kind == "foreign" and (
+            content[1] == record.content[1]
+            or (isinstance(content[1], bytes) and len(content[1]) == len(record.content[1] or ""))
+        ):
+            return kind, self._pairs(path, content[0]), content[1]
         if kind == "set":
-            return kind, self._sorted(path, content)
-        if kind == "bytearray":
-            return kind, content
+            return kind, self._set(path, content)
+        if kind in ("bytearray", "random state", "settings"):
+            return kind, self._settings(content) if kind == "settings" else content
         if kind in ("name", "variable"):
             return kind, self.value(path, content)
-        if kind == "random state":
-            return kind, content
         if kind == "function":
             return kind, self.value(path, content[1]), self._pairs(path, content[2]), self._pairs(path, content[3])
         if kind == "values":
-            return kind, *self._values(record.obj)
-        raise StateError(
-            f"{path} is a {_kind(record.obj)} that has moved on in training; its position can be in no state, so that "
-            f"forks would go on elsewhere. Make what it gives a function of the step, or keep a position of your own"
-        )
+            return kind, *self._place(record, content)
+        raise self._unmoving(record)
+
+    def _unmoving(self, record: Record) -> StateError:
+        kind, path, what = record.kind.name, record.path, _kind(record.obj)
+        if kind == "iterator":
+            return StateError(
+                f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
+                f"would go on elsewhere. Make what it gives a function of the step, or keep a position of your own"
+            )
+        if kind == "bulk":
+            why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"
+        elif kind == "file":
+            why = "has been read or written in training, and its position can be in no state: keep what training needs"
+        else:
+            why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
+        return StateError(f"{path} is a {what} that {why}; if no training hangs on it, name it in `stateless`")
 
     def value(self, path: str, value: Any) -> Plain:
         """A value within a content."""
@@ -78,17 +113,27 @@ class Encoder:
         if value is MISSING:
             return ("missing",)
         known = self._base.path_of(value)
-        if known is not None:
+        if known is not None and UNKNOWN not in known:
             return "@", known
         if id(value) in self._new:
             return "again", self._new[id(value)][1]
         if kind is tuple:
             return "tuple", self._list(path, value)
-        if isinstance(value, types.MethodType):
-            return "method", self.value(path, value.__self__), value.__func__.__name__
+        if kind is types.MethodType:
+            return self._method(path, value)
+        if kind is weakref.ref:
+            return "weak", self.value(path, value())
         if is_atom(value):
             return self._atom(path, value)
+        if kind is types.BuiltinFunctionType or kind is types.FunctionType:
+            return self._named(path, value)
         return self._fresh(path, value)
+
+    def _method(self, path: str, value: Any) -> Plain:
+        name = value.__func__.__name__
+        if method_of(value.__self__, name) is not value.__func__:
+            raise self._refusal(path, value)
+        return "method", self.value(path, value.__self__), name
 
     def _atom(self, path: str, value: Any) -> Plain:
         if isinstance(value, complex):
@@ -108,12 +153,14 @@ class Encoder:
         arrays = numpy()
         if arrays is not None and isinstance(value, arrays.generic):
             return value
-        return self._named(path, value)
+        if isinstance(value, type):
+            return self._named(path, value)
+        raise self._refusal(path, value)
 
     def _named(self, path: str, value: Any) -> Plain:
         """A function or class, of those that were there before. Another could be any: a state must not choose it."""
         name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-        if value in _BUILTINS:
+        if any(value is kind for kind in BUILTINS):
             return "builtin", value.__name__
         if self._base.named.get(name) is value:
             return "named", *name
@@ -124,60 +171,106 @@ class Encoder:
         number = len(self._new)
         self._new[id(value)] = value, number
         kind = type(value)
-        if kind is list:
-            return "list", number, self._list(path, value)
-        if kind is dict or kind is collections.OrderedDict:
-            return kind.__name__, number, self._pairs(path, value)
-        if kind is collections.defaultdict:
-            return "defaultdict", number, self._pairs(path, value), self.value(path, value.default_factory)
-        if kind is collections.Counter:
-            return "Counter", number, self._pairs(path, value)
-        if kind is collections.deque:
-            return "deque", number, self._list(path, value), value.maxlen
-        if kind is set or kind is frozenset:
-            return kind.__name__, number, self._sorted(path, value)
-        if kind is bytearray:
-            return "bytearray", number, bytes(value)
+        if kind is list or kind is collections.deque:
+            own = value.maxlen if kind is collections.deque else None
+            return kind.__name__, number, self._list(path, value), own
+        if CONTAINERS.get(kind.__name__) is kind:
+            if kind is set or kind is frozenset:
+                return kind.__name__, number, self._set(path, value), None
+            if kind is bytearray:
+                return kind.__name__, number, bytes(value), None
+            own = own_of(value) if kind is not collections.defaultdict else {"factory": value.default_factory}
+            return kind.__name__, number, self._pairs(path, value), self._pairs(path, own)
         library, arrays = torch(), numpy()
         if library is not None and kind in (library.Tensor, library.nn.Parameter):
-            if value.grad_fn is not None:
-                raise StateError(
-                    f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
-                    f"or take item(); if it is only looked at, name it in `stateless`"
-                )
-            shared = self._shared(value)
-            if shared is not None:
-                return "view", number, shared, list(value.shape), list(value.stride()), value.storage_offset()
-            return "tensor", number, kind is library.nn.Parameter, *self._values(value)
+            return self._tensor(path, number, value)
         if arrays is not None and kind is arrays.ndarray:
-            return "array", number, value
-        if isinstance(value, types.FunctionType):
-            return self._named(path, value)
+            return self._array(path, number, value)
+        if kind is types.SimpleNamespace:
+            return "instance", number, "types", "SimpleNamespace", None, self._pairs(path, vars(value))
+        source = RANDOM.get(kind.__name__)
+        if source is not None and source() is kind:
+            return "random", number, kind.__name__, RandomSource().read(value, frozenset()), _bits(value)
+        if creatable(self._base, kind.__module__, kind.__qualname__) is kind:
+            items = self._list(path, tuple.__iter__(value)) if issubclass(kind, tuple) else None
+            own = self._pairs(path, own_of(value))
+            return "instance", number, kind.__module__, kind.__qualname__, items, own
         raise self._refusal(path, value)
 
-    def _shared(self, tensor: Any) -> str | None:
-        """The path of the tensor in the base whose memory this one looks at."""
-        if tensor.layout is not torch().strided or tensor.numel() == 0:
-            return None
-        path = self._storages.get(tensor.untyped_storage().data_ptr())
-        if path is None:
-            return None
-        owner = self._base.paths[path].obj
-        return path if owner.dtype == tensor.dtype and owner.device == tensor.device else None
+    def _tensor(self, path: str, number: int, value: Any) -> Plain:
+        if value.grad_fn is not None:
+            raise StateError(
+                f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
+                f"or take item(); if it is only looked at, name it in `stateless`"
+            )
+        plain = storable(value)
+        if plain is None:
+            raise self._unstorable(path, value)
+        rest = (
+            type(value) is torch().nn.Parameter,
+            value.device.type,
+            value.requires_grad,
+            self.value(f"{path}.grad", value.grad),
+            self._pairs(path, own_of(value)),
+        )
+        place = self._places.of(plain)
+        if place is None:
+            return "tensor", number, plain, *rest
+        dtype = str(value.dtype).removeprefix("torch.")
+        return "view", number, place, dtype, list(plain.shape), list(plain.stride()), *rest
 
-    def _values(self, obj: Any) -> tuple[Plain, ...]:
-        library = torch()
-        if library is None or not isinstance(obj, library.Tensor):
-            return (obj,)
-        gradient = obj.grad if obj.is_leaf and obj.requires_grad else None
-        return obj.detach(), obj.device.type, obj.requires_grad, None if gradient is None else gradient.detach()
+    def _array(self, path: str, number: int, value: Any) -> Plain:
+        if value.dtype.hasobject:
+            if value.dtype.str != "|O":
+                raise self._unstorable(path, value)
+            return "objects", number, self._list(path, value.flat), list(value.shape)
+        description = _description(value.dtype)
+        place = self._places.of(value)
+        if place is not None:
+            return "array view", number, place, description, list(value.shape), list(value.strides)
+        plain = storable(value)
+        return "array", number, value.copy() if plain is None else plain, description, list(value.shape)
+
+    def _place(self, record: Record, content: Any) -> tuple[Plain, ...]:
+        """Where a tensor of the base is, and all else of it but its values."""
+        before, obj = record.content, record.obj
+        if not content.plain or not before.plain:
+            raise self._unstorable(record.path, obj)
+        if any(here is not there for here, there in zip(content.hooks, before.hooks, strict=True)):
+            raise StateError(
+                f"{record.path} has been given a hook in training, which no state can hold: do it in model()"
+            )
+        place: Plain = None
+        if content.pointer != before.pointer or content.form != before.form:
+            shape, strides, dtype = content.form[:3]
+            if content.form[3] != before.form[3]:
+                raise StateError(f"{record.path} has moved from {before.form[3]} to {content.form[3]} in training")
+            form = str(dtype).removeprefix("torch."), list(shape), list(strides)
+            place = (self._places.of(storable(obj)), *form)
+        gradient = self.value(f"{record.path}.grad", content.gradient)
+        return place, content.trained, gradient, self._pairs(record.path, content.own)
+
+    def _unstorable(self, path: str, value: Any) -> StateError:
+        if is_lazy(value):
+            form, what = "lazy", "has been given its shape"
+        else:
+            layout = str(getattr(value, "layout", "")).removeprefix("torch.")
+            form = f"{layout} {value.dtype}".strip().replace("torch.", "")
+            what = "has changed"
+        return StateError(
+            f"{path} is a {_kind(value)} ({form}) that {what} in training, and no state can hold one: keep ordinary "
+            f"tensors and arrays from which it can be made; if no training hangs on it, name it in `stateless`"
+        )
+
+    def _settings(self, content: dict[str, Any]) -> list[Plain]:
+        return [(name, value if is_plain(value) else self._atom(name, value)) for name, value in content.items()]
 
     def _list(self, path: str, items: Any) -> list[Plain]:
         return [self.value(f"{path}[{index}]", item) for index, item in enumerate(items)]
 
     def _pairs(self, path: str, items: dict[Any, Any]) -> list[Plain]:
         pairs = []
-        for index, (key, item) in enumerate(items.items()):
+        for index, (key, item) in enumerate(dict.items(items)):
             inner = f"{path}.{key}" if type(key) is str else f"{path}[{index}]"
             try:
                 plain = self.value(inner, item)
@@ -188,8 +281,18 @@ class Encoder:
             pairs.append((self.value(f"{path}.key({index})", key), plain))
         return pairs
 
-    def _sorted(self, path: str, items: Any) -> list[Plain]:
-        return sorted((self.value(f"{path}[...]", item) for item in items), key=repr)
+    def _set(self, path: str, items: Any) -> list[Plain]:
+        """Numbers in the order in which they are met, since that is a function of how they came in; others, whose order
+        is another in each process, sorted."""
+        plain = [self.value(f"{path}[...]", item) for item in items]
+        if any(type(item) not in (int, float, bool) for item in items):
+            return sorted(plain, key=repr)
+        if list(set(plain)) != plain:
+            raise StateError(
+                f"{path} is a set whose order no state can keep, since it has been larger, or filled in another order: "
+                f"use a dict, or a sorted list; if no training hangs on its order, name it in `stateless`"
+            )
+        return plain
 
     def _refusal(self, path: str, value: object) -> StateError:
         return StateError(
@@ -199,200 +302,54 @@ class Encoder:
         )
 
 
-class Decoder:
-    """Puts together what :class:`Encoder` wrote.
-
-    Args:
-        base: the same objects, in this process.
-    """
-
-    def __init__(self, base: Survey) -> None:
-        self._base = base
-        self._new: dict[int, Any] = {}
-        self._kept: dict[tuple[str, object], object] = {}
-
-    def keep(self, changed: dict[str, Plain]) -> None:
-        """Note what owners have set for themselves, before everything is put back."""
-        for path, (kind, *parts) in changed.items():
-            record = self._base.paths.get(path)
-            if record is None or kind not in ("attributes", "mapping"):
-                continue
-            present = record.read() if kind == "attributes" else record.read()[0]
-            for key, item in parts[0]:
-                if item == ANSWERED and key in present:
-                    self._kept[path, key] = present[key]
-
-    def check(self, values: dict[str, Any]) -> None:
-        """Raises :class:`StateError` where values are of another model."""
-        for path, found in values.items():
-            record = self._base.paths.get(path)
-            if record is None or record.kind is not VALUES:
-                raise StateError(f"the state is that of another model, or of other code: {path} is not here")
-            if tuple(found.shape) != tuple(record.content.form[0]):
-                raise StateError(
-                    f"the state is that of another model: {path} has shape {tuple(found.shape)} in it, and "
-                    f"{tuple(record.content.form[0])} here"
-                )
-
-    def write(self, path: str, plain: Plain) -> None:
-        """Give the object at ``path`` a content. Raises :class:`StateError` where there is none like it."""
-        record = self._base.paths.get(path)
-        if record is None:
-            raise StateError(f"the state knows of {path}, which is not here: it is that of other code")
-        if plain == ANSWERED:
-            return
-        kind, *parts = plain
-        if kind != record.kind.name:
-            raise StateError(f"{path} is {record.kind.name} here, and {kind} in the state: it is that of other code")
-        if kind == "values":
-            self._write_values(record.obj, parts)
-            return
-        if kind == "items":
-            content: Any = self._list(parts[0]), self._dict(parts[1])
-        elif kind == "mapping":
-            content = self._dict(parts[0], path), self._dict(parts[1])
-        elif kind == "attributes":
-            content = self._dict(parts[0], path)
-        elif kind == "set":
-            content = set(self._list(parts[0]))
-        elif kind == "function":
-            content = record.content[0], self.value(parts[0]), self._dict(parts[1]), self._dict(parts[2])
-        elif kind in ("name", "variable"):
-            content = self.value(parts[0])
-        else:
-            content = parts[0]
-        record.kind.write(record.obj, content, record.skip)
-
-    def value(self, plain: Plain) -> Any:
-        if type(plain) is not tuple:
-            return plain
-        tag, *parts = plain
-        if tag == "@":
-            record = self._base.paths.get(parts[0])
-            if record is None:
-                raise StateError(f"the state refers to {parts[0]}, which is not here: it is that of other code")
-            return record.obj
-        if tag == "again":
-            return self._new[parts[0]]
-        if tag in _PLAIN_TAGS:
-            return self._plain(tag, parts)
-        return self._made(tag, *parts)
-
-    def _plain(self, tag: str, parts: list[Any]) -> Any:
-        if tag == "missing":
-            return MISSING
-        if tag == "tuple":
-            return tuple(self._list(parts[0]))
-        if tag == "method":
-            owner = self.value(parts[0])
-            function = next((vars(c)[parts[1]] for c in type(owner).__mro__ if parts[1] in vars(c)), None)
-            if not isinstance(function, types.FunctionType):
-                raise StateError(f"the state names a method {parts[1]} of {parts[0]}, which is not here")
-            return types.MethodType(function, owner)
-        if tag == "complex":
-            return complex(*parts)
-        if tag == "range":
-            return range(*parts)
-        if tag == "slice":
-            return slice(*parts)
-        if tag == "size":
-            return torch().Size(parts[0])
-        if tag == "device":
-            return torch().device(parts[0])
-        if tag == "dtype":
-            found = getattr(torch(), parts[0], None)
-            if not isinstance(found, torch().dtype):
-                raise StateError(f"the state names a dtype {parts[0]!r} that this torch does not know")
-            return found
-        if tag == "enum":
-            kind = named(parts[0], parts[1])
-            if not isinstance(kind, enum.EnumMeta) or parts[2] not in kind.__members__:
-                raise StateError(f"the state names {parts[0]}.{parts[1]}.{parts[2]}, which is not here")
-            return kind.__members__[parts[2]]
-        if tag == "builtin":
-            return next(kind for kind in _BUILTINS if kind.__name__ == parts[0])
-        known = self._base.named.get((parts[0], parts[1]))
-        if known is None:
-            raise StateError(f"the state names {parts[0]}.{parts[1]}, which is not here")
-        return known
-
-    def _made(self, tag: str, number: int, *parts: Any) -> Any:
-        make: dict[str, Callable[[], Any]] = {
-            "list": list,
-            "dict": dict,
-            "OrderedDict": collections.OrderedDict,
-            "Counter": collections.Counter,
-            "set": set,
-        }
-        if tag in make:
-            # Known before it is filled: it may contain itself.
-            made = self._new[number] = make[tag]()
-            if tag == "list":
-                made.extend(self._list(parts[0]))
-            else:
-                made.update(self._list(parts[0]) if tag == "set" else self._dict(parts[0]))
-            return made
-        if tag == "defaultdict":
-            made = self._new[number] = collections.defaultdict(self.value(parts[1]))
-            made.update(self._dict(parts[0]))
-        elif tag == "deque":
-            made = self._new[number] = collections.deque(maxlen=parts[1])
-            made.extend(self._list(parts[0]))
-        elif tag == "frozenset":
-            made = frozenset(self._list(parts[0]))
-        elif tag == "bytearray":
-            made = bytearray(parts[0])
-        elif tag == "array":
-            made = parts[0].copy()
-        elif tag == "view":
-            owner = self._base.paths[parts[0]].obj
-            made = owner.detach().as_strided(parts[1], parts[2], parts[3])
-        elif tag == "tensor":
-            is_parameter, values, device, *rest = parts
-            made = duplicate(values).to(device)
-            if is_parameter:
-                made = torch().nn.Parameter(made, requires_grad=False)
-            self._write_values(made, [values, device, *rest])
-        else:
-            raise StateError(f"the state holds a {tag!r}, which this hpstage does not know")
-        self._new[number] = made
-        return made
-
-    def _write_values(self, obj: Any, parts: list[Any]) -> None:
-        values, *rest = parts
-        self.fill(obj, values, rest[2] if rest else None)
-        if rest and obj.is_leaf and obj.requires_grad != rest[1]:
-            obj.requires_grad_(rest[1])
-
-    def fill(self, obj: Any, values: Any, gradient: Any | None) -> None:
-        """Give a tensor or array values and a gradient, of which copies are made."""
-        library = torch()
-        if library is not None and isinstance(obj, library.Tensor):
-            fill(obj, values)
-            if obj.is_leaf:
-                obj.grad = None if gradient is None else duplicate(gradient).to(obj.device)
-        elif obj.shape != values.shape or obj.dtype != values.dtype:
-            raise StateError(f"the state has an array of shape {values.shape} where {obj.shape} is here")
-        else:
-            obj[...] = values
-
-    def _list(self, items: list[Plain]) -> list[Any]:
-        return [self.value(item) for item in items]
-
-    def _dict(self, pairs: list[Plain], path: str = "") -> dict[Any, Any]:
-        made = {}
-        for key, item in pairs:
-            name = self.value(key)
-            if item != ANSWERED:
-                made[name] = self.value(item)
-            elif (path, name) in self._kept:
-                made[name] = self._kept[path, name]
-        return made
+def is_answered(plain: Plain) -> bool:
+    return type(plain) is tuple and len(plain) == 1 and plain[0] == ANSWERED[0]
 
 
-_PLAIN_TAGS = frozenset(
-    ("missing", "tuple", "method", "complex", "range", "slice", "size", "device", "dtype", "enum", "named", "builtin")
-)
+def is_plain(value: object) -> bool:
+    return type(value) in _ITSELF
+
+
+def method_of(owner: object, name: str) -> object:
+    """The function that is a method of an object's class under a name."""
+    found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+RANDOM: dict[str, Callable[[], Any]] = {
+    "Random": lambda: sys.modules["random"].Random,
+    "Generator": lambda: torch() and torch().Generator,
+    "RandomState": lambda: numpy() and numpy().random.RandomState,
+}
+
+
+def _bits(value: Any) -> str:
+    device = getattr(value, "device", None)
+    return "" if device is None else str(device)
+
+
+def _description(dtype: Any) -> Plain:
+    described = numpy().lib.format.dtype_to_descr(dtype)
+    return described if isinstance(described, str) else [list(field) for field in described]
+
+
+def creatable(base: Survey, module: str, qualname: str) -> type | None:
+    """The class of that name, if an instance of it is known by its attributes: one of the user's that was met before
+    training began, or one of torch's modules and optimizers. Making one runs none of its code."""
+    library = torch()
+    if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
+        kind = named(module, qualname)
+        if not isinstance(kind, type) or not issubclass(kind, library.nn.Module | library.optim.Optimizer):
+            return None
+    else:
+        kind = base.named.get((module, qualname))
+        if not isinstance(kind, type) or not of_user(module):
+            return None
+    if any("__del__" in vars(part) for part in kind.__mro__) or inspect.isabstract(kind):
+        return None
+    if issubclass(kind, tuple):
+        return kind if kind.__itemsize__ == tuple.__itemsize__ else None
+    return None if has_own_memory(kind) else kind
 
 
 def named(module: str, qualname: str) -> object:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hpstage.checkpoints.state_tree import digest
-from hpstage.training.kinds import Marked, duplicate, fill_any, nbytes, torch
-from hpstage.training.survey import Record, Survey
+import xxhash
+
+from hpstage.checkpoints import leaves
+from hpstage.training.kind import torch
+from hpstage.training.survey import Record, Survey, plainly
+from hpstage.training.values import Marked, duplicate, fill, is_tensor, nbytes, storable
 
 _COPIED = 64 << 20
 """Bytes in all up to which copies are made. The rest is known by checksums."""
@@ -26,37 +29,48 @@ class Guard:
 
     def __init__(self, records: Sequence[Record], pristine: Survey) -> None:
         self._records = records
-        for record in records:
-            if record.content.sample is not None:
-                before = pristine.records[id(record.obj)].content
-                same = record.content.same(before)
-                record.content = before if same else Marked(record.obj, sampled=True, copied=True)
-        plain = [record for record in records if record.content.sample is None]
-        copied = sum(nbytes(record.obj) for record in plain) <= _COPIED
-        self._copies = {record.path: duplicate(record.obj) for record in plain} if copied else {}
-        self._sums = {record.path: _checksum(record.obj) for record in plain}
+        self._copies: dict[str, Any] = {}
+        self._sums: dict[str, object] = {}
+        with plainly():
+            plain = []
+            for record in records:
+                if record.content.sample is None:
+                    plain.append((record.path, storable(record.obj)))
+                    continue
+                known = pristine.records.get(id(record.obj))
+                if known is not None and record.content.same(known.content):
+                    self._copies[record.path] = known.content.copy
+                else:
+                    self._copies[record.path] = Marked(record.obj, copied=True).copy
+            self._sums = {path: _checksum(values) for path, values in plain}
+            if sum(nbytes(values) for _, values in plain) <= _COPIED:
+                self._copies |= {path: duplicate(values) for path, values in plain}
 
     def changed(self) -> Iterator[Record]:
-        for record in self._records:
-            known = self._sums.get(record.path)
-            if record.changed() if known is None else _checksum(record.obj) != known:
-                yield record
+        with plainly():
+            for record in self._records:
+                known = self._sums.get(record.path)
+                if record.changed() if known is None else _checksum(storable(record.obj)) != known:
+                    yield record
 
     def put_back(self, record: Record) -> bool:
         """Whether it could be."""
-        copy = self._copies.get(record.path, record.content.copy)
+        copy = self._copies.get(record.path)
         if copy is None:
             return False
-        fill_any(record.obj, copy)
+        with plainly():
+            fill(record.obj, copy)
         return True
 
 
-def _checksum(obj: Any) -> object:
-    library = torch()
-    if library is None or not isinstance(obj, library.Tensor) or obj.device.type == "cpu":
-        return digest(obj)
+def _checksum(values: Any) -> object:
+    if not is_tensor(values) or values.device.type == "cpu":
+        leaf = leaves.describe("", values)
+        assert isinstance(leaf, leaves.Leaf)
+        return xxhash.xxh3_128_digest(leaves.content(leaf, values))
     # Where the tensor is: to fetch it would take longer than to read it.
-    bits = obj.detach().contiguous().view(library.uint8).to(library.int64)
+    library = torch()
+    bits = values.contiguous().view(library.uint8).to(library.int64)
     return int(bits.sum()), int(
         (bits * (library.arange(bits.numel(), device=bits.device).view(bits.shape) % 8191)).sum()
     )

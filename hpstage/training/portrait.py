@@ -10,7 +10,8 @@ import xxhash
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
-from hpstage.training.kinds import VALUES, is_atom, numpy, torch
+from hpstage.training.kind import is_atom, numpy, torch
+from hpstage.training.kinds import VALUES
 from hpstage.training.reach import MISSING
 from hpstage.training.survey import Record, Survey
 

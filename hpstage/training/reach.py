@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from operator import is_
 from typing import Any
 
 from hpstage.source import came_by_value, is_users
@@ -43,22 +45,59 @@ class Slot:
 
 
 class ClassAttributes:
-    """The attributes of a class that are no functions."""
+    """The attributes of a class: data, functions, and descriptors, which may hold something."""
 
-    __slots__ = ("name", "owner", "path")
+    __slots__ = ("_all", "_chosen", "name", "owner", "path")
 
     def __init__(self, owner: type) -> None:
         self.owner, self.path, self.name = owner, owner.__qualname__, ""
+        self._all: dict[str, object] = {}
+        self._chosen: dict[str, object] = {}
 
     def get(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self.owner).items() if _is_data(name, value)}
+        """Equal contents are one object: not to be changed."""
+        present, known = self._present(), self._all
+        if len(present) != len(known) or not all(map(is_, present.values(), known.values())) or [*present] != [*known]:
+            self._all = dict(present)
+            self._chosen = {name: value for name, value in self._all.items() if self._counts(name, value)}
+        return self._chosen
 
     def set(self, values: dict[str, object]) -> None:
         for name in self.get().keys() - values.keys():
-            delattr(self.owner, name)
+            type.__delattr__(self.owner, name)
         for name, value in values.items():
-            if vars(self.owner).get(name, MISSING) is not value:
-                setattr(self.owner, name, value)
+            if self._present().get(name, MISSING) is not value:
+                type.__setattr__(self.owner, name, value)
+
+    def _present(self) -> Mapping[str, object]:
+        return vars(self.owner)
+
+    def _counts(self, name: str, value: object) -> bool:
+        if name.startswith("__") and name.endswith("__"):
+            return isinstance(value, types.FunctionType)
+        return name != "_abc_impl" and not isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+
+
+class Globals(ClassAttributes):
+    """All global names of a module, for code that may come by any of them."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__(type(self))
+        self.namespace = namespace
+        self.path = f"{namespace.get('__name__', '')}:globals()"
+
+    def set(self, values: dict[str, object]) -> None:
+        for name in self.get().keys() - values.keys():
+            del self.namespace[name]
+        self.namespace.update(values)
+
+    def _present(self) -> Mapping[str, object]:
+        return self.namespace
+
+    def _counts(self, name: str, value: object) -> bool:
+        return not name.startswith("__") and not isinstance(value, types.ModuleType)
 
 
 Namespace = Slot | ClassAttributes
@@ -93,6 +132,7 @@ def reached_from(code: object) -> list[tuple[str, object]]:
                     _global(name, thing.__globals__, found, todo)
                 for cell in thing.__closure__ or ():
                     todo.append(_content(cell))
+                _elsewhere(thing, found, todo)
         elif isinstance(thing, types.ModuleType):
             if of_user(thing.__name__):
                 for name in list(vars(thing)):
@@ -120,6 +160,24 @@ def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], N
         found.setdefault((id(namespace), name), Slot(f"{namespace.get('__name__', '')}:{name}", namespace, name))
 
 
+def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
+    """Names in modules that a function imports, or sets attributes of, and all global names if it asks for all."""
+    names = {*names_in(function.__code__)}
+    if "globals" in names:
+        found[id(function.__globals__), ""] = Globals(function.__globals__)
+    modules = [value for name in names if isinstance(value := function.__globals__.get(name), types.ModuleType)]
+    for name in names:
+        modules += [
+            sys.modules[path] for path in (name, *(f"{owner}.{name}" for owner in names)) if path in sys.modules
+        ]
+    stored = {*attributes_stored_in(function.__code__)}
+    for module in modules:
+        if isinstance(module, types.ModuleType) and of_user(module.__name__):
+            todo.append(module)
+            for name in stored:
+                _global(name, vars(module), found, todo)
+
+
 def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
@@ -133,6 +191,14 @@ def stored_in(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from stored_in(constant)
+
+
+def attributes_stored_in(code: types.CodeType) -> Iterator[str]:
+    """Names of attributes that a code object, or one within it, sets."""
+    yield from (item.argval for item in dis.get_instructions(code) if item.opname == "STORE_ATTR")
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from attributes_stored_in(constant)
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
@@ -153,9 +219,3 @@ def functions_in(member: Any) -> Iterator[Any]:
         yield from (part for part in (member.fget, member.fset, member.fdel) if part is not None)
     elif isinstance(member, functools.cached_property):
         yield member.func
-
-
-def _is_data(name: str, value: object) -> bool:
-    if name.startswith("__") or name == "_abc_impl":
-        return False
-    return not (isinstance(value, types.FunctionType) or any(functions_in(value)) or hasattr(type(value), "__get__"))

@@ -1,71 +1,86 @@
-"""Settings of the process that decide bits and that training code may change: put back before each trial, and captured.
-
-Each is a name in a namespace like a global variable, with functions of its own for reading and binding it.
-"""
+"""What code sets for the whole process in torch, and what decides bits: it is put back like any other object."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from hpstage.training.kinds import numpy, torch
-from hpstage.training.reach import Slot
+from hpstage.training.kind import Kind, numpy, torch
 
 
-class Setting(Slot):
-    """A setting of a library's."""
-
-    __slots__ = ("_read", "_write")
-
-    def __init__(self, path: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
-        super().__init__(path, {}, path)
-        self._read, self._write = read, write
-
-    def get(self) -> object:
-        return self._read()
-
-    def set(self, value: object) -> None:
-        self._write(value)
+class Settings:
+    """torch's settings, as one object."""
 
 
-def settings() -> list[tuple[str, object]]:
-    """Paths and settings of the libraries that are imported."""
-    found: list[Setting] = []
-    library = torch()
-    if library is not None:
-        backends = library.backends
-        found += [
-            Setting("torch.get_default_dtype()", library.get_default_dtype, library.set_default_dtype),
-            Setting("torch.get_num_threads()", library.get_num_threads, library.set_num_threads),
-            Setting("torch.is_grad_enabled()", library.is_grad_enabled, library.set_grad_enabled),
-            Setting(
-                "torch.get_float32_matmul_precision()",
-                library.get_float32_matmul_precision,
-                library.set_float32_matmul_precision,
+SETTINGS = Settings()
+
+
+def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """How each is asked for, and set."""
+    handle = library.utils.hooks.RemovableHandle
+    hold = library.backends
+    found: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+        "default dtype": (library.get_default_dtype, library.set_default_dtype),
+        "gradients": (library.is_grad_enabled, library.set_grad_enabled),
+        "threads": (library.get_num_threads, library.set_num_threads),
+        "deterministic algorithms": (
+            lambda: (
+                library.are_deterministic_algorithms_enabled(),
+                library.is_deterministic_algorithms_warn_only_enabled(),
             ),
-            Setting(
-                "torch.are_deterministic_algorithms_enabled()",
-                lambda: (
-                    library.are_deterministic_algorithms_enabled(),
-                    library.is_deterministic_algorithms_warn_only_enabled(),
-                ),
-                lambda value: library.use_deterministic_algorithms(value[0], warn_only=value[1]),
-            ),
-            _attribute("torch.backends.cudnn.benchmark", backends.cudnn, "benchmark"),
-            _attribute("torch.backends.cudnn.deterministic", backends.cudnn, "deterministic"),
-            _attribute("torch.backends.mkldnn.enabled", backends.mkldnn, "enabled"),
-        ]
+            lambda value: library.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        ),
+        "float32 matmul precision": (library.get_float32_matmul_precision, library.set_float32_matmul_precision),
+        "autocast on the CPU": (
+            functools.partial(library.is_autocast_enabled, "cpu"),
+            functools.partial(library.set_autocast_enabled, "cpu"),
+        ),
+        # Not a setting: hooks are kept under its numbers.
+        "next hook": (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
+    }
+    for name, owner, attribute in (
+        ("cudnn.benchmark", hold.cudnn, "benchmark"),
+        ("cudnn.deterministic", hold.cudnn, "deterministic"),
+        ("cudnn.enabled", hold.cudnn, "enabled"),
+        ("mkldnn.enabled", getattr(hold, "mkldnn", None), "enabled"),
+    ):
+        if hasattr(owner, attribute):
+            found[name] = functools.partial(getattr, owner, attribute), functools.partial(setattr, owner, attribute)
     arrays = numpy()
     if arrays is not None:
-        found.append(
-            Setting(
-                "numpy.geterr()",
-                lambda: tuple(sorted(arrays.geterr().items())),
-                lambda value: arrays.seterr(**dict(value)),
-            )
+        found["numpy errors"] = (
+            lambda: tuple(sorted(arrays.geterr().items())),
+            lambda value: arrays.seterr(**dict(value)),
         )
-    return [(setting.path, setting) for setting in found]
+    return found
 
 
-def _attribute(path: str, owner: Any, name: str) -> Setting:
-    return Setting(path, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+class OfProcess(Kind):
+    """The kind of :data:`SETTINGS`."""
+
+    name = "settings"
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] | None = None
+
+    def _all(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
+        if self._known is None:
+            self._known = _of_torch(torch())
+        return self._known
+
+    def read(self, obj: Any, skip: frozenset[str]) -> dict[str, Any]:
+        return {name: _asked(ask) for name, (ask, _) in self._all().items()}
+
+    def write(self, obj: Any, content: dict[str, Any], skip: frozenset[str] = frozenset()) -> None:
+        present = self.read(obj, skip)
+        for name, (_, put) in self._all().items():
+            if name in content and content[name] != present[name]:
+                put(content[name])
+
+
+def _asked(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except RuntimeError:  # torch does not tell of precisions that were set in the old way and in the new one
+        return None

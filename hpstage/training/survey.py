@@ -4,38 +4,48 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from hpstage.training.kinds import CELL, CLASS, SLOT, VALUES, Kind, Marked, is_atom, kind_of
+from hpstage.training.kind import LEADS_NOWHERE, Kind, is_atom, torch
+from hpstage.training.kinds import SETS, TUPLE, VALUES, kind_of
 from hpstage.training.reach import ClassAttributes, Slot, of_user, reached_from
+from hpstage.training.values import Marked
 
 # Modules keep their members in dicts under these names; paths read better without.
 _UNNAMED = ("._parameters", "._buffers", "._modules")
+Step = tuple[str, object]
+"""A path, and what is there."""
 
 
-@dataclass(slots=True)
 class Record:
     """An object as it was met. It is kept alive, so that its id stays its own."""
 
-    path: str
-    obj: Any
-    kind: Kind
-    content: Any
-    skip: frozenset[str] = frozenset()
+    __slots__ = ("content", "inner", "kind", "obj", "path", "skip")
+
+    def __init__(self, path: str, obj: Any, kind: Kind, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        self.path, self.obj, self.kind, self.content, self.skip = path, obj, kind, content, skip
+        self.inner: list[Step] = []
+        """What it leads to, the first last."""
 
     def changed(self) -> bool:
-        return not self.kind.same(self.content, self.read())
+        with plainly():
+            return self.read() is not self.content
 
     def read(self) -> Any:
-        """The present content, in as much detail as the one that is held."""
-        if self.kind is VALUES and self.content.sample is not None:
-            return Marked(self.obj, sampled=True)
-        return self.kind.read(self.obj, self.skip)
+        """The present content, in as much detail as the one that is held, and that itself if it is the same."""
+        return self.kind.again(self.obj, self.skip, self.content)
 
     def restore(self) -> None:
         """Put the content back. Raises ``TypeError`` where that cannot be done."""
-        self.kind.write(self.obj, self.content, self.skip)
+        with plainly():
+            self.kind.write(self.obj, self.content, self.skip)
+
+
+def plainly() -> AbstractContextManager[Any]:
+    """While tensors are looked at: without what their classes make of it."""
+    library = torch()
+    return nullcontext() if library is None else library._C.DisableTorchFunctionSubclass()
 
 
 class Survey:
@@ -64,6 +74,10 @@ class Survey:
         return iter(self.records.values())
 
 
+UNKNOWN = "?}"
+"""In paths: one of several objects of a class in a set, of which nothing tells which is which in another process."""
+
+
 class Surveyor:
     """Makes surveys.
 
@@ -78,95 +92,157 @@ class Surveyor:
         for name in stateless:
             owner, _, last = (name if "." in name else f"self.{name}").rpartition(".")
             self._skips[owner] = self._skips.get(owner, frozenset()) | {last}
-        self._code: dict[int, tuple[object, list[tuple[str, object]]]] = {}  # what a class or function reaches
+        self._code: dict[int, tuple[object, list[Step]]] = {}  # what a class or function reaches
 
-    def survey(
-        self, roots: Iterable[tuple[str, object]], *, known: Survey | None = None, copied: bool = False
-    ) -> Survey:
+    def survey(self, roots: Iterable[Step], *, known: Survey | None = None, copied: bool = False) -> Survey:
         """All that can be reached from ``roots``.
 
         Args:
             roots: paths and objects.
-            known: what it has met keeps its path.
+            known: what it has met keeps its path, and its record where nothing has changed.
             copied: have what is needed to put values back.
         """
+        with plainly():
+            return self._survey(roots, known, copied)
+
+    def _survey(self, roots: Iterable[Step], known: Survey | None, copied: bool) -> Survey:
         found = Survey()
-        stack: list[tuple[str, object]] = list(reversed(list(roots)))
-        seen_code: set[int] = set()
-        while stack:
+        if known is not None:
+            found.named = known.named.copy()
+        records, paths = found.records, found.paths
+        before = {} if known is None else known.records
+        stack = [step for path, obj in roots for step in self._led(found, path, [("", obj)])]
+        stack.reverse()
+        sets: list[Record] = []
+        seen: set[int] = set()
+        while stack or sets:
+            if not stack:
+                # Last of all, since members may be met elsewhere, in an order that is the same everywhere.
+                stack = [step for record in sets for step in _members(records, record)]
+                stack.reverse()
+                sets = []
+                continue
             path, obj = stack.pop()
-            if path in self._stateless or is_atom_not_code(obj):
+            key = id(obj)
+            if key in records:
                 continue
-            if id(obj) in found.records:
+            kind = type(obj)
+            if id(kind) not in seen:
+                seen.add(id(kind))
+                self._name(found, kind)
+                stack += self._reached(kind)
+            if kind is types.FunctionType:
+                stack += self._reached(obj)
+            record = before.get(key)
+            if record is not None:
+                content = record.kind.again(obj, record.skip, record.content)
+                if content is not record.content:
+                    record = Record(record.path, obj, record.kind, content, record.skip)
+                    self._lead(found, record)
+            elif issubclass(kind, type):
+                if key not in seen:
+                    seen.add(key)
+                    stack += self._reached(obj)
                 continue
-            if isinstance(obj, tuple | types.MethodType):
-                stack += reversed(list(_inner(path, obj)))
-                continue
-            for pair in self._reached(obj, seen_code):
-                if id(pair[1]) not in found.records and not self._passed_by(*pair):
-                    stack.append(pair)
-            kind: Kind | None
-            if isinstance(obj, Slot):
-                kind = SLOT
             else:
-                kind = CLASS if isinstance(obj, ClassAttributes) else kind_of(obj)
-            if kind is None or (kind is CELL and path.rpartition(".")[2] in self._stateless):
-                continue
-            skip = self._skips.get(path, frozenset())
-            if kind is CLASS:
-                skip |= self._stateless
-            before = known.records.get(id(obj)) if known is not None else None
-            if before is not None:
-                path, skip, content = before.path, before.skip, before.read()
-            elif kind is VALUES and copied:
-                content = Marked(obj, sampled=True, copied=True)
-            else:
-                content = kind.read(obj, skip)
-            found.add(Record(path, obj, kind, content, skip))
-            members = path.endswith(_UNNAMED)
-            base = path.rpartition(".")[0] if members else path
-            inner = []
-            for label, child in kind.children(content):
-                if type(child) in _NAMED or isinstance(child, type):
-                    found.named[child.__module__, child.__qualname__] = child  # type: ignore[attr-defined]
-                if members and label.startswith("['"):
-                    label = f".{label[2:-2]}"
-                inner.append((base + label, child))
-            inner.reverse()
-            stack += inner
+                record = self._met(path, obj, copied)
+                while record.path in paths:
+                    record.path += "'"
+                self._lead(found, record)
+            records[key] = record
+            paths[record.path] = record
+            if record.kind in SETS:
+                sets.append(record)
+            stack += record.inner
         return found
+
+    def _met(self, path: str, obj: Any, copied: bool) -> Record:
+        kind = kind_of(obj)
+        assert kind is not None, f"{path} is a {type(obj).__qualname__}, which leads nowhere"
+        skip = self._skips.get(path, frozenset())
+        if type(obj) is ClassAttributes:
+            skip |= self._stateless
+        if kind is VALUES:
+            return Record(path, obj, kind, Marked(obj, sampled=copied, copied=copied), skip)
+        return Record(path, obj, kind, kind.read(obj, skip), skip)
+
+    def _lead(self, found: Survey, record: Record) -> None:
+        """Note what a record leads to."""
+        path, members = record.path, record.path.endswith(_UNNAMED)
+        base = path.rpartition(".")[0] if members else path
+        pairs = list(record.kind.children(record.content))
+        if members:
+            pairs = [(f".{label[2:-2]}" if label.startswith("['") else label, child) for label, child in pairs]
+        if record.kind is TUPLE:
+            pairs += [(f"[{index}]", item) for index, item in enumerate(tuple.__iter__(record.obj))]
+        record.inner = self._led(found, base, pairs)
+        record.inner.reverse()
+
+    def _led(self, found: Survey, path: str, pairs: Iterable[tuple[str, object]]) -> list[Step]:
+        """What these lead to that could change: tuples and methods never do, but what they hold may."""
+        led: list[Step] = []
+        todo: list[tuple[str, Any]] = [(path + label, obj) for label, obj in pairs]
+        todo.reverse()
+        while todo:
+            inner, obj = todo.pop()
+            kind = type(obj)
+            if kind in LEADS_NOWHERE or inner in self._stateless:
+                continue
+            if kind is types.MethodType:
+                todo += [(f"{inner}.__func__", obj.__func__), (f"{inner}.__self__", obj.__self__)]
+            elif kind is types.BuiltinFunctionType:
+                self._name(found, obj)
+                if not isinstance(obj.__self__, types.ModuleType | type(None)):
+                    todo.append((f"{inner}.__self__", obj.__self__))
+            elif issubclass(kind, type):
+                self._name(found, obj)
+                if of_user(obj.__module__):
+                    led.append((inner, obj))
+            elif kind is frozenset:
+                if not all(map(is_atom, obj)):
+                    led.append((inner, obj))
+            elif kind_of(obj) is None:
+                if issubclass(kind, tuple) and not is_atom(obj):
+                    items = [(f"{inner}[{index}]", item) for index, item in enumerate(tuple.__iter__(obj))]
+                    todo += reversed(items)
+            elif kind is types.CellType and inner.rpartition(".")[2] in self._stateless:
+                continue
+            else:
+                if kind is types.FunctionType:
+                    self._name(found, obj)
+                led.append((inner, obj))
+        return led
+
+    def _name(self, found: Survey, code: Any) -> None:
+        found.named[code.__module__, code.__qualname__] = code
+
+    def _reached(self, code: object) -> list[Step]:
+        """What the code of a function or class reaches, the first last."""
+        known = self._code.get(id(code))
+        if known is None:
+            user = of_user(getattr(code, "__module__", None))
+            reached = [pair for pair in reached_from(code) if not self._passed_by(*pair)] if user else []
+            known = self._code[id(code)] = code, reached
+        return known[1]
 
     def _passed_by(self, path: str, obj: object) -> bool:
         return path in self._stateless or (isinstance(obj, Slot) and obj.name in self._stateless)
 
-    def _reached(self, obj: object, seen: set[int]) -> list[tuple[str, object]]:
-        """What the code of ``obj``, or of its class, reaches."""
-        kind = type(obj)
-        code: object = obj if kind is types.FunctionType or isinstance(obj, type) else kind
-        if id(code) in seen:
-            return []
-        seen.add(id(code))
-        known = self._code.get(id(code))
-        if known is None:
-            module = getattr(code, "__module__", None)
-            known = self._code[id(code)] = code, reached_from(code) if of_user(module) else []
-        return known[1]
+
+def _members(records: dict[int, Record], record: Record) -> list[Step]:
+    """What is met in a set alone, under paths that are the same in every process where there are such."""
+    met = [item for item in _parts(record.content) if id(item) not in records]
+    names = [type(item).__qualname__ for item in met]
+    return [
+        (f"{record.path}{{{name}{UNKNOWN if names.count(name) > 1 else '}'}", item)
+        for name, item in zip(names, met, strict=True)
+    ]
 
 
-_NAMED = frozenset((types.FunctionType, types.BuiltinFunctionType))
-
-
-def is_atom_not_code(obj: object) -> bool:
-    """Atoms that lead nowhere; a class of the user's leads to its attributes."""
-    if isinstance(obj, type):
-        return not of_user(obj.__module__)
-    return is_atom(obj)
-
-
-def _inner(path: str, obj: Any) -> Iterator[tuple[str, object]]:
-    if isinstance(obj, types.MethodType):
-        yield f"{path}.__self__", obj.__self__
-        yield f"{path}.__func__", obj.__func__
-    else:
-        for index, item in enumerate(obj):
-            yield f"{path}[{index}]", item
+def _parts(items: Iterable[object]) -> Iterator[object]:
+    """Those that could change, tuples taken apart."""
+    for item in items:
+        if type(item) is tuple:
+            yield from _parts(item)
+        elif not is_atom(item) and kind_of(item) is not None:
+            yield item

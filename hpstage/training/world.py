@@ -14,12 +14,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.encoding import ANSWERED, Decoder, Encoder
+from hpstage.training.decoding import Decoder
+from hpstage.training.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.guard import Guard
-from hpstage.training.kinds import VALUES, Marked, torch
+from hpstage.training.kind import torch
+from hpstage.training.kinds import VALUES
 from hpstage.training.portrait import text_of
-from hpstage.training.settings import settings
-from hpstage.training.survey import Record, Survey, Surveyor
+from hpstage.training.settings import SETTINGS
+from hpstage.training.survey import Record, Survey, Surveyor, plainly
+from hpstage.training.values import Marked, is_lazy, storable
 
 Roots = Iterable[tuple[str, object]]
 logger = logging.getLogger("hpstage")
@@ -35,11 +38,15 @@ class World:
 
     def __init__(self, stateless: Collection[str], roots: Callable[[], Roots]) -> None:
         self._surveyor = Surveyor(stateless)
-        self._own_roots = roots
-        self._settings: list[tuple[str, object]] = []
+        self._roots = roots
         self.pristine: Survey | None = None
         self.base: Survey | None = None
         self._told: set[str] = set()
+
+    def _all_roots(self) -> Iterator[tuple[str, object]]:
+        yield from self._roots()
+        if torch() is not None:
+            yield "torch", SETTINGS
 
     def close(self) -> None:
         """Put everything back as it was before the first setup, as far as it can be, and forget it."""
@@ -51,29 +58,33 @@ class World:
                         record.restore()
             self.pristine = None
 
-    def _roots(self) -> Roots:
-        return [*self._own_roots(), *self._settings]
-
     def reset(self) -> None:
         """Put back how everything was before the first setup; the first call notes how that is."""
         self.base = None
         if self.pristine is None:
-            self._settings = settings()
-            self.pristine = self._surveyor.survey(self._roots(), copied=True)
+            self.pristine = self._surveyor.survey(self._all_roots(), copied=True)
         else:
-            _restore(self.pristine, "a trial would begin with what another has left")
+            for record in self.pristine:
+                _put_back(record, "a trial would begin with what another has left")
 
     def begin(self) -> None:
-        """Everything is set up now: changes count from here."""
-        self.base = self._surveyor.survey(self._roots(), known=self.pristine)
+        """Everything is set up now: changes count from here.
+
+        Raises:
+            StateError: what training is to begin with cannot be captured.
+        """
         assert self.pristine is not None, "reset() comes first"
+        self.base = self._surveyor.survey(self._all_roots(), known=self.pristine)
         for record in self.base:
-            before = self.pristine.records.get(id(record.obj))
-            if record.kind is VALUES and before is not None:
-                if record.content.same(before.content):
-                    record.content = before.content  # and its copy
-                else:
-                    record.content = Marked(record.obj, sampled=True, copied=True)
+            if record.kind is not VALUES:
+                continue
+            if is_lazy(record.obj):
+                raise StateError(
+                    f"{record.path} has no shape yet, and forks begin before the first batch gives it one: run a batch "
+                    f"through the model in model(), as torch recommends before an optimizer is made"
+                )
+            if record.obj in self.pristine and record.content.copy is None:
+                record.content = Marked(record.obj, sampled=True, copied=True)
 
     def capture(self, *, but: Callable[[str], bool] = lambda path: False) -> dict[str, Any]:
         """What training has changed, as a plain state; tensors in it are those in use.
@@ -87,29 +98,30 @@ class World:
         base, pristine = self.base, self.pristine
         assert base is not None, "begin() comes first"
         assert pristine is not None
-        now = self._surveyor.survey(self._roots(), known=base)
-        encoder = Encoder(base, but)
+        now = self._surveyor.survey(self._all_roots(), known=base)
         values: dict[str, Any] = {}
-        gradients: dict[str, Any] = {}
         changed: dict[str, Any] = {}
-        for record in base:
-            present = now.records.get(id(record.obj))
-            if present is None:
-                continue
-            if record.kind is VALUES and record.obj not in pristine:
-                values[record.path] = _detached(record.obj)
-                if present.content.gradient is not None:
-                    gradients[record.path] = _detached(present.content.gradient)
-                if _is_trained(record.obj) != record.content.trained:
-                    changed[record.path] = encoder.content(record, present.content)
-            elif not record.kind.same(record.content, present.content):
+        with plainly():
+            encoder = Encoder(base, now, but)
+            for record in base:
+                present = now.records.get(id(record.obj))
+                if present is None:
+                    continue
+                before, content = record.content, present.content
+                is_values = record.kind is VALUES
+                if is_values and content.plain and (record.obj not in pristine or not content.same(before)):
+                    values[record.path] = storable(record.obj)
+                    if content is before or content.same_place(before):
+                        continue
+                if content is before or record.kind.same(before, content):
+                    continue
                 try:
-                    changed[record.path] = encoder.content(record, present.content)
+                    changed[record.path] = encoder.content(record, content)
                 except StateError:
                     if not but(record.path):
                         raise
                     changed[record.path] = ANSWERED
-        return {"values": values, "gradients": gradients, "changed": changed}
+        return {"values": values, "changed": changed, "memory": encoder.memory}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Bring everything to a captured state, from how it is at :meth:`begin` or was left by training since.
@@ -121,22 +133,24 @@ class World:
         """
         base = self.base
         assert base is not None, "begin() comes first"
-        decoder = Decoder(base)
-        decoder.keep(state["changed"])
-        self._rewind([path for path, content in state["changed"].items() if content == ANSWERED])
-        decoder.check(state["values"])
-        for path, values in state["values"].items():
-            decoder.fill(base.paths[path].obj, values, state["gradients"].get(path))
-        for path, content in state["changed"].items():
-            decoder.write(path, content)
+        changed = state["changed"]
+        decoder = Decoder(base, state["memory"])
+        decoder.keep(changed)
+        self._rewind([path for path, content in changed.items() if is_answered(content)])
+        with plainly():
+            decoder.fill(state["values"], changed)
+            for path, content in changed.items():
+                decoder.write(path, content)
 
     def _rewind(self, answered: Collection[str]) -> None:
         """Put back all but values that setting up made, as it was at :meth:`begin`."""
         assert self.base is not None, "begin() comes first"
         assert self.pristine is not None
         for record in self.base:
-            if record.path not in answered and (record.kind is not VALUES or record.obj in self.pristine):
-                _put_back(record, "a fork would begin with what other training has left")
+            if record.path in answered:
+                continue
+            values = record.kind is not VALUES or record.obj in self.pristine
+            _put_back(record, "a fork would begin with what other training has left", values=values)
 
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:
@@ -145,7 +159,7 @@ class World:
         Raises:
             StateError: naming what cannot be put back.
         """
-        before = self._surveyor.survey(self._roots(), known=self.base)
+        before = self._surveyor.survey(self._all_roots(), known=self.base)
         guard = Guard([record for record in before if record.kind is VALUES], self.pristine or Survey())
         try:
             yield
@@ -153,7 +167,7 @@ class World:
             for record in before:
                 if record.kind is not VALUES and record.changed():
                     self._tell(record, what)
-                    _put_back(record, f"{what} must not change the state")
+                _put_back(record, f"{what} must not change the state", values=record.kind is not VALUES)
             for record in guard.changed():
                 if not guard.put_back(record):
                     raise StateError(
@@ -181,31 +195,20 @@ class World:
         Args:
             more: further roots, such as the variables of a function that is under way.
         """
-        survey = self._surveyor.survey([*self._roots(), *more], known=self.base)
+        survey = self._surveyor.survey([*self._all_roots(), *more], known=self.base)
         return {record.path: text_of(record, survey) for record in survey}
 
 
-def _restore(survey: Survey, why: str) -> None:
-    for record in survey:
-        _put_back(record, why)
-
-
-def _put_back(record: Record, why: str) -> None:
-    if not record.changed():
-        return
+def _put_back(record: Record, why: str, *, values: bool = True) -> None:
+    """Put an object back as it was recorded; of a tensor or array without its ``values`` all but these."""
     try:
-        record.restore()
-    except (TypeError, AttributeError, ValueError) as error:
+        if not values:
+            with plainly():
+                record.content.put_place(record.obj)
+        elif record.changed():
+            record.restore()
+    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise StateError(
             f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
             f"setup(), which begin anew for each trial, or name it in `stateless` if no training hangs on it"
         ) from None
-
-
-def _detached(obj: Any) -> Any:
-    library = torch()
-    return obj.detach() if library is not None and isinstance(obj, library.Tensor) else obj
-
-
-def _is_trained(obj: Any) -> bool:
-    return bool(getattr(obj, "requires_grad", False))
