@@ -247,6 +247,13 @@ class Decoder:
     def _make_tensor(self, number: int, values: Any, parameter: bool, device: str, *rest: Any) -> Any:
         return self._tensor(number, duplicate(values).to(device), parameter, *rest)
 
+    def _make_sparse(
+        self, number: int, indices: Any, values: Any, shape: list[int], coalesced: bool, device: str
+    ) -> Any:
+        parts = duplicate(indices).to(device), duplicate(values).to(device)
+        made = self._new[number] = torch().sparse_coo_tensor(*parts, shape)._coalesced_(coalesced)
+        return made
+
     def _make_view(
         self, number: int, place: Plain, dtype: str, shape: Any, strides: Any, parameter: bool, device: str, *rest: Any
     ) -> Any:

@@ -205,6 +205,9 @@ class Encoder:
                 f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
                 f"or take item(); if it is only looked at, name it in `stateless`"
             )
+        if value.layout is torch().sparse_coo and not value.requires_grad:
+            parts = value._indices(), value._values()
+            return "sparse", number, *parts, list(value.shape), value.is_coalesced(), value.device.type
         plain = storable(value)
         if plain is None:
             raise self._unstorable(path, value)
