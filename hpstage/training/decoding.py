@@ -6,7 +6,8 @@ import collections
 import enum
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hpstage.errors import StateError
@@ -98,9 +99,9 @@ class Decoder:
         elif kind == "objects":
             content = self._list(parts[0]), record.obj.shape
         elif kind == "mapping":
-            content = self._dict(parts[0], path), self._dict(parts[1])
+            content = self._dict(parts[0], path, record.content[0]), self._dict(parts[1])
         elif kind == "attributes":
-            content = self._dict(parts[0], path)
+            content = self._dict(parts[0], path, record.content)
         elif kind == "foreign":
             content = self._dict(parts[0]), parts[1]
         elif kind == "set":
@@ -246,6 +247,13 @@ class Decoder:
     def _make_tensor(self, number: int, values: Any, parameter: bool, device: str, *rest: Any) -> Any:
         return self._tensor(number, duplicate(values).to(device), parameter, *rest)
 
+    def _make_sparse(
+        self, number: int, indices: Any, values: Any, shape: list[int], coalesced: bool, device: str
+    ) -> Any:
+        parts = duplicate(indices).to(device), duplicate(values).to(device)
+        made = self._new[number] = torch().sparse_coo_tensor(*parts, shape)._coalesced_(coalesced)
+        return made
+
     def _make_view(
         self, number: int, place: Plain, dtype: str, shape: Any, strides: Any, parameter: bool, device: str, *rest: Any
     ) -> Any:
@@ -280,11 +288,13 @@ class Decoder:
     def _list(self, items: list[Plain]) -> list[Any]:
         return [self.value(item) for item in items]
 
-    def _dict(self, pairs: list[Plain], path: str = "") -> dict[Any, Any]:
+    def _dict(self, pairs: list[Plain], path: str = "", before: Mapping[Any, Any] = MappingProxyType({})) -> Any:
         made = {}
         for key, item in pairs:
             name = self.value(key)
-            if not is_answered(item):
+            if type(item) is tuple and item[0] == "same":
+                made[name] = before[name]
+            elif not is_answered(item):
                 made[name] = self.value(item)
             elif (path, name) in self._kept:
                 made[name] = self._kept[path, name]

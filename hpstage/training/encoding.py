@@ -29,6 +29,7 @@ Plain = Any
 ANSWERED = ("answered",)
 """In place of what its owner answers for."""
 BUILTINS = (list, dict, set, int, float, str, bool, tuple)
+_NOTHING: dict[Any, Any] = {}
 _ITSELF = (type(None), bool, int, float, str, bytes)
 CONTAINERS: dict[str, type] = {
     kind.__name__: kind
@@ -70,9 +71,10 @@ class Encoder:
         if kind in ("items", "objects"):
             # The shape of an array, or attributes.
             return kind, self._list(path, content[0]), self._pairs(path, content[1] if kind == "items" else {})
-        if kind in ("mapping", "attributes"):
-            items, own = content if kind == "mapping" else (content, {})
-            return kind, self._pairs(path, items), self._pairs(path, own)
+        if kind == "mapping":
+            return kind, self._pairs(path, content[0], record.content[0]), self._pairs(path, content[1])
+        if kind == "attributes":
+            return kind, self._pairs(path, content, record.content), []
         if kind == "foreign" and (
             content[1] == record.content[1]
             or (isinstance(content[1], bytes) and len(content[1]) == len(record.content[1] or ""))
@@ -203,6 +205,9 @@ class Encoder:
                 f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
                 f"or take item(); if it is only looked at, name it in `stateless`"
             )
+        if value.layout is torch().sparse_coo and not value.requires_grad:
+            parts = value._indices(), value._values()
+            return "sparse", number, *parts, list(value.shape), value.is_coalesced(), value.device.type
         plain = storable(value)
         if plain is None:
             raise self._unstorable(path, value)
@@ -268,16 +273,20 @@ class Encoder:
     def _list(self, path: str, items: Any) -> list[Plain]:
         return [self.value(f"{path}[{index}]", item) for index, item in enumerate(items)]
 
-    def _pairs(self, path: str, items: dict[Any, Any]) -> list[Plain]:
+    def _pairs(self, path: str, items: dict[Any, Any], before: dict[Any, Any] = _NOTHING) -> list[Plain]:
+        """What cannot be written out may be what it was ``before``."""
         pairs = []
         for index, (key, item) in enumerate(dict.items(items)):
             inner = f"{path}.{key}" if type(key) is str else f"{path}[{index}]"
             try:
                 plain = self.value(inner, item)
             except StateError:
-                if not self._but(inner):
+                if type(key) is str and before.get(key, MISSING) is item:
+                    plain = ("same",)
+                elif self._but(inner):
+                    plain = ANSWERED
+                else:
                     raise
-                plain = ANSWERED
             pairs.append((self.value(f"{path}.key({index})", key), plain))
         return pairs
 
