@@ -17,7 +17,7 @@ from hpstage.errors import StateError
 from hpstage.training.encoding import ANSWERED, Decoder, Encoder
 from hpstage.training.guard import Guard
 from hpstage.training.kinds import VALUES, Marked, torch
-from hpstage.training.portrait import text_of
+from hpstage.training.portrait import texts_of
 from hpstage.training.survey import Record, Survey, Surveyor
 
 Roots = Iterable[tuple[str, object]]
@@ -176,7 +176,7 @@ class World:
             more: further roots, such as the variables of a function that is under way.
         """
         survey = self._surveyor.survey([*self._roots(), *more], known=self.base)
-        return {record.path: text_of(record, survey) for record in survey}
+        return {path: text for record in survey for path, text in texts_of(record, survey)}
 
 
 def _restore(survey: Survey, why: str) -> None:
