@@ -5,7 +5,8 @@ come to the same states: from states in memory and on disk, in other processes, 
 in between. After each step all that training can reach is compared.
 """
 
+from hpstage.checking.children import Children
 from hpstage.checking.conduct import check
 from hpstage.checking.findings import CheckReport, Finding
 
-__all__ = ["CheckReport", "Finding", "check"]
+__all__ = ["CheckReport", "Children", "Finding", "check"]

@@ -1,18 +1,20 @@
 """A process of a check: trains one run after the other, as a worker trains chains, and tells what became of each.
 
-``python -m hpstage.checking.child JOB``, with the name of the file that has the job. Records go to standard output, one
-a line; what the user's code prints goes where errors go.
+``python -m hpstage.checking.child LIBRARY...`` imports the libraries and then forks a process for each job: its files
+are named on standard input, one a line. Records go to standard output, one a line, and at the end a line with ``=`` and
+the process's status.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import cloudpickle
 
@@ -56,7 +58,7 @@ class Trainer:
             trainable.load_state_dict(state)
             record.loaded = snapshot(trainable)
         elif run.observed:
-            record.snapshots[0] = snapshot(trainable, state=False)
+            record.snapshots[0] = snapshot(trainable, trained=False)
         last = len(run.values)
         for step in range(run.fork, last):
             if self._announce is not None:
@@ -87,21 +89,15 @@ def _key(step: int) -> StateKey:
     return StateKey(f"{step:032d}")
 
 
-def main(file: str) -> None:
-    told = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-
-    def tell(record: Record) -> None:
-        told.write(encode(record) + b"\n")
-        told.flush()
-
-    job: Job = decode_job(Path(file).read_bytes())
+def do(job: Job, tell: Callable[[Record], None]) -> None:
+    """Train all runs of a job."""
     sys.path[:] = job.path
     try:
         trainable: Any = as_trainable(cloudpickle.loads(job.trainable))
         described = describe(trainable)
     except Exception as error:
-        tell(Record(name=job.runs[0].name, fork=job.runs[0].fork, problem=problem_of(error, 0)))
+        first = job.runs[0]
+        tell(Record(name=first.name, fork=first.fork, problem=problem_of(error, first.fork)))
         return
     trainer = Trainer(trainable, job.states)
     for number, run in enumerate(job.runs):
@@ -111,5 +107,40 @@ def main(file: str) -> None:
         tell(record)
 
 
+def fork(file: Path, told: BinaryIO) -> int:
+    """Do the job of a file in a process of its own; its status."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    # What the user's code prints is kept apart from what is told.
+    output = os.open(file.with_suffix(".output"), os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+
+    def tell(record: Record) -> None:
+        told.write(encode(record) + b"\n")
+        told.flush()
+
+    status = 1
+    try:
+        do(decode_job(file.read_bytes()), tell)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # threads that the user's code has left would be waited for
+
+
+def main(libraries: list[str]) -> None:
+    for name in libraries:
+        importlib.import_module(name)
+    told = os.fdopen(os.dup(1), "wb")
+    for line in sys.stdin:
+        told.write(b"=%d\n" % fork(Path(line.rstrip("\n")), told))
+        told.flush()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

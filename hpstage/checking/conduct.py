@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 from hpstage.checking import ways
 from hpstage.checking.causes import Style, cause_of
@@ -18,6 +19,7 @@ from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
 from hpstage.errors import UsageError
 from hpstage.functional import FunctionTrainable
+from hpstage.identity import packages
 from hpstage.space import Space
 from hpstage.trainable import Keyed, as_trainable
 
@@ -32,6 +34,7 @@ def check(
     n_forks: int = 3,
     seed: int = 0,
     say: Say | None = None,
+    children: Children | None = None,
 ) -> CheckReport:
     """Whether a trainable is exact: trained alone or forked anywhere, it gives the same bits.
 
@@ -54,6 +57,7 @@ def check(
         n_forks: at how many random steps forks are made.
         seed: of trials and forks.
         say: called with lines on how it goes on.
+        children: the processes, for several checks one after the other; by default its own.
 
     Raises:
         UsageError: there is nothing that could be checked: the space is none, or the trainable.
@@ -71,15 +75,16 @@ def check(
     if say is not None:
         say(_beginning(name, trials, forks, processes))
     found = _Found(say)
-    with Children(pack(trainable), found.tell) as children:
-        found.stop = children.stop
-        children.perform(first)
+    packed = pack(trainable)
+    with ExitStack() as closing:
+        if children is None:
+            children = closing.enter_context(Children(libraries_of(trainer)))
+        states = children.folder()
+        children.perform(packed, states, first, found.tell)
         if found.straight.problem is None:
-            children.perform(second)
-        hashes = False
-        if found.apart(ways.AGAIN) is not None:
-            children.perform([ways.again_under_the_same_hashes(trials, forks)])
-            hashes = not found.unlike(ways.HASHED)
+            children.perform(packed, states, second, found.tell)
+    # The process that is given other threads hashes as the first: it differs by all else.
+    hashes = found.apart(ways.AGAIN) is not None and not found.unlike(ways.THREADS)
     style: Style = (
         "object" if isinstance(trainer, Keyed) else "function" if isinstance(trainer, FunctionTrainable) else "torch"
     )
@@ -93,6 +98,11 @@ def check(
         differences=tuple(found.findings(style, hashes, suspects(subject))),
         seconds=time.perf_counter() - began,
     )
+
+
+def libraries_of(trainable: object) -> list[str]:
+    """What a process that trains it will import in any case."""
+    return ["numpy", *(name for name in ("torch",) if name in packages(trainable))]
 
 
 def _beginning(name: str, trials: Trials, forks: Sequence[int], processes: Sequence[Process]) -> str:
@@ -110,7 +120,6 @@ class _Found:
     def __init__(self, say: Say | None) -> None:
         self._say = say
         self._records: dict[str, list[Record]] = {}
-        self.stop: Callable[[], None] = _nothing
 
     def tell(self, record: Record) -> None:
         """A run is over."""
@@ -119,8 +128,6 @@ class _Found:
             begun = f" at {record.fork}" if record.fork else ""
             how = "" if record.problem is None else f", {record.problem.kind}"
             self._say(f"{record.name}{begun}: {record.seconds:.1f} s{how}")
-        if record.name == ways.STRAIGHT and record.problem is not None:
-            self.stop()  # nothing is left to compare with
 
     @property
     def straight(self) -> Record:
@@ -192,7 +199,3 @@ def _finding(way: str, fork: int, apart: Apart, cause: str, remedy: str) -> Find
         cause=cause,
         remedy=remedy,
     )
-
-
-def _nothing() -> None:
-    """Nothing runs yet."""

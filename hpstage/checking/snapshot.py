@@ -20,21 +20,21 @@ SETTING = "the process's "
 THREADS = f"{SETTING}torch.get_num_threads()"
 
 
-def snapshot(trainable: Trainable, *, state: bool = True) -> Snapshot:
+def snapshot(trainable: Trainable, *, trained: bool = True) -> Snapshot:
     """What there is now.
 
     Args:
-        state: also what ``state_dict()`` gives.
+        trained: a step was. Before the first, there need not be a state, and no generator was keyed for a step.
 
     Raises:
         StateError: a state cannot be captured.
     """
-    found: Snapshot = dict(_generators())  # first: taking a state might draw from them
-    found |= _settings()
+    found: Snapshot = dict(_generators()) if trained else {}  # first: taking a state might draw from them
     portrait: Callable[[], Snapshot] | None = getattr(trainable, "portrait", None)
     if portrait is not None:
         found |= portrait()
-    if state:
+    found |= _settings()
+    if trained:
         taken = trainable.state_dict()
         if isinstance(trainable, FunctionTrainable) and isinstance(taken, dict):
             taken = {**taken, "metrics": None}  # there or not, as reports were wanted; compared by themselves

@@ -10,38 +10,17 @@ from hpstage.bytecode import references
 from hpstage.training.reach import functions_reached
 
 _NAMES = frozenset(
-    [
-        "id",
-        "hash",
-        "open",
-        "glob.glob",
-        "numpy.random.default_rng",
-        "platform.node",
-        "posix.getpid",
-        "posix.getppid",
-        "posix.urandom",
-        "posix.listdir",
-        "posix.scandir",
-        "os.environ",
-        "os.getenv",
-        "random.SystemRandom",
-        "torch.random.seed",
-        "torch.Generator",
-    ]
+    (
+        *("id", "hash", "open", "glob.glob", "os.environ", "os.getenv", "platform.node", "random.SystemRandom"),
+        *("posix.getpid", "posix.getppid", "posix.urandom", "posix.listdir", "posix.scandir"),
+        *("numpy.random.default_rng", "torch.Generator", "torch.random.seed"),
+    )
 )
 _MODULES = frozenset(
-    [
-        "time",
-        "datetime",
-        "secrets",
-        "uuid",
-        "threading",
-        "subprocess",
-        "socket",
-        "tempfile",
-        "multiprocessing",
-        "concurrent",
-    ]
+    (
+        *("time", "datetime", "secrets", "uuid", "threading", "multiprocessing", "concurrent"),
+        *("subprocess", "socket", "tempfile"),
+    )
 )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from hpstage.checking.runs import Run
 from hpstage.checking.trials import Trials
@@ -20,15 +22,15 @@ OTHER = "after another trial"
 OTHER_FORK = "forked from disk after another trial"
 EVALUATED = "evaluated after each step"
 UNOBSERVED = "no state taken on the way"
-HASHED = "again, under the same PYTHONHASHSEED"
 ANOTHER = "another trial"
 
 # In the order in which causes are looked for: what differs in every run differs on all other ways as well.
 WAYS = (AGAIN, THREADS, MEMORY, DISK, ELSEWHERE, OTHER, OTHER_FORK, EVALUATED, UNOBSERVED)
 
-_SAME_HASHES = {"PYTHONHASHSEED": "0"}
-# What is another from worker to worker: the host's name, and how texts are hashed.
+_FIRST = {"PYTHONHASHSEED": "0"}
+# What is another from worker to worker: how texts are hashed, and the host's name.
 _OTHER_PROCESS = {"PYTHONHASHSEED": "1", "HOSTNAME": "another-host"}
+_THREADS = {**_FIRST, **dict.fromkeys(VARIABLES, "3")}
 _SHORT = 4
 """Steps of the other trial."""
 
@@ -47,52 +49,33 @@ def forks_of(steps: int, n_forks: int, seed: int) -> tuple[int, ...]:
 
 def processes(trials: Trials, forks: tuple[int, ...]) -> tuple[list[Process], list[Process]]:
     """Those that begin at once, one of which trains straight through and keeps states; then those that need them."""
-    values, steps = trials.subject, trials.steps
-    reported = [*forks, steps] if forks[-1] != steps else list(forks)
+    steps = trials.steps
+    straight = Run(name=STRAIGHT, values=trials.subject, reported=sorted({*forks, steps}), kept=list(forks))
+    few = list(range(1, min(_SHORT, steps) + 1))
+    another = Run(name=ANOTHER, values=trials.other[: len(few)], reported=few, evaluated=True)
 
-    def run(name: str, **options: object) -> Run:
-        return Run(name=name, values=values, **{"reported": reported, **options})  # type: ignore[arg-type]
+    def way(name: str) -> Run:
+        return replace(straight, name=name, kept=[])
 
-    def forked(name: str, fork: int, source: str) -> Run:
-        return run(name, fork=fork, source=source)
+    def forked(name: str, fork: int, source: Literal["memory", "disk"]) -> Run:
+        return replace(straight, name=name, kept=[], fork=fork, source=source)
 
-    first = Process(
-        [
-            run(STRAIGHT, kept=list(forks)),
-            *(forked(MEMORY, fork, "memory") for fork in forks),
-            forked(DISK, forks[-1], "disk"),
-        ],
-        _SAME_HASHES,
-    )
-    few = min(_SHORT, steps)
-    another = run(ANOTHER, values=trials.other[:few], evaluated=True, reported=list(range(1, few + 1)))
-    again = Process(
-        [
-            run(AGAIN),
-            run(EVALUATED, evaluated=True, reported=list(range(1, steps + 1))),
-            run(UNOBSERVED, observed=False),
-        ],
-        _OTHER_PROCESS,
-    )
-    others = [
+    at_once = [
         Process(
-            [run(THREADS)],
-            {**_SAME_HASHES, **dict.fromkeys(VARIABLES, "3")},
+            [straight, *(forked(MEMORY, fork, "memory") for fork in forks), forked(DISK, forks[-1], "disk")],
+            _FIRST,
         ),
-        Process([forked(ELSEWHERE, fork, "disk") for fork in forks], _OTHER_PROCESS),
         Process(
             [
-                another,
-                run(OTHER),
-                another,
-                forked(OTHER_FORK, forks[0], "disk"),
+                way(AGAIN),
+                replace(way(EVALUATED), evaluated=True, reported=list(range(1, steps + 1))),
+                replace(way(UNOBSERVED), observed=False),
             ],
-            _SAME_HASHES,
+            _OTHER_PROCESS,
         ),
     ]
-    return [first, again], others
-
-
-def again_under_the_same_hashes(trials: Trials, forks: tuple[int, ...]) -> Process:
-    """Tells whether it is hashes by which processes differ."""
-    return Process([Run(name=HASHED, values=trials.subject, reported=[*forks, trials.steps])], _SAME_HASHES)
+    then = [
+        Process([forked(ELSEWHERE, fork, "disk") for fork in forks], _OTHER_PROCESS),
+        Process([way(THREADS), another, way(OTHER), another, forked(OTHER_FORK, forks[0], "disk")], _THREADS),
+    ]
+    return at_once, then

@@ -33,7 +33,7 @@ def check(
     numbers of threads, from states in memory and on disk, after another trial, evaluated after each step. After every
     step all that training can reach is compared. What differs first is named, with the likely cause and the remedy.
 
-    It takes some ten times as many steps as --steps, and five processes.
+    It takes some ten times as many steps as --steps, and five processes, of which three are started anew.
 
     Exit status: 0 if it is exact, 1 if something differs, is refused or fails, 2 if it could not be checked.
 
