@@ -7,7 +7,7 @@ from typing import Literal
 
 from hpstage.checking import ways
 from hpstage.checking.comparing import METRIC, WORKLOAD, Apart
-from hpstage.checking.snapshot import GENERATOR, SETTING, STATE, THREADS
+from hpstage.checking.snapshot import GENERATOR, SETTING, THREADS
 from hpstage.training.portrait import LOCAL
 
 Style = Literal["torch", "function", "object"]
@@ -36,7 +36,7 @@ def cause_of(way: str, apart: Apart, style: Style, hashes: bool, suspects: Seque
     if of_path is not None:
         return of_path
     cause, remedy = _by_way(way, apart, style, hashes)
-    if suspects and not hashes and way in (ways.AGAIN, ways.ELSEWHERE, ways.OTHER, ways.OTHER_FORK, ways.DISK):
+    if suspects and way in (ways.AGAIN, ways.ELSEWHERE, ways.OTHER, ways.OTHER_FORK, ways.DISK):
         cause += f" ({'; '.join(suspects[:4])}{'; ...' if len(suspects) > 4 else ''})"
     return cause, remedy
 
@@ -84,16 +84,16 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
     if way == ways.AGAIN:
         if hashes:
             return (
-                "the order of a set, or hash() of a text, which is another in every process: under one PYTHONHASHSEED "
-                "the two agree",
-                "sort what comes from a set, and use a digest (hashlib, zlib.crc32) in place of hash()",
+                "the order of a set or hash() of a text, which is another in every process, or the host's name: "
+                "processes that are given the same PYTHONHASHSEED and HOSTNAME agree",
+                "sort what comes from a set, use a digest (zlib.crc32) in place of hash(), and nothing of the host",
             )
         when = "setting up gives" if apart.step == 0 else "a step gives"
-        what = " draws another number of times, since it" if path.startswith(GENERATOR) else ""
+        what = "it draws another number of times, which" if path.startswith(GENERATOR) else "it"
         return (
-            f"{when} something else in every process:{what} hangs on the time, on the process or an address (id()), on "
-            f"entropy (os.urandom, secrets, a generator without a seed), on a thread that works beside it, on a file, "
-            f"or on a variable of the environment",
+            f"{when} something else in every process: {what} hangs on the time, on the process or an address (id()), "
+            f"on entropy (os.urandom, secrets, a generator without a seed), on a thread that works beside it, on a "
+            f"file, or on a variable of the environment",
             _DRAWS,
         )
     if way == ways.THREADS:
@@ -131,19 +131,17 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
 
 def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
     """Something that training changes is not, or not rightly, in the state."""
-    if style == "object" and apart.path.startswith(STATE) and apart.loaded:
-        return (
-            "what state_dict() gives is not what it gave before load_state_dict() took it: the one gives something "
-            "old, or the other drops or converts something",
-            "let state_dict() give what there is at the time, and load_state_dict() take over all of it as it is",
-        )
     if style == "object" and _form(apart.straight) != _form(apart.found):
         return (
             "load_state_dict() gives it back in another form (dtype, shape, strides)",
             "keep and take over tensors as they are: torch's Optimizer.load_state_dict() casts to the dtype of weights",
         )
     if style == "object" and apart.loaded:
-        return "it is in no state, or load_state_dict() does not bring it back", _KEEP[style] + _UNLESS
+        return (
+            "right after loading it is not what it was when the state was taken: state_dict() leaves it out or gives "
+            "something old, or load_state_dict() does not take it over",
+            _KEEP[style] + _UNLESS,
+        )
     if apart.path.startswith(GENERATOR):
         return (
             "the step draws another number of times than straight through: what it does hangs on something that is in "

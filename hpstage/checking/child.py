@@ -56,9 +56,9 @@ class Trainer:
         if run.source != "fresh":
             state = self._live[run.fork] if run.source == "memory" else self._store.load(_key(run.fork))
             trainable.load_state_dict(state)
-            record.loaded = snapshot(trainable)
+            record.loaded, _ = snapshot(trainable, trained=False)
         elif run.observed:
-            record.snapshots[0] = snapshot(trainable, trained=False)
+            record.snapshots[0], _ = snapshot(trainable, trained=False)
         last = len(run.values)
         for step in range(run.fork, last):
             if self._announce is not None:
@@ -66,9 +66,8 @@ class Trainer:
             trainable.train(step, run.values[step])
             self._trained = step + 1
             if run.observed or step + 1 == last:
-                record.snapshots[step + 1] = snapshot(trainable)
+                record.snapshots[step + 1], state = snapshot(trainable)
             if step + 1 in run.kept:
-                state = trainable.state_dict()
                 self._store.save(_key(step + 1), state, step=step + 1, parent=None)
                 self._live[step + 1] = clone(state)
             if run.evaluated or step + 1 == last:
@@ -105,6 +104,8 @@ def do(job: Job, tell: Callable[[Record], None]) -> None:
         if number == 0:
             record.workload = described.described | described.identity
         tell(record)
+        if record.problem is not None and run.kept:
+            return  # the others begin with what it keeps
 
 
 def fork(file: Path, told: BinaryIO) -> int:
@@ -136,6 +137,10 @@ def fork(file: Path, told: BinaryIO) -> int:
 def main(libraries: list[str]) -> None:
     for name in libraries:
         importlib.import_module(name)
+    if "torch" in libraries:
+        from hpstage.torch.environment import warm_up
+
+        warm_up()
     told = os.fdopen(os.dup(1), "wb")
     for line in sys.stdin:
         told.write(b"=%d\n" % fork(Path(line.rstrip("\n")), told))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpstage.checking.runs import Record, Snapshot
 from hpstage.checking.snapshot import GENERATOR, SETTING, STATE
-from hpstage.training.portrait import LOCAL, Difference, differences, rank
+from hpstage.training.portrait import LOCAL, Difference, differences, rank, variable
 
 METRIC = "the metric "
 WORKLOAD = "the workload's "
@@ -41,7 +41,7 @@ def first_apart(straight: Record, other: Record, *, variables: bool = True) -> A
         if found:
             (name, here, there), *rest = found
             return Apart(0, WORKLOAD + name, here, there, False, tuple(WORKLOAD + name for name, _, _ in rest))
-    at_once = {path for path, _, _ in differences(straight.snapshots.get(other.fork, {}), other.loaded)}
+    at_once = _at_once(straight.snapshots.get(other.fork, {}), other.loaded)
     for step in sorted(straight.snapshots.keys() & other.snapshots.keys()):
         found = sorted(
             _told(straight.snapshots[step], other.snapshots[step], variables),
@@ -49,7 +49,7 @@ def first_apart(straight: Record, other: Record, *, variables: bool = True) -> A
         )
         if found:
             (path, here, there), *rest = found
-            return Apart(step, path, here, there, path in at_once, tuple(path for path, _, _ in rest))
+            return Apart(step, _shown(path), here, there, path in at_once, tuple(_shown(path) for path, _, _ in rest))
     for step in sorted(straight.metrics.keys() & other.metrics.keys()):
         found = list(differences(straight.metrics[step], other.metrics[step]))
         if found:
@@ -58,10 +58,23 @@ def first_apart(straight: Record, other: Record, *, variables: bool = True) -> A
     return None
 
 
+def _at_once(straight: Snapshot, loaded: Snapshot) -> set[str]:
+    """Paths that differ right after loading. Of a state and of generators nothing is known there."""
+    if not loaded:
+        return set()
+    return {path for path, _, _ in differences(straight, loaded) if not path.startswith((STATE, GENERATOR))}
+
+
 def _told(straight: Snapshot, other: Snapshot, variables: bool) -> Iterator[Difference]:
     for difference in differences(straight, other):
         if variables or not difference[0].startswith(LOCAL):
             yield difference
+
+
+def _shown(path: str) -> str:
+    """Without the mark by which a variable and what it holds are told apart."""
+    name = variable(path)
+    return name + path.removeprefix(name).lstrip("'") if path.startswith(LOCAL) else path
 
 
 def _rank(path: str) -> float:

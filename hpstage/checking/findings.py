@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from hpstage.checking.ways import AGAIN
+
 Verdict = Literal["equal", "differs", "refused", "failed", "not tried"]
 _WIDTH = 116
+_PLURAL = {"differs": "differ", "refused": "are refused", "failed": "fail", "not tried": "were not tried"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +122,33 @@ class CheckReport:
                 f"were compared after each step, and in all metrics."
             )
             return "\n".join([*lines, "", verdict, end])
-        first, *rest = self.differences
-        shown = [str(first), *(str(f) for f in rest if f.what != first.what and f.cause != first.cause)]
+        shown = [self.differences[0]]
+        for finding in self.differences[1:]:
+            if not any(_follows(finding, other) for other in shown):
+                shown.append(finding)
+        if len(shown) < len(self.differences):
+            others = "What differs on the other ways follows from the same, most likely."
+            lines = [*lines, "", "\n\n".join(map(str, shown)), "", others]
+        else:
+            lines = [*lines, "", "\n\n".join(map(str, shown))]
         verdict = f"{self.subject} is NOT exact: {'; '.join(_counts(self.ways))}."
-        return "\n".join([*lines, "", "\n\n".join(shown), "", verdict, end])
+        return "\n".join([*lines, "", verdict, end])
+
+
+def _follows(finding: Finding, other: Finding) -> bool:
+    """Whether one is likely to have the cause of another, which was looked for before it."""
+    if finding.verdict != "differs" or other.verdict != "differs":
+        return finding.cause == other.cause
+    return other.way == AGAIN or finding.what == other.what or finding.cause == other.cause
 
 
 def _counts(ways: tuple[Way, ...]) -> list[str]:
     counts: dict[str, int] = {}
     for way in ways:
         counts[way.verdict] = counts.get(way.verdict, 0) + 1
-    return [f"{count} of {len(ways)} ways {verdict}" for verdict, count in counts.items() if verdict != "equal"]
+    return [
+        f"{count} of {len(ways)} ways {_PLURAL[verdict]}" for verdict, count in counts.items() if verdict != "equal"
+    ]
 
 
 def _indented(text: str) -> list[str]:

@@ -20,11 +20,11 @@ SETTING = "the process's "
 THREADS = f"{SETTING}torch.get_num_threads()"
 
 
-def snapshot(trainable: Trainable, *, trained: bool = True) -> Snapshot:
-    """What there is now.
+def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, object]:
+    """What there is now, and the state.
 
     Args:
-        trained: a step was. Before the first, there need not be a state, and no generator was keyed for a step.
+        trained: a step was, just now. Else there need not be a state, and no generator was keyed for a step.
 
     Raises:
         StateError: a state cannot be captured.
@@ -34,12 +34,12 @@ def snapshot(trainable: Trainable, *, trained: bool = True) -> Snapshot:
     if portrait is not None:
         found |= portrait()
     found |= _settings()
-    if trained:
-        taken = trainable.state_dict()
-        if isinstance(trainable, FunctionTrainable) and isinstance(taken, dict):
-            taken = {**taken, "metrics": None}  # there or not, as reports were wanted; compared by themselves
-        found |= _entries(STATE, taken)
-    return {_clean(path): _clean(text) for path, text in found.items()}
+    state = trainable.state_dict() if trained else None
+    if isinstance(trainable, FunctionTrainable) and isinstance(state, dict):
+        found |= _entries(STATE, {**state, "metrics": None})  # there or not, as reports were wanted
+    elif trained:
+        found |= _entries(STATE, state)
+    return {_clean(path): _clean(text) for path, text in found.items()}, state
 
 
 def _generators() -> Iterator[tuple[str, str]]:

@@ -75,7 +75,9 @@ def processes(trials: Trials, forks: tuple[int, ...]) -> tuple[list[Process], li
         ),
     ]
     then = [
-        Process([forked(ELSEWHERE, fork, "disk") for fork in forks], _OTHER_PROCESS),
-        Process([way(THREADS), another, way(OTHER), another, forked(OTHER_FORK, forks[0], "disk")], _THREADS),
+        Process([way(THREADS)], _THREADS),
+        # The latest first: it begins furthest from where a process begins that trains straight through.
+        Process([forked(ELSEWHERE, fork, "disk") for fork in reversed(forks)], _OTHER_PROCESS),
+        Process([another, way(OTHER), another, forked(OTHER_FORK, forks[-1], "disk")], _FIRST),
     ]
     return at_once, then

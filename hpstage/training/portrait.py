@@ -18,28 +18,35 @@ from hpstage.training.survey import Record, Survey
 
 _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
-_OPENED = ("attributes", "mapping")
+_IDLE = ".defaults.differentiable"
+"""Of an optimizer of the user's: set by torch when a state is loaded, and read by no step."""
 
 
 def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
     """Path and text of what a record holds: of values the form and a digest of all of them, of attributes and of dicts
-    with names for keys each one by itself."""
+    with names for keys each one by itself, whatever their order (torch's optimizers change it on loading)."""
     if record.kind is VALUES:
         yield record.path, values_text(record.obj)
     elif record.kind.name == "random state":
         yield record.path, digest(record.content)
-    elif record.kind.name in _OPENED:
-        items, own = record.content if record.kind.name == "mapping" else (record.content, {})
-        named = {**items, **own} if all(type(name) is str for name in items) else own
-        for name, value in named.items():
-            path = f"{record.path}.{name}"
-            if survey.path_of(value) != path:
-                yield path, _short(_entry(value, survey))
-        if record.kind.name == "mapping":
-            # With names for keys their order is left to tell.
-            yield record.path, _short(_entry(items if named is own else tuple(items), survey))
+    elif record.kind.name == "attributes":
+        yield from _named(record.path, record.content, survey)
+    elif record.kind.name in ("items", "mapping"):
+        items, own = record.content
+        if record.kind.name == "mapping" and all(type(name) is str for name in items):
+            yield from _named(record.path, items, survey)
+        else:
+            yield record.path, _short(_entry(items, survey))
+        yield from _named(record.path, own, survey)
     else:
         yield record.path, _short(_entry(record.content, survey))
+
+
+def _named(path: str, items: dict[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:
+    for name, value in items.items():
+        inner = f"{path}.{name}"
+        if survey.path_of(value) != inner and not inner.endswith(_IDLE):
+            yield inner, _short(_entry(value, survey))
 
 
 def _short(text: str) -> str:

@@ -125,11 +125,14 @@ class World:
             decoder.write(path, content)
 
     def _rewind(self, answered: Collection[str]) -> None:
-        """Put back all but values that setting up made, as it was at :meth:`begin`."""
+        """Put back all as it was at :meth:`begin`, but for values that setting up made: those a state brings."""
         assert self.base is not None, "begin() comes first"
         assert self.pristine is not None
         for record in self.base:
-            if record.path not in answered and (record.kind is not VALUES or record.obj in self.pristine):
+            if record.kind is VALUES and record.obj not in self.pristine:
+                if _is_trained(record.obj) != record.content.trained and record.obj.is_leaf:
+                    record.obj.requires_grad_(record.content.trained)
+            elif record.path not in answered:
                 _put_back(record, "a fork would begin with what other training has left")
 
     @contextmanager
