@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpstage import errors, schedule, torch
+    from hpstage.checking import CheckReport, check
     from hpstage.executor import Executor
     from hpstage.front_door import optimize
     from hpstage.inline import InlineExecutor
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckReport",
     "Executor",
     "InlineExecutor",
     "Preflight",
     "Result",
     "Schedule",
+    "check",
     "errors",
     "optimize",
     "preflight",
@@ -33,11 +36,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckReport": "hpstage.checking",
     "Executor": "hpstage.executor",
     "InlineExecutor": "hpstage.inline",
     "Preflight": "hpstage.rehearsal",
     "Result": "hpstage.result",
     "Schedule": "hpstage.schedule",
+    "check": "hpstage.checking",
     "optimize": "hpstage.front_door",
     "preflight": "hpstage.rehearsal",
 }

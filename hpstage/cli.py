@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hpstage.cluster import commands as cluster
+from hpstage.commands.check import check
 from hpstage.commands.export import export
 from hpstage.commands.gc import gc
 from hpstage.commands.plan import plan
@@ -47,6 +48,7 @@ def hpstage(
 
 app.command(context_settings=cluster.PASSING)(cluster.scheduler)
 app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
+app.command()(check)
 app.command()(gc)
 app.command()(plan)
 app.command()(run)

@@ -213,7 +213,7 @@ def preflight(
         checkpoint_bytes=checkpoint_bytes,
     )
     own = named_sampler(sampler, space, steps, seed) if isinstance(sampler, str) else sampler
-    with _quiet_optuna():
+    with quiet_optuna():
         chain = samplers(optuna.create_study(sampler=own))
         if n_trials is None and not isinstance(chain[-1], _ENDING):
             raise UsageError(f"{type(own).__name__} has no end of its own; give n_trials")
@@ -359,7 +359,7 @@ def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samp
 
 
 def _grid(space: Space, steps: int) -> Mapping[str, Sequence[str | int | float | bool | None]]:
-    with _quiet_optuna():
+    with quiet_optuna():
         trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
     describe(space, trial, steps)
     grid: dict[str, Sequence[str | int | float | bool | None]] = {}
@@ -378,7 +378,7 @@ def _grid(space: Space, steps: int) -> Mapping[str, Sequence[str | int | float |
 
 def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler, most: int) -> list[dict[str, Scalar]]:
     """Up to ``most`` sets of values that early trials of a search train under, those that begin stages."""
-    with _quiet_optuna():
+    with quiet_optuna():
         study = optuna.create_study(sampler=copy.deepcopy(sampler))
     found: dict[tuple[tuple[str, Scalar], ...], None] = {}
     for _ in range(most):
@@ -390,7 +390,7 @@ def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler
 
 
 @contextmanager
-def _quiet_optuna() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Studies that are only rehearsed are not announced."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))

@@ -164,8 +164,9 @@ class TorchLoop(Adapter):
 
     def portrait(self) -> dict[str, str]:
         """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
+        built = self._ready()
         if not self._accumulates:
-            self._ready().optimizer.zero_grad(set_to_none=True)
+            built.optimizer.zero_grad(set_to_none=True)
         return self._world.portrait()
 
     def close(self) -> None:

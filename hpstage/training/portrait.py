@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import re
 import types
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import xxhash
@@ -16,17 +18,46 @@ from hpstage.training.reach import MISSING
 from hpstage.training.survey import Record, Survey
 
 _LONGEST = 120
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
+_IDLE = ".defaults.differentiable"
+"""Of an optimizer of the user's: set by torch when a state is loaded, and read by no step."""
 
 
-def text_of(record: Record, survey: Survey) -> str:
-    """The content of a record; of values the form and a digest of all of them."""
+def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
+    """Path and text of what a record holds: of values the form and a digest of all of them, of attributes and of dicts
+    with names for keys each one by itself, whatever their order (torch's optimizers change it on loading)."""
     if record.kind is VALUES:
-        return _values(record.obj)
-    text = _entry(record.content, survey) if record.kind.name != "random state" else digest(record.content)
-    return text if len(text) <= _LONGEST else f"{text[:60]}... ({xxhash.xxh3_128_hexdigest(text.encode())})"
+        yield record.path, values_text(record.obj)
+    elif record.kind.name == "random state":
+        yield record.path, digest(record.content)
+    elif record.kind.name == "attributes":
+        yield from _named(record.path, record.content, survey)
+    elif record.kind.name in ("items", "mapping"):
+        items, own = record.content
+        if record.kind.name == "mapping" and all(type(name) is str for name in items):
+            yield from _named(record.path, items, survey)
+        else:
+            yield record.path, _short(_entry(items, survey))
+        yield from _named(record.path, own, survey)
+    else:
+        yield record.path, _short(_entry(record.content, survey))
 
 
-def _values(obj: Any) -> str:
+def _named(path: str, items: dict[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:
+    for name, value in items.items():
+        inner = f"{path}.{name}"
+        if survey.path_of(value) != inner and not inner.endswith(_IDLE):
+            yield inner, _short(_entry(value, survey))
+
+
+def _short(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:60]}... ({xxhash.xxh3_128_hexdigest(text.encode('utf-8', 'backslashreplace'))[:16]})"
+
+
+def values_text(obj: Any) -> str:
+    """The form of a tensor or array and a digest of its values; of a single one the value."""
     library = torch()
     try:
         content = digest(obj)[:16]
@@ -67,8 +98,8 @@ def _entry(value: Any, survey: Survey) -> str:
     arrays = numpy()
     if arrays is not None and isinstance(value, arrays.generic):
         return repr(value)
-    if is_atom(value) and "object at 0x" not in repr(value):
-        return repr(value)
+    if is_atom(value) and not _ADDRESS.search(text := repr(value)):
+        return text
     return f"a {type(value).__qualname__}"
 
 
@@ -77,26 +108,46 @@ Difference = tuple[str, str, str]
 
 
 LOCAL = "local variable "
-
+_VARIABLE = re.compile(rf"{LOCAL}\w+")
 
 _CONSEQUENCES = ("model", "optimizer", "the state")
 
 
-def first_difference(straight: dict[str, str], forked: dict[str, str]) -> Difference | None:
+def first_difference(
+    straight: dict[str, str], forked: dict[str, str], *, from_the_start: Collection[str] = ()
+) -> Difference | None:
     """The first thing that is not the same; what is more likely the cause comes before what follows from it.
+
+    Args:
+        from_the_start: paths that were not the same right after the state had been loaded.
+    """
+    return min(
+        differences(straight, forked),
+        key=lambda difference: (difference[0] not in from_the_start, rank(difference[0])),
+        default=None,
+    )
+
+
+def differences(straight: dict[str, str], forked: dict[str, str]) -> Iterator[Difference]:
+    """All that is not the same, in the order in which it was met.
 
     Local variables that a fork has not set are passed by: they hold what was reported earlier, and what reads them
     would fail in the fork.
     """
-    found = []
     for path in [*straight, *(path for path in forked if path not in straight)]:
         here, there = straight.get(path, "absent"), forked.get(path, "absent")
-        if here != there and not (path.startswith(LOCAL) and path not in forked):
-            found.append((path, here, there))
-    return min(found, key=lambda difference: _rank(difference[0]), default=None)
+        if here != there and (not path.startswith(LOCAL) or variable(path) in forked):
+            yield path, here, there
 
 
-def _rank(path: str) -> int:
+def variable(path: str) -> str:
+    """The local variable that a path begins with."""
+    found = _VARIABLE.match(path)
+    return path if found is None else found[0]
+
+
+def rank(path: str) -> int:
+    """How far down a path is the likely cause of other differences: 0 comes first."""
     if path.startswith(LOCAL):
         return 0
     return 2 if path.startswith(_CONSEQUENCES) else 1

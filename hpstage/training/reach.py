@@ -106,6 +106,21 @@ Namespace = Slot | ClassAttributes
 def reached_from(code: object) -> list[tuple[str, object]]:
     """Path and object of all that a class or function of the user's reaches: names in namespaces, and functions that
     hold something (a closure, defaults), each once. O(code)."""
+    found, functions = _walked(code)
+    holding = [
+        (f"{function.__module__}:{function.__qualname__}", function)
+        for function in functions
+        if function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function)
+    ]
+    return sorted([*((space.path, space) for space in found.values()), *holding], key=lambda pair: pair[0])
+
+
+def functions_reached(code: object) -> list[types.FunctionType]:
+    """The user's functions that a class or function of the user's leads to, itself included."""
+    return _walked(code)[1]
+
+
+def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.FunctionType]]:
     found: dict[tuple[int, str], Namespace] = {}
     functions: list[types.FunctionType] = []
     seen: set[int] = set()
@@ -125,7 +140,7 @@ def reached_from(code: object) -> list[tuple[str, object]]:
             todo.append(getattr(thing, "__wrapped__", None))
             if of_user(thing.__module__):
                 functions.append(thing)
-                for name in {*names_in(thing.__code__)}:
+                for name in dict.fromkeys(names_in(thing.__code__)):
                     if name in thing.__globals__:
                         _global(name, thing.__globals__, found, todo)
                 for name in stored_in(thing.__code__):
@@ -143,12 +158,7 @@ def reached_from(code: object) -> list[tuple[str, object]]:
             todo.append(thing.func)
         elif of_user(type(thing).__module__):
             todo.append(type(thing))
-    holding = [
-        (f"{function.__module__}:{function.__qualname__}", function)
-        for function in functions
-        if function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function)
-    ]
-    return sorted([*((space.path, space) for space in found.values()), *holding], key=lambda pair: pair[0])
+    return found, functions
 
 
 def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:

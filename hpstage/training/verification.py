@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
-from hpstage.training.portrait import Difference, first_difference
+from hpstage.training.portrait import Difference, differences, first_difference
 
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
 _FORK_AFTER = 2
@@ -44,6 +44,7 @@ class ForkVerification:
         self.difference: Difference | None = None
         self.over = False
         self._state: object = None
+        self._at_fork: dict[str, str] = {}
         self._trained: list[tuple[int, dict[str, Scalar], bool]] = []
         self._began = time.perf_counter()
 
@@ -58,6 +59,7 @@ class ForkVerification:
         began = time.perf_counter()
         if step + 1 == self.fork:
             self._state = reread(self._trainable.state_dict())
+            self._at_fork = portrait_of(self._trainable)
         else:
             self._trained.append((step, dict(hp), report))
             if len(self._trained) == self._steps or began - self._began > _SLOW:
@@ -74,10 +76,11 @@ class ForkVerification:
         self._trainable.setup(self._initial)
         self._trainable.load_state_dict(self._state)
         self._state = None
+        loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         for step, hp, report in self._trained:
             self._train(step, hp, report)
         self.steps = len(self._trained)
-        self.difference = first_difference(straight, portrait_of(self._trainable))
+        self.difference = first_difference(straight, portrait_of(self._trainable), from_the_start=loaded)
 
 
 def portrait_of(trainable: Trainable) -> dict[str, str]:

@@ -19,7 +19,7 @@ from hpstage.training.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.guard import Guard
 from hpstage.training.kind import torch
 from hpstage.training.kinds import VALUES
-from hpstage.training.portrait import text_of
+from hpstage.training.portrait import texts_of
 from hpstage.training.settings import SETTINGS
 from hpstage.training.survey import Record, Survey, Surveyor, plainly
 from hpstage.training.values import Marked, is_lazy, storable
@@ -143,7 +143,7 @@ class World:
                 decoder.write(path, content)
 
     def _rewind(self, answered: Collection[str]) -> None:
-        """Put back all but values that setting up made, as it was at :meth:`begin`."""
+        """Put back all as it was at :meth:`begin`, but for values that setting up made: those a state brings."""
         assert self.base is not None, "begin() comes first"
         assert self.pristine is not None
         for record in self.base:
@@ -196,7 +196,7 @@ class World:
             more: further roots, such as the variables of a function that is under way.
         """
         survey = self._surveyor.survey([*self._all_roots(), *more], known=self.base)
-        return {record.path: text_of(record, survey) for record in survey}
+        return {path: text for record in survey for path, text in texts_of(record, survey)}
 
 
 def _put_back(record: Record, why: str, *, values: bool = True) -> None:

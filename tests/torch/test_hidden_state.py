@@ -60,6 +60,19 @@ def test_a_fork_on_a_worker_that_has_trained_before_equals_training_straight_thr
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+def test_a_fork_back_to_an_early_step_sees_nothing_of_what_was_trained_after_it(name: str) -> None:
+    early = 2
+    with begun(name) as trainable:
+        expected = outcome(advance(trainable, 0, early + 1))
+    with begun(name) as trainable:
+        state = clone(advance(trainable, 0, early).state_dict())
+        advance(trainable, early, STEPS)
+        trainable.setup(hp_at(0))
+        trainable.load_state_dict(state)
+        assert outcome(advance(trainable, early, early + 1)) == expected
+
+
+@pytest.mark.parametrize("name", PATTERNS)
 def test_a_trial_sees_nothing_of_the_one_before_it(name: str) -> None:
     expected = straight(name)
     with begun(name) as trainable:

@@ -138,7 +138,7 @@ class Incomplete:
         (unattached, r"local variable average"),
         (iterating, r"local variable"),
         (Loader(), r"self.batches (is a .*generator that has moved on|has changed in training, and cannot)"),
-        (Incomplete(), r"self is .*velocity"),
+        (Incomplete(), r"self\.velocity is"),
     ],
 )
 def test_state_that_nothing_captures_is_named_in_the_first_steps(trainable: object, match: str) -> None:

@@ -1,0 +1,160 @@
+"""The likely cause of a difference, and the remedy: by what differs, and on which way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from hpstage.checking import ways
+from hpstage.checking.comparing import METRIC, WORKLOAD, Apart
+from hpstage.checking.snapshot import GENERATOR, SETTING, THREADS
+from hpstage.training.portrait import LOCAL
+
+Style = Literal["torch", "function", "object"]
+
+_KEEP = {
+    "torch": "keep it on the trainable, in the model or in what they reach, so that it is captured, or answer for it "
+    "in extra_state() and load_extra_state(); or make it a function of the step",
+    "function": "keep it in something that is attached (run.attach(...)), or make it a function of the step",
+    "object": "give it in state_dict() and take it over in load_state_dict(), or make it a function of the step",
+}
+_UNLESS = "; if no training hangs on it, name it in `stateless`"
+_DRAWS = (
+    "draw from the global generators (random, numpy.random, torch), which hpstage keys from the seed and the step, or "
+    "seed a generator of your own from hp['seed']; pass what else is needed as a hyper-parameter or an attribute"
+)
+
+
+def cause_of(way: str, apart: Apart, style: Style, hashes: bool, suspects: Sequence[str]) -> tuple[str, str]:
+    """Cause and remedy, each in a sentence.
+
+    Args:
+        hashes: under one PYTHONHASHSEED processes agree.
+        suspects: code of the user's that names what differs between processes.
+    """
+    of_path = _by_path(way, apart, style)
+    if of_path is not None:
+        return of_path
+    cause, remedy = _by_way(way, apart, style, hashes)
+    if suspects and way in (ways.AGAIN, ways.ELSEWHERE, ways.OTHER, ways.OTHER_FORK, ways.DISK):
+        cause += f" ({'; '.join(suspects[:4])}{'; ...' if len(suspects) > 4 else ''})"
+    return cause, remedy
+
+
+def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
+    path = apart.path
+    if path == THREADS:
+        return (
+            "your code sets torch's number of threads, for the whole process; hpstage keeps it at one, since the order "
+            "of sums hangs on it",
+            "leave torch.set_num_threads() out",
+        )
+    if path.startswith(SETTING):
+        return (
+            "your code changes a setting of the whole process, which other trials on the same worker then find",
+            "change it where the module is imported, so that it holds for all training, or put it back",
+        )
+    if path.startswith(LOCAL) and way not in (ways.AGAIN, ways.THREADS):
+        return (
+            "local variables are in no state: a fork begins the function anew, up to its loop, and goes on with what "
+            "they are there",
+            f"{_KEEP[style]}{_UNLESS.replace('`stateless`', 'the `stateless` of the function')}",
+        )
+    if path.startswith(WORKLOAD) and way != ways.THREADS:
+        return (
+            "what training is made of is not the same in every process, so that workers would not agree",
+            "make data, code and attributes the same everywhere: give the generator that makes or splits data a fixed "
+            "seed, sort what comes from a set, or state data_version or version",
+        )
+    if path.startswith(METRIC) and way == ways.EVALUATED:
+        return (
+            "what evaluate() gives hangs on how often it was called",
+            "keep nothing in evaluate(), or make what it keeps part of what training does",
+        )
+    if path.startswith(METRIC) and way not in (ways.AGAIN, ways.THREADS):
+        return (
+            "the states are the same, and evaluate() measures something else in them: what it uses is in no state",
+            _KEEP[style],
+        )
+    return None
+
+
+def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, str]:
+    path = apart.path
+    if way == ways.AGAIN:
+        if hashes:
+            return (
+                "the order of a set or hash() of a text, which is another in every process, or the host's name: "
+                "processes that are given the same PYTHONHASHSEED and HOSTNAME agree",
+                "sort what comes from a set, use a digest (zlib.crc32) in place of hash(), and nothing of the host",
+            )
+        when = "setting up gives" if apart.step == 0 else "a step gives"
+        what = "it draws another number of times, which" if path.startswith(GENERATOR) else "it"
+        return (
+            f"{when} something else in every process: {what} hangs on the time, on the process or an address (id()), "
+            f"on entropy (os.urandom, secrets, a generator without a seed), on a thread that works beside it, on a "
+            f"file, or on a variable of the environment",
+            _DRAWS,
+        )
+    if way == ways.THREADS:
+        return (
+            "a library computes with another number of threads, which hpstage could not pin",
+            "set its number of threads to one where the module is imported, or leave the library out of training",
+        )
+    if way == ways.MEMORY:
+        return _of_forks(apart, style)
+    if way == ways.DISK:
+        return (
+            "a checkpoint gives back plain values, tensors and arrays of the same dtype, strides and content; what was "
+            "kept was more than that",
+            "let state_dict() give such values alone, and make all else anew in load_state_dict()",
+        )
+    if way == ways.ELSEWHERE:
+        return (
+            "training hangs on something that the process holds and no state does: a cache, the environment, a file, "
+            "an object of a library",
+            _KEEP[style] + _UNLESS,
+        )
+    if way in (ways.OTHER, ways.OTHER_FORK):
+        return (
+            "a trial that was trained before in the same process has left something behind: a cache, the environment, "
+            "a file, an object of a library",
+            "make it where each trial begins (model(), setup(), the beginning of the function), or clear it there",
+        )
+    if way == ways.EVALUATED:
+        return (
+            "evaluating changes what training goes on from",
+            "put back what evaluating changes, or work on a copy",
+        )
+    return "taking a state changes what training goes on from", "let state_dict() change nothing"
+
+
+def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
+    """Something that training changes is not, or not rightly, in the state."""
+    if style == "object" and _form(apart.straight) != _form(apart.found):
+        return (
+            "load_state_dict() gives it back in another form (dtype, shape, strides)",
+            "keep and take over tensors as they are: torch's Optimizer.load_state_dict() casts to the dtype of weights",
+        )
+    if style == "object" and apart.loaded:
+        return (
+            "right after loading it is not what it was when the state was taken: state_dict() leaves it out or gives "
+            "something old, or load_state_dict() does not take it over",
+            _KEEP[style] + _UNLESS,
+        )
+    if apart.path.startswith(GENERATOR):
+        return (
+            "the step draws another number of times than straight through: what it does hangs on something that is in "
+            "no state",
+            _KEEP[style],
+        )
+    return (
+        "something that training changes is in no state: straight through it goes on as it was left, and a fork begins "
+        "without it",
+        _KEEP[style] + _UNLESS,
+    )
+
+
+def _form(text: str) -> str:
+    """Of a tensor or array, its text without the values."""
+    return text.rpartition(" ")[0] if "[" in text else ""

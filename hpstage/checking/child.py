@@ -1,0 +1,151 @@
+"""A process of a check: trains one run after the other, as a worker trains chains, and tells what became of each.
+
+``python -m hpstage.checking.child LIBRARY...`` imports the libraries and then forks a process for each job: its files
+are named on standard input, one a line. Records go to standard output, one a line, and at the end a line with ``=`` and
+the process's status.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import cloudpickle
+
+from hpstage.checking.runs import Job, Problem, Record, Run, decode_job, encode
+from hpstage.checking.snapshot import snapshot
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints.state_tree import clone
+from hpstage.environment import describe
+from hpstage.errors import HpstageError
+from hpstage.events import StateKey
+from hpstage.trainable import Trainable, as_trainable, checked_metrics
+
+WORKLOAD = "check"
+
+
+class Trainer:
+    """Trains runs on one trainable."""
+
+    def __init__(self, trainable: Trainable, states: str) -> None:
+        self._trainable = trainable
+        self._store = FolderCheckpoints(states, WORKLOAD, sweep=False)
+        self._live: dict[int, object] = {}
+        self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
+
+    def perform(self, run: Run) -> Record:
+        record = Record(name=run.name, fork=run.fork)
+        began = time.perf_counter()
+        self._trained = run.fork
+        try:
+            self._train(run, record)
+        except Exception as error:
+            record.problem = problem_of(error, self._trained)
+        record.seconds = time.perf_counter() - began
+        return record
+
+    def _train(self, run: Run, record: Record) -> None:
+        trainable = self._trainable
+        trainable.setup(run.values[0])
+        if run.source != "fresh":
+            state = self._live[run.fork] if run.source == "memory" else self._store.load(_key(run.fork))
+            trainable.load_state_dict(state)
+            record.loaded, _ = snapshot(trainable, trained=False)
+        elif run.observed:
+            record.snapshots[0], _ = snapshot(trainable, trained=False)
+        last = len(run.values)
+        for step in range(run.fork, last):
+            if self._announce is not None:
+                self._announce(step + 1 in run.reported)
+            trainable.train(step, run.values[step])
+            self._trained = step + 1
+            if run.observed or step + 1 == last:
+                record.snapshots[step + 1], state = snapshot(trainable)
+            if step + 1 in run.kept:
+                self._store.save(_key(step + 1), state, step=step + 1, parent=None)
+                self._live[step + 1] = clone(state)
+            if run.evaluated or step + 1 == last:
+                metrics = checked_metrics(trainable.evaluate())
+                record.metrics[step + 1] = {name: repr(value) for name, value in metrics.items()}
+
+
+def problem_of(error: Exception, step: int) -> Problem:
+    if isinstance(error, HpstageError):
+        return Problem("refused", str(error), step)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return Problem("failed", "".join(traceback.format_exception(type(error), error, frames)).rstrip(), step)
+
+
+def _key(step: int) -> StateKey:
+    return StateKey(f"{step:032d}")
+
+
+def do(job: Job, tell: Callable[[Record], None]) -> None:
+    """Train all runs of a job."""
+    sys.path[:] = job.path
+    try:
+        trainable: Any = as_trainable(cloudpickle.loads(job.trainable))
+        described = describe(trainable)
+    except Exception as error:
+        first = job.runs[0]
+        tell(Record(name=first.name, fork=first.fork, problem=problem_of(error, first.fork)))
+        return
+    trainer = Trainer(trainable, job.states)
+    for number, run in enumerate(job.runs):
+        record = trainer.perform(run)
+        if number == 0:
+            record.workload = described.described | described.identity
+        tell(record)
+        if record.problem is not None and run.kept:
+            return  # the others begin with what it keeps
+
+
+def fork(file: Path, told: BinaryIO) -> int:
+    """Do the job of a file in a process of its own; its status."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    # What the user's code prints is kept apart from what is told.
+    output = os.open(file.with_suffix(".output"), os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+
+    def tell(record: Record) -> None:
+        told.write(encode(record) + b"\n")
+        told.flush()
+
+    status = 1
+    try:
+        do(decode_job(file.read_bytes()), tell)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # threads that the user's code has left would be waited for
+
+
+def main(libraries: list[str]) -> None:
+    for name in libraries:
+        importlib.import_module(name)
+    if "torch" in libraries:
+        from hpstage.torch.environment import warm_up
+
+        warm_up()
+    told = os.fdopen(os.dup(1), "wb")
+    for line in sys.stdin:
+        told.write(b"=%d\n" % fork(Path(line.rstrip("\n")), told))
+        told.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,86 @@
+"""Compares two records step by step: the first step after which something differs, and what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpstage.checking.runs import Record, Snapshot
+from hpstage.checking.snapshot import GENERATOR, SETTING, STATE
+from hpstage.training.portrait import LOCAL, Difference, differences, rank, variable
+
+METRIC = "the metric "
+WORKLOAD = "the workload's "
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The first difference of two records.
+
+    Attributes:
+        loaded: it is there as soon as the state is loaded.
+        others: paths of what else differs at that step.
+    """
+
+    step: int
+    path: str
+    straight: str
+    found: str
+    loaded: bool
+    others: tuple[str, ...]
+
+
+def first_apart(straight: Record, other: Record, *, variables: bool = True) -> Apart | None:
+    """The first difference of ``other``, a run of the same trial, from training straight through.
+
+    Args:
+        variables: compare local variables as well. Not where reports were wanted at other steps.
+    """
+    if straight.workload and other.workload:
+        found = list(differences(straight.workload, other.workload))
+        if found:
+            (name, here, there), *rest = found
+            return Apart(0, WORKLOAD + name, here, there, False, tuple(WORKLOAD + name for name, _, _ in rest))
+    at_once = _at_once(straight.snapshots.get(other.fork, {}), other.loaded)
+    for step in sorted(straight.snapshots.keys() & other.snapshots.keys()):
+        found = sorted(
+            _told(straight.snapshots[step], other.snapshots[step], variables),
+            key=lambda difference: (difference[0] not in at_once, _rank(difference[0])),
+        )
+        if found:
+            (path, here, there), *rest = found
+            return Apart(step, _shown(path), here, there, path in at_once, tuple(_shown(path) for path, _, _ in rest))
+    for step in sorted(straight.metrics.keys() & other.metrics.keys()):
+        found = list(differences(straight.metrics[step], other.metrics[step]))
+        if found:
+            (name, here, there), *rest = found
+            return Apart(step, METRIC + name, here, there, False, tuple(METRIC + name for name, _, _ in rest))
+    return None
+
+
+def _at_once(straight: Snapshot, loaded: Snapshot) -> set[str]:
+    """Paths that differ right after loading. Of a state and of generators nothing is known there."""
+    if not loaded:
+        return set()
+    return {path for path, _, _ in differences(straight, loaded) if not path.startswith((STATE, GENERATOR))}
+
+
+def _told(straight: Snapshot, other: Snapshot, variables: bool) -> Iterator[Difference]:
+    for difference in differences(straight, other):
+        if variables or not difference[0].startswith(LOCAL):
+            yield difference
+
+
+def _shown(path: str) -> str:
+    """Without the mark by which a variable and what it holds are told apart."""
+    name = variable(path)
+    return name + path.removeprefix(name).lstrip("'") if path.startswith(LOCAL) else path
+
+
+def _rank(path: str) -> float:
+    """What a state says follows from what there is; how often generators were asked, from what was done."""
+    if path.startswith(SETTING):
+        return -1
+    if path.startswith(STATE):
+        return 3
+    return 1.5 if path.startswith(GENERATOR) else rank(path)

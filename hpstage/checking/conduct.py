@@ -1,0 +1,201 @@
+"""check: a trial on all ways, compared with training it straight through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+from hpstage.checking import ways
+from hpstage.checking.causes import Style, cause_of
+from hpstage.checking.children import Children
+from hpstage.checking.comparing import Apart, first_apart
+from hpstage.checking.findings import CheckReport, Finding, Verdict, Way
+from hpstage.checking.runs import Record
+from hpstage.checking.snapshot import THREADS
+from hpstage.checking.suspects import suspects
+from hpstage.checking.trials import Trials, draw
+from hpstage.checking.ways import Process
+from hpstage.cluster.shipping import pack
+from hpstage.errors import UsageError
+from hpstage.functional import FunctionTrainable
+from hpstage.identity import packages
+from hpstage.space import Space
+from hpstage.trainable import Keyed, as_trainable
+
+Say = Callable[[str], None]
+
+
+def check(
+    trainable: object,
+    space: Space,
+    *,
+    steps: int | None = None,
+    n_forks: int = 3,
+    seed: int = 0,
+    say: Say | None = None,
+    children: Children | None = None,
+) -> CheckReport:
+    """Whether a trainable is exact: trained alone or forked anywhere, it gives the same bits.
+
+    A trial drawn from the space is trained straight through for a few steps in a process of its own, and again: in
+    another process (other hashes of texts, another time), in one that was given several threads, from states in memory
+    and on disk at random steps, in a new process, after another trial, with an evaluation after each step, with no
+    state taken. After each step weights, optimizer, buffers, gradients, generators, attributes, globals, local
+    variables, the process's settings and what ``state_dict()`` gives are compared, and metrics at the end.
+
+    ::
+
+        report = hpstage.check(Digits(), space)
+        assert report.ok, report
+
+    Args:
+        trainable: as for :func:`hpstage.optimize`. It is sent to other processes, as to workers.
+        space: the search space, from which trials are drawn at random.
+        steps: that are trained straight through; ``None``: 8, or up to 19 where the schedules' first joint is near.
+            Some ten times as many are trained in all.
+        n_forks: at how many random steps forks are made.
+        seed: of trials and forks.
+        say: called with lines on how it goes on.
+        children: the processes, for several checks one after the other; by default its own.
+
+    Raises:
+        UsageError: there is nothing that could be checked: the space is none, or the trainable.
+    """
+    began = time.perf_counter()
+    if type(n_forks) is not int or n_forks < 1:
+        raise UsageError(f"n_forks is {n_forks!r}; give a whole number above zero")
+    trainer = as_trainable(trainable)
+    subject = getattr(trainer, "subject", trainable)
+    trials = draw(space, steps, seed)
+    forks = ways.forks_of(trials.steps, n_forks, seed)
+    first, second = ways.processes(trials, forks)
+    name = getattr(subject, "__qualname__", type(subject).__qualname__)
+    processes = (*first, *second)
+    if say is not None:
+        say(_beginning(name, trials, forks, processes))
+    found = _Found(say)
+    packed = pack(trainable)
+    with ExitStack() as closing:
+        if children is None:
+            children = closing.enter_context(Children(libraries_of(trainer)))
+        states = children.folder()
+        children.perform(packed, states, first, found.tell)
+        if found.straight.problem is None:
+            children.perform(packed, states, second, found.tell)
+    # The process that is given other threads hashes as the first: it differs by all else.
+    hashes = found.apart(ways.AGAIN) is not None and not found.unlike(ways.THREADS)
+    style: Style = (
+        "object" if isinstance(trainer, Keyed) else "function" if isinstance(trainer, FunctionTrainable) else "torch"
+    )
+    return CheckReport(
+        subject=name,
+        values=trials.subject[0],
+        steps=trials.steps,
+        forks=forks,
+        compared=len(found.straight.snapshots.get(trials.steps, {})),
+        ways=tuple(found.way(name, trials.steps) for name in (ways.STRAIGHT, *ways.WAYS)),
+        differences=tuple(found.findings(style, hashes, suspects(subject))),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def libraries_of(trainable: object) -> list[str]:
+    """What a process that trains it will import in any case."""
+    return ["numpy", *(name for name in ("torch",) if name in packages(trainable))]
+
+
+def _beginning(name: str, trials: Trials, forks: Sequence[int], processes: Sequence[Process]) -> str:
+    params = ", ".join(f"{key}={value!r}" for key, value in trials.params.items())
+    trained = sum(run.steps for process in processes for run in process.runs)
+    return (
+        f"{name} with {params or 'the one trial of the space'}: {trials.steps} steps straight through, forks at "
+        f"{', '.join(map(str, forks))}; {trained:,} steps in all, in {len(processes)} processes"
+    )
+
+
+class _Found:
+    """The records of a check, and what follows from them."""
+
+    def __init__(self, say: Say | None) -> None:
+        self._say = say
+        self._records: dict[str, list[Record]] = {}
+
+    def tell(self, record: Record) -> None:
+        """A run is over."""
+        self._records.setdefault(record.name, []).append(record)
+        if self._say is not None:
+            begun = f" at {record.fork}" if record.fork else ""
+            how = "" if record.problem is None else f", {record.problem.kind}"
+            self._say(f"{record.name}{begun}: {record.seconds:.1f} s{how}")
+
+    @property
+    def straight(self) -> Record:
+        return self._records[ways.STRAIGHT][0]
+
+    def _of(self, way: str) -> list[Record]:
+        return sorted(self._records.get(way, []), key=lambda record: record.fork)
+
+    def apart(self, way: str) -> tuple[Record, Apart] | None:
+        """The first record that differs from training straight through."""
+        if self.straight.problem is not None:
+            return None
+        for record in self._of(way):
+            apart = first_apart(self.straight, record, variables=way != ways.EVALUATED)
+            if apart is not None:
+                return record, apart
+        return None
+
+    def unlike(self, way: str) -> bool:
+        """Whether it came to no end, or to another one."""
+        return self._problem(way) is not None or self.apart(way) is not None
+
+    def _problem(self, way: str) -> Record | None:
+        return next((record for record in self._of(way) if record.problem is not None), None)
+
+    def _threads(self) -> Apart | None:
+        """Whether training has set another number of threads than the one."""
+        for step, snapshot in sorted(self.straight.snapshots.items()):
+            if snapshot.get(THREADS, "1") != "1":
+                return Apart(step, THREADS, "1, as hpstage has set it", snapshot[THREADS], False, ())
+        return None
+
+    def way(self, name: str, steps: int) -> Way:
+        records = self._of(name)
+        verdict: Verdict = "equal" if records else "not tried"
+        stopped = self._problem(name)
+        if stopped is not None and stopped.problem is not None:
+            verdict = stopped.problem.kind
+        elif self.apart(name) is not None or (name == ways.STRAIGHT and self._threads() is not None):
+            verdict = "differs"
+        trained = sum((steps if r.problem is None else r.problem.step) - r.fork for r in records)
+        return Way(name, verdict, trained, sum(record.seconds for record in records))
+
+    def findings(self, style: Style, hashes: bool, suspected: Sequence[str]) -> Iterator[Finding]:
+        """One for each way that is not equal."""
+        threads = self._threads()
+        if threads is not None:
+            yield _finding(ways.STRAIGHT, 0, threads, *cause_of(ways.STRAIGHT, threads, style, hashes, suspected))
+        for way in (ways.STRAIGHT, *ways.WAYS, ways.ANOTHER):
+            stopped = self._problem(way)
+            if stopped is not None and stopped.problem is not None:
+                problem = stopped.problem
+                yield Finding(way, problem.kind, problem.step, fork=stopped.fork, cause=problem.text)
+            elif way not in (ways.STRAIGHT, ways.ANOTHER) and (found := self.apart(way)) is not None:
+                record, apart = found
+                yield _finding(way, record.fork, apart, *cause_of(way, apart, style, hashes, suspected))
+
+
+def _finding(way: str, fork: int, apart: Apart, cause: str, remedy: str) -> Finding:
+    return Finding(
+        way,
+        "differs",
+        apart.step,
+        fork=fork,
+        what=apart.path,
+        straight=apart.straight,
+        found=apart.found,
+        others=apart.others,
+        cause=cause,
+        remedy=remedy,
+    )

@@ -1,0 +1,160 @@
+"""What a check has found: which ways lead to the same states, and what differs first on those that do not."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from hpstage.checking.ways import AGAIN
+
+Verdict = Literal["equal", "differs", "refused", "failed", "not tried"]
+_WIDTH = 116
+_PLURAL = {"differs": "differ", "refused": "are refused", "failed": "fail", "not tried": "were not tried"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The first thing that is not the same on one way, or why that way could not be gone.
+
+    Attributes:
+        way: which comparison.
+        verdict: "differs"; "refused" by hpstage; "failed" in the user's code.
+        step: steps that had been trained when it was first seen.
+        fork: the step at which the way begins; 0 where it begins afresh.
+        what: the path of what differs: a tensor, a field, a metric.
+        straight: it, straight through: a value, or the form and a digest.
+        found: it, on this way.
+        others: paths of other things that differ at that step.
+        cause: the likely one; of what was refused or failed the message.
+        remedy: what to do.
+    """
+
+    way: str
+    verdict: Verdict
+    step: int
+    fork: int = 0
+    what: str = ""
+    straight: str = ""
+    found: str = ""
+    others: tuple[str, ...] = ()
+    cause: str = ""
+    remedy: str = ""
+
+    @property
+    def where(self) -> str:
+        begun = f"begun at step {self.fork}, " if self.fork else ""
+        if self.verdict == "differs" and self.step == self.fork == 0:
+            return "before the first step"
+        return f"{begun}after step {self.step}" if self.verdict == "differs" else f"{begun}{self.step} steps trained"
+
+    def __str__(self) -> str:
+        if self.verdict != "differs":
+            who = "refused by hpstage" if self.verdict == "refused" else "your code failed"
+            lines = [f"{self.way}: {who} ({self.where})", *_indented(self.cause)]
+            return "\n".join([*lines, *_indented(self.remedy)] if self.remedy else lines)
+        lines = [f"{self.way}: first differs {self.where}", f"  {self.what}"]
+        lines += [f"    {'straight through':<18}{self.straight}", f"    {'this way':<18}{self.found}"]
+        if self.others:
+            more = f" and {len(self.others) - 3:,} more" if len(self.others) > 3 else ""
+            lines.append(f"    {'with it':<18}{', '.join(self.others[:3])}{more}")
+        lines += _labelled("likely cause", self.cause) + _labelled("remedy", self.remedy)
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One comparison: ``steps`` were trained for it, in ``seconds``."""
+
+    name: str
+    verdict: Verdict
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The outcome of :func:`hpstage.check`. Printed, it is for people.
+
+    Attributes:
+        subject: the trainable's name.
+        values: of the trial's hyper-parameters at step 0.
+        steps: that were trained straight through.
+        forks: steps at which forks were made.
+        compared: how many things were compared after each step.
+        ways: all comparisons.
+        differences: what was found on those that are not equal, the likely cause of the others first.
+        seconds: that it took.
+    """
+
+    subject: str
+    values: Mapping[str, object]
+    steps: int
+    forks: tuple[int, ...]
+    compared: int
+    ways: tuple[Way, ...]
+    differences: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Every way was gone, and leads to the same bits."""
+        return not self.differences
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        width = max(len(way.name) for way in self.ways)
+        lines = [
+            f"{way.name:<{width}}  {way.verdict:<9}  {way.steps:>4} steps  {way.seconds:6.1f} s"
+            if way.verdict != "not tried"
+            else f"{way.name:<{width}}  not tried"
+            for way in self.ways
+        ]
+        trained = sum(way.steps for way in self.ways)
+        end = f"{trained:,} steps trained in {self.seconds:.0f} s"
+        if self.ok:
+            verdict = (
+                f"{self.subject} is exact: every way leads to the same bits, in all of {self.compared:,} things that "
+                f"were compared after each step, and in all metrics."
+            )
+            return "\n".join([*lines, "", verdict, end])
+        shown = [self.differences[0]]
+        for finding in self.differences[1:]:
+            if not any(_follows(finding, other) for other in shown):
+                shown.append(finding)
+        if len(shown) < len(self.differences):
+            others = "What differs on the other ways follows from the same, most likely."
+            lines = [*lines, "", "\n\n".join(map(str, shown)), "", others]
+        else:
+            lines = [*lines, "", "\n\n".join(map(str, shown))]
+        verdict = f"{self.subject} is NOT exact: {'; '.join(_counts(self.ways))}."
+        return "\n".join([*lines, "", verdict, end])
+
+
+def _follows(finding: Finding, other: Finding) -> bool:
+    """Whether one is likely to have the cause of another, which was looked for before it."""
+    if finding.verdict != "differs" or other.verdict != "differs":
+        return finding.cause == other.cause
+    return other.way == AGAIN or finding.what == other.what or finding.cause == other.cause
+
+
+def _counts(ways: tuple[Way, ...]) -> list[str]:
+    counts: dict[str, int] = {}
+    for way in ways:
+        counts[way.verdict] = counts.get(way.verdict, 0) + 1
+    return [
+        f"{count} of {len(ways)} ways {_PLURAL[verdict]}" for verdict, count in counts.items() if verdict != "equal"
+    ]
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for part in text.splitlines() for line in textwrap.wrap(part, _WIDTH) or [""]]
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    first, *rest = textwrap.wrap(text, _WIDTH - 22) or [""]
+    return [f"    {label:<18}{first}", *(f"{'':<22}{line}" for line in rest)]

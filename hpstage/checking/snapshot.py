@@ -1,0 +1,98 @@
+"""A snapshot: all that two runs are compared by after a step, as short texts by path."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hpstage.checking.runs import Snapshot
+from hpstage.checkpoints import leaves
+from hpstage.checkpoints.state_tree import digest
+from hpstage.functional import FunctionTrainable
+from hpstage.trainable import Trainable
+from hpstage.training.portrait import values_text
+
+STATE = "state_dict()"
+GENERATOR = "the global generator of "
+SETTING = "the process's "
+THREADS = f"{SETTING}torch.get_num_threads()"
+
+
+def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, object]:
+    """What there is now, and the state.
+
+    Args:
+        trained: a step was, just now. Else there need not be a state, and no generator was keyed for a step.
+
+    Raises:
+        StateError: a state cannot be captured.
+    """
+    found: Snapshot = dict(_generators()) if trained else {}  # first: taking a state might draw from them
+    portrait: Callable[[], Snapshot] | None = getattr(trainable, "portrait", None)
+    if portrait is not None:
+        found |= portrait()
+    found |= _settings()
+    state = trainable.state_dict() if trained else None
+    if isinstance(trainable, FunctionTrainable) and isinstance(state, dict):
+        found |= _entries(STATE, {**state, "metrics": None})  # there or not, as reports were wanted
+    elif trained:
+        found |= _entries(STATE, state)
+    return {_clean(path): _clean(text) for path, text in found.items()}, state
+
+
+def _generators() -> Iterator[tuple[str, str]]:
+    yield f"{GENERATOR}Python", digest(random.getstate())
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        yield f"{GENERATOR}NumPy", digest(numpy.random.get_state(legacy=False))
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        yield f"{GENERATOR}torch", digest(torch.default_generator.get_state())
+        if torch.cuda.is_initialized():
+            for number, generator in enumerate(torch.cuda.default_generators):
+                yield f"{GENERATOR}torch on cuda:{number}", digest(generator.get_state())
+
+
+def _settings() -> Iterator[tuple[str, str]]:
+    """What counts for the whole process and decides bits."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return
+    yield THREADS, str(torch.get_num_threads())
+    for name in (
+        "get_default_dtype",
+        "get_default_device",
+        "is_grad_enabled",
+        "get_float32_matmul_precision",
+        "are_deterministic_algorithms_enabled",
+    ):
+        yield f"{SETTING}torch.{name}()", str(getattr(torch, name)())
+    yield f"{SETTING}torch.backends.mkldnn.enabled", str(torch.backends.mkldnn.enabled)
+    yield f"{SETTING}torch.backends.cudnn.benchmark", str(torch.backends.cudnn.benchmark)
+
+
+def _entries(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The leaves of a state by their paths."""
+    if isinstance(value, dict):
+        yield path, f"keys {', '.join(sorted(map(repr, value)))}"
+        for key, item in value.items():
+            yield from _entries(f"{path}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        yield path, f"{type(value).__name__} of {len(value)}"
+        for index, item in enumerate(value):
+            yield from _entries(f"{path}[{index}]", item)
+    elif isinstance(leaves.describe("", value), leaves.Leaf):
+        yield path, values_text(value).replace(" trained", "")
+    else:
+        yield path, _shortened(value)
+
+
+def _shortened(value: object) -> str:
+    text = f"{type(value).__name__} {value!r}" if not isinstance(value, str | int | float | None) else repr(value)
+    return text if len(text) <= 120 else f"{text[:60]}... ({digest(text)[:16]})"
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

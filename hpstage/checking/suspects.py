@@ -1,0 +1,64 @@
+"""Which of the user's functions name what is not the same in every process: the time, entropy, addresses."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+from collections.abc import Iterator
+from itertools import pairwise
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from hpstage.bytecode import inner, references
+from hpstage.training.reach import functions_reached
+
+_NAMES = frozenset(
+    (
+        *("id", "hash", "open", "glob.glob", "os.environ", "os.getenv", "platform.node", "random.SystemRandom"),
+        *("posix.getpid", "posix.getppid", "posix.urandom", "posix.listdir", "posix.scandir"),
+        "torch.random.seed",
+    )
+)
+_MODULES = frozenset(
+    (
+        *("time", "datetime", "secrets", "uuid", "threading", "multiprocessing", "concurrent"),
+        *("subprocess", "socket", "tempfile"),
+    )
+)
+
+_SEEDED = ("default_rng", "Random", "RandomState", "SeedSequence")
+_BESIDE = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG")
+
+
+def suspects(subject: object) -> list[str]:
+    """``Digits.loss (search.py, line 12) names time.time``, for each of them."""
+    root = subject if isinstance(subject, FunctionType) else type(subject)
+    found: dict[str, None] = {}
+    for function in functions_reached(root):
+        code = function.__code__
+        place = f"{function.__qualname__} ({code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno})"
+        for maker in unseeded(code):
+            found[f"{place} calls {maker}() without a seed"] = None
+        named = references(code, {**vars(builtins), **function.__globals__}, {}, is_open=lambda module: True).named
+        for name in named:
+            if _is_suspect(name.content, name.path):
+                found[f"{place} names {name.path}"] = None
+    return list(found)
+
+
+def unseeded(code: CodeType) -> Iterator[str]:
+    """The generators that a code object, or one within it, makes without an argument."""
+    for part in inner(code):
+        instructions = [item for item in dis.get_instructions(part) if item.opname not in _BESIDE]
+        for made, call in pairwise(instructions):
+            if made.argval in _SEEDED and call.opname == "CALL" and call.arg == 0:
+                yield made.argval
+
+
+def _is_suspect(content: Any, path: str) -> bool:
+    """By where it is from; by its path, for what is an object without a name."""
+    if isinstance(content, ModuleType):
+        return content.__name__ in _MODULES
+    owner = getattr(content, "__module__", None) or ""
+    name = f"{owner}.{getattr(content, '__qualname__', '')}".removeprefix("builtins.")
+    return path in _NAMES or name in _NAMES or owner.partition(".")[0] in _MODULES

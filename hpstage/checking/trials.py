@@ -1,0 +1,82 @@
+"""Which trials are trained in a check: drawn from the space at random, with a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar, Schedule, as_schedule
+from hpstage.space import Space, describe
+
+if TYPE_CHECKING:
+    import optuna
+
+_DRAWN = 16
+_STEPS = 8
+_NEAR = 16
+"""A step up to which training goes on by default to cross the first joint of the schedules."""
+_BEYOND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """The trial that is checked, and another one: values of every hyper-parameter at each step."""
+
+    subject: list[dict[str, Scalar]]
+    other: list[dict[str, Scalar]]
+    params: dict[str, object]
+    """What the sampler chose for the trial that is checked."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.subject)
+
+
+def draw(space: Space, steps: int | None, seed: int) -> Trials:
+    """A trial whose schedules change early, and one that begins under other values.
+
+    Args:
+        steps: how many are trained; ``None``: 8, or a few more where the schedules' first joint is near.
+
+    Raises:
+        UsageError: the space is none.
+    """
+    import optuna
+
+    from hpstage.rehearsal import quiet_optuna
+
+    if steps is not None and (type(steps) is not int or steps < 2):
+        raise UsageError(
+            f"steps is {steps!r}; give a whole number of at least 2: a fork needs one before and one after"
+        )
+    with quiet_optuna():
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    drawn = [study.ask() for _ in range(_DRAWN)]
+    joints = [first_joint(_schedules(space, trial)) for trial in drawn]
+    first = min(range(_DRAWN), key=lambda index: joints[index] or _NEAR + 1)
+    if steps is None:
+        joint = joints[first]
+        lengths = [s.length for s in _schedules(space, drawn[first]).values() if s.length is not None]
+        steps = max(2, min([_STEPS if joint is None else max(_STEPS, joint + _BEYOND), *lengths]))
+    subject = _values(space, drawn[first], steps)
+    others = [_values(space, trial, steps) for trial in drawn]
+    other = max(others, key=lambda values: sum(values[0].get(name) != value for name, value in subject[0].items()))
+    return Trials(subject, other, dict(drawn[first].params))
+
+
+def _schedules(space: Space, trial: optuna.Trial) -> Mapping[str, Schedule]:
+    describe(space, trial, 1)  # for what it refuses
+    return {name: as_schedule(value) for name, value in space(trial).items()}
+
+
+def first_joint(schedules: Mapping[str, Schedule]) -> int | None:
+    """The first step at which a schedule changes its form, where that is near."""
+    starts = [start for schedule in schedules.values() for start, _, _ in schedule.pieces() if 0 < start <= _NEAR]
+    return min(starts, default=None)
+
+
+def _values(space: Space, trial: optuna.Trial, steps: int) -> list[dict[str, Scalar]]:
+    schedules = describe(space, trial, steps)
+    return [{name: schedule.value(step) for name, schedule in schedules.items()} for step in range(steps)]

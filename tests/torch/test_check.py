@@ -1,0 +1,175 @@
+"""``hpstage check`` names what is not exact, and raises no alarm over what is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.checking import Children
+from hpstage.errors import UsageError
+from hpstage.functional import Run
+from tests.torch.faults import EXACT, NAMED, Clock, Own
+from tests.torch.patterns import PATTERNS
+from tests.torch.trainables import CASES, Small
+
+ROOT = Path(__file__).parents[2]
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    wide = trial.suggest_categorical("wide", [False, True])
+    drop = trial.suggest_categorical("drop", [3, 4])
+    lr = s.multistep(0.2 if wide else 0.1, [drop], gamma=0.1)
+    return {"lr": lr, "momentum": 0.9, "batch_size": 8, "seed": 3, "wide": wide}
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Children]:
+    with Children(["numpy", "torch"]) as shared:
+        yield shared
+
+
+@pytest.fixture
+def check(children: Children) -> Callable[..., hpstage.CheckReport]:
+    def check(trainable: object, **options: Any) -> hpstage.CheckReport:
+        return hpstage.check(trainable, space, **{"steps": 6, "n_forks": 2, "children": children, **options})
+
+    return check
+
+
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) -> None:
+    make, match = NAMED[name]
+    report = check(make())
+    assert not report.ok
+    # By the first that is told, which is the likely cause of all others.
+    assert re.search(match, one_line(report.differences[0])), str(report)
+
+
+@pytest.mark.parametrize("name", [*CASES, *PATTERNS, *EXACT])
+def test_what_is_exact_raises_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:
+    report = check({**CASES, **PATTERNS, **EXACT}[name]())
+    assert report.ok, str(report)
+    assert all(way.verdict == "equal" for way in report.ways)
+
+
+OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {
+    "adamw, foreach, maximize": lambda p, hp: torch.optim.AdamW(p, lr=hp["lr"], foreach=True, maximize=True),
+    "adam, amsgrad, fused": lambda p, hp: torch.optim.Adam(p, lr=hp["lr"], amsgrad=True, fused=True),
+    "nadam": lambda p, hp: torch.optim.NAdam(p, lr=hp["lr"]),
+    "adafactor": lambda p, hp: torch.optim.Adafactor(p, lr=hp["lr"]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_raise_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:
+    report = check(Small(OPTIMIZERS[name]))
+    assert report.ok, str(report)
+
+
+def test_an_object_that_keeps_its_state_itself_raises_no_alarm(check: Callable[..., hpstage.CheckReport]) -> None:
+    report = check(Own())
+    assert report.ok, str(report)
+
+
+def test_a_report_tells_where_what_why_and_the_remedy(check: Callable[..., hpstage.CheckReport]) -> None:
+    report = check(NAMED["a list"][0]())
+    finding = report.differences[0]
+    assert (finding.way, finding.verdict, finding.what) == ("forked from memory", "differs", "local variable held")
+    assert finding.fork in report.forks
+    assert finding.step == finding.fork + 1
+    assert finding.straight != finding.found
+    assert "model.0.weight" in finding.others
+    text = one_line(report)
+    assert f"first differs begun at step {finding.fork}, after step {finding.step}" in text
+    assert "is NOT exact" in text and "run.attach" in finding.remedy and finding.cause in text
+    assert json.loads(json.dumps(report.as_dict()))["differences"][0]["what"] == "local variable held"
+
+
+def test_steps_go_on_past_the_first_joint_of_the_schedules_where_it_is_near(children: Children) -> None:
+    def late(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": s.multistep(0.1, [trial.suggest_categorical("drop", [9, 500])], gamma=0.1), "batch_size": 8}
+
+    def ending(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": s.constant(0.1).until(3), "batch_size": 8}
+
+    assert hpstage.check(Own(), late, n_forks=1, children=children).steps == 12
+    assert hpstage.check(Own(), ending, n_forks=9, children=children).forks == (1, 2)
+
+
+def test_code_that_fails_is_told_with_its_traceback(check: Callable[..., hpstage.CheckReport]) -> None:
+    class Failing(Small):
+        def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
+            raise ZeroDivisionError("no samples")
+
+    report = check(Failing())
+    assert next(way.verdict for way in report.ways) == "failed"
+    assert "ZeroDivisionError: no samples" in report.differences[0].cause
+    assert "conduct.py" not in report.differences[0].cause
+
+
+def test_a_process_that_dies_is_told(check: Callable[..., hpstage.CheckReport]) -> None:
+    def dying(run: Run) -> None:
+        import os
+
+        print("about to die", flush=True)  # noqa: T201
+        os._exit(7)
+
+    report = check(dying)
+    assert "the process ended with exit status 7, and had printed: about to die" in one_line(report)
+
+
+def test_what_cannot_be_checked_is_refused() -> None:
+    with pytest.raises(UsageError, match="steps is 1; give a whole number of at least 2"):
+        hpstage.check(Own(), space, steps=1)
+    with pytest.raises(UsageError, match="n_forks is 0"):
+        hpstage.check(Own(), space, n_forks=0)
+    with pytest.raises(UsageError, match="int cannot be trained"):
+        hpstage.check(3, space)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hpstage", "check", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("trainable", "script"),
+    [("Digits", "demo_digits"), ("train", "example_function"), ("LinearDigits", "example_sklearn")],
+)
+def test_the_demo_and_the_examples_are_exact(trainable: str, script: str) -> None:
+    done = command(f"scripts/{script}.py:{trainable}", f"scripts/{script}.py:space", "--steps", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{trainable} is exact" in done.stdout
+    assert "4 steps straight through, forks at 1, 2, 3" in done.stderr
+
+
+def test_the_command_exits_with_1_for_what_is_not_exact_and_writes_all_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "check.json"
+    done = command("tests.torch.faults:Clock", "tests.torch.test_check:space", "--steps", "3", "--json", str(file))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Clock is NOT exact" in done.stdout
+    assert "names time.time" in one_line(done.stdout)
+    written = json.loads(file.read_text())
+    assert (written["ok"], written["subject"]) == (False, Clock.__name__)
+
+
+def test_the_command_exits_with_2_where_it_cannot_check() -> None:
+    done = command("tests.torch.faults:Nothing", "tests.torch.test_check:space")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no Nothing" in done.stderr
