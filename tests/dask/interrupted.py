@@ -72,6 +72,7 @@ def search(folder: Path, executor: Executor | Client) -> hpstage.Result:
         n_trials=TRIALS,
         algorithm=SuccessiveHalving(min_steps=12, reduction_factor=2),
         executor=executor,
+        verify="off",  # which would train two steps twice
         store=folder / "plan",
         checkpoint_every=1000,  # only where trials part, and at rungs
     )

@@ -77,6 +77,7 @@ def main(folder: Path, seconds: float) -> None:
         n_trials=TRIALS,
         algorithm=SuccessiveHalving(min_steps=4, reduction_factor=2),
         executor=DaskExecutor(n_workers=2),
+        verify="off",  # which would train two steps twice
         store=folder / "plan",
         checkpoint_every=INTERVAL,
     )

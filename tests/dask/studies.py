@@ -112,6 +112,7 @@ def search(
         n_trials=n_trials,
         algorithm=SuccessiveHalving(min_steps=RUNG, reduction_factor=2),
         executor=executor,
+        verify="off",  # which would train two steps twice
         store=store,
         checkpoints=checkpoints,
         checkpoint_every=INTERVAL,

@@ -110,6 +110,7 @@ def search(task: Task) -> None:
         "n_trials": task.trials,
         "algorithm": work.algorithm(task.kind),
         "checkpoint_every": work.INTERVAL,
+        "verify": "off",  # which would train two steps twice
     }
     trainable = work.Grind(task.folder, task.pause, task.deadly)
     space = work.space(task.round, task.poison)

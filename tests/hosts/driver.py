@@ -110,6 +110,7 @@ def search(
         n_trials=TRIALS,
         algorithm=SuccessiveHalving(min_steps=RUNG, reduction_factor=2),
         executor=executor,
+        verify="off",  # which would train two steps twice
         store=store,
         checkpoints=checkpoints,
         checkpoint_every=INTERVAL,
