@@ -268,7 +268,7 @@ class Encoder:
         )
 
     def _settings(self, content: dict[str, Any]) -> list[Plain]:
-        return [(name, value if is_plain(value) else self._atom(name, value)) for name, value in content.items()]
+        return [(name, self.value(name, value)) for name, value in content.items()]
 
     def _list(self, path: str, items: Any) -> list[Plain]:
         return [self.value(f"{path}[{index}]", item) for index, item in enumerate(items)]
