@@ -81,6 +81,9 @@ class Keyed(Adapter):
     Its state is what ``state_dict()`` says; whatever else training reaches is put back before each setup.
     """
 
+    answers_for_state = True
+    """Attributes that a fork has not set are none of its state."""
+
     def __init__(self, subject: Trainable) -> None:
         self.subject: Trainable = subject
         self._user = copy.copy(subject)

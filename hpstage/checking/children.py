@@ -59,9 +59,9 @@ class Template:
         return -signal.SIGKILL
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
+        if self._process.poll() is None:  # else its number may be another process's by now
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            self._process.wait()
 
     def close(self) -> None:
         self.kill()

@@ -30,11 +30,12 @@ class Apart:
     others: tuple[str, ...]
 
 
-def first_apart(straight: Record, other: Record, *, variables: bool = True) -> Apart | None:
+def first_apart(straight: Record, other: Record, *, variables: bool = True, answered: bool = False) -> Apart | None:
     """The first difference of ``other``, a run of the same trial, from training straight through.
 
     Args:
         variables: compare local variables as well. Not where reports were wanted at other steps.
+        answered: see :func:`hpstage.training.portrait.differences`.
     """
     if straight.workload and other.workload:
         found = list(differences(straight.workload, other.workload))
@@ -44,7 +45,7 @@ def first_apart(straight: Record, other: Record, *, variables: bool = True) -> A
     at_once = _at_once(straight.snapshots.get(other.fork, {}), other.loaded)
     for step in sorted(straight.snapshots.keys() & other.snapshots.keys()):
         found = sorted(
-            _told(straight.snapshots[step], other.snapshots[step], variables),
+            _told(straight.snapshots[step], other.snapshots[step], variables, answered and other.fork > 0),
             key=lambda difference: (difference[0] not in at_once, _rank(difference[0])),
         )
         if found:
@@ -65,8 +66,8 @@ def _at_once(straight: Snapshot, loaded: Snapshot) -> set[str]:
     return {path for path, _, _ in differences(straight, loaded) if not path.startswith((STATE, GENERATOR))}
 
 
-def _told(straight: Snapshot, other: Snapshot, variables: bool) -> Iterator[Difference]:
-    for difference in differences(straight, other):
+def _told(straight: Snapshot, other: Snapshot, variables: bool, answered: bool) -> Iterator[Difference]:
+    for difference in differences(straight, other, answered=answered):
         if variables or not difference[0].startswith(LOCAL):
             yield difference
 

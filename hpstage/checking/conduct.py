@@ -74,7 +74,7 @@ def check(
     processes = (*first, *second)
     if say is not None:
         say(_beginning(name, trials, forks, processes))
-    found = _Found(say)
+    found = _Found(say, answered=isinstance(trainer, Keyed))
     packed = pack(trainable)
     with ExitStack() as closing:
         if children is None:
@@ -117,8 +117,9 @@ def _beginning(name: str, trials: Trials, forks: Sequence[int], processes: Seque
 class _Found:
     """The records of a check, and what follows from them."""
 
-    def __init__(self, say: Say | None) -> None:
+    def __init__(self, say: Say | None, *, answered: bool) -> None:
         self._say = say
+        self._answered = answered
         self._records: dict[str, list[Record]] = {}
 
     def tell(self, record: Record) -> None:
@@ -141,7 +142,7 @@ class _Found:
         if self.straight.problem is not None:
             return None
         for record in self._of(way):
-            apart = first_apart(self.straight, record, variables=way != ways.EVALUATED)
+            apart = first_apart(self.straight, record, variables=way != ways.EVALUATED, answered=self._answered)
             if apart is not None:
                 return record, apart
         return None

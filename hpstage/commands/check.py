@@ -33,6 +33,10 @@ def check(
     numbers of threads, from states in memory and on disk, after another trial, evaluated after each step. After every
     step all that training can reach is compared. What differs first is named, with the likely cause and the remedy.
 
+    It names what no state holds (local variables, what a state_dict() leaves out, iterators, files, caches), what is
+    another in every process (the clock, hashes and addresses, entropy, threads, unseeded data) and what counts for the
+    whole process (numbers of threads, torch's settings). What hpstage captures by itself is exact, and raises no alarm.
+
     It takes some ten times as many steps as --steps, and five processes, of which three are started anew.
 
     Exit status: 0 if it is exact, 1 if something differs, is refused or fails, 2 if it could not be checked.

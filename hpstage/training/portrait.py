@@ -108,36 +108,46 @@ Difference = tuple[str, str, str]
 
 
 LOCAL = "local variable "
+_OWN = "self."
 _VARIABLE = re.compile(rf"{LOCAL}\w+")
 
 _CONSEQUENCES = ("model", "optimizer", "the state")
 
 
 def first_difference(
-    straight: dict[str, str], forked: dict[str, str], *, from_the_start: Collection[str] = ()
+    straight: dict[str, str], forked: dict[str, str], *, from_the_start: Collection[str] = (), answered: bool = False
 ) -> Difference | None:
     """The first thing that is not the same; what is more likely the cause comes before what follows from it.
 
     Args:
         from_the_start: paths that were not the same right after the state had been loaded.
+        answered: see :func:`differences`.
     """
     return min(
-        differences(straight, forked),
+        differences(straight, forked, answered=answered),
         key=lambda difference: (difference[0] not in from_the_start, rank(difference[0])),
         default=None,
     )
 
 
-def differences(straight: dict[str, str], forked: dict[str, str]) -> Iterator[Difference]:
+def differences(straight: dict[str, str], forked: dict[str, str], *, answered: bool = False) -> Iterator[Difference]:
     """All that is not the same, in the order in which it was met.
 
     Local variables that a fork has not set are passed by: they hold what was reported earlier, and what reads them
     would fail in the fork.
+
+    Args:
+        answered: the user answers for the state: the same goes for attributes (scikit-learn's ``n_features_in_``).
     """
     for path in [*straight, *(path for path in forked if path not in straight)]:
         here, there = straight.get(path, "absent"), forked.get(path, "absent")
-        if here != there and (not path.startswith(LOCAL) or variable(path) in forked):
-            yield path, here, there
+        if here == there:
+            continue
+        if path.startswith(LOCAL) and variable(path) not in forked:
+            continue
+        if answered and path.startswith(_OWN) and path not in forked:
+            continue
+        yield path, here, there
 
 
 def variable(path: str) -> str:

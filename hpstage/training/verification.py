@@ -76,11 +76,14 @@ class ForkVerification:
         self._trainable.setup(self._initial)
         self._trainable.load_state_dict(self._state)
         self._state = None
+        answered = bool(getattr(self._trainable, "answers_for_state", False))
         loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         for step, hp, report in self._trained:
             self._train(step, hp, report)
         self.steps = len(self._trained)
-        self.difference = first_difference(straight, portrait_of(self._trainable), from_the_start=loaded)
+        self.difference = first_difference(
+            straight, portrait_of(self._trainable), from_the_start=loaded, answered=answered
+        )
 
 
 def portrait_of(trainable: Trainable) -> dict[str, str]:

@@ -148,6 +148,27 @@ def test_state_that_nothing_captures_is_named_in_the_first_steps(trainable: obje
     assert sum(fact.step - fact.start for fact in read_facts(journal) if isinstance(fact, StateReached)) <= 4
 
 
+class Fitted(Incomplete):
+    """An object that notes in its first step what no training hangs on, as estimators of scikit-learn do."""
+
+    def train(self, step: int, hp: Any) -> None:
+        if not hasattr(self, "fitted"):
+            self.n_features_in_ = 1
+        self.fitted = True
+        super().train(step, hp)
+
+    def state_dict(self) -> object:
+        return {"weight": self.weight, "velocity": self.velocity}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.weight, self.velocity = state["weight"], state["velocity"]
+        self.fitted = True
+
+
+def test_attributes_that_a_fork_has_not_set_pass_where_the_object_answers_for_its_state() -> None:
+    search(Fitted())
+
+
 @pytest.mark.parametrize("name", [*CASES, *PATTERNS])
 def test_what_is_captured_passes(name: str) -> None:
     search(({**CASES, **PATTERNS})[name]())
