@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import hpstage.torch
 from hpstage.checkpoints.state_tree import digest, reread
+from hpstage.errors import HpstageError
 from hpstage.trainable import as_trainable
 from hpstage.training.verification import ForkVerification, portrait_of
 
@@ -135,6 +136,8 @@ def test_an_optimizer_goes_on_exactly(kind: type[torch.optim.Optimizer], argumen
     try:
         for step in range(STEPS):
             alone.train(step, hp_at(step))
+    except HpstageError:
+        raise
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
         pytest.skip(f"torch itself refuses: {error}")
     expected = outcome(alone)
