@@ -87,7 +87,7 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
         HistoryChanged: the journal does not hold what was folded before.
         StoreError: it holds something that is no fact, or contradicts itself.
     """
-    records = journal.read(plan.cursor, limit)
+    records, behind = journal.read_on(plan.cursor, limit)
     first = plan.cursor.position
     for position, fact in enumerate(_facts(records, first), first):
         try:
@@ -97,7 +97,7 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
                 f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose "
                 f"another store"
             ) from error
-    plan.cursor = plan.cursor.after(records)
+    plan.cursor = behind
     return len(records)
 
 

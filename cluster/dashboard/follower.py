@@ -84,10 +84,10 @@ class Follower:
         self._plan = self._plan or self._name()
         anew = False
         try:
-            records = self._journal.read(self._wanted, RECORDS)
+            records, _ = self._journal.read_on(self._wanted, RECORDS)
         except HistoryChanged:
             anew, self._plan, self._wanted = True, self._name(), Cursor()
-            records = self._journal.read(self._wanted, RECORDS)
+            records, _ = self._journal.read_on(self._wanted, RECORDS)
         if not self._plan or (not records and time.monotonic() < self._next_offer):
             return False
         self._next_offer = time.monotonic() + _AGAIN

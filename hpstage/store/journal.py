@@ -25,7 +25,7 @@ class Journal(ABC):
     writer that was taken for dead can commit nothing that another has begun anew. *Conditional*: with ``expect``, the
     append is applied only if the log ends there, else it returns ``None`` and changes nothing; by this, writers that
     fold the log can decide on what they have read. Fences are looked at before ``expect``. *Honest*: with a
-    :class:`Cursor`, ``append`` and ``read`` raise :class:`HistoryChanged`, and change nothing, if the log does not
+    :class:`Cursor`, ``append`` and ``read_on`` raise :class:`HistoryChanged`, and change nothing, if the log does not
     begin with the records that the cursor has passed; by this, nobody goes on with a fold of records that a store has
     lost. *Safe*: instances may be used from several threads and opened by several processes. Failures are
     :class:`StoreError` and name the path and the remedy (full disk, read-only).
@@ -43,8 +43,12 @@ class Journal(ABC):
         """Append and return the position of the first record (``None``: ``expect`` did not hold)."""
 
     @abstractmethod
-    def read(self, start: int | Cursor = 0, limit: int | None = None) -> list[bytes]:
-        """Records from position ``start`` on, or after that cursor; at most ``limit``."""
+    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
+        """Records from position ``start`` on, at most ``limit``."""
+
+    @abstractmethod
+    def read_on(self, cursor: Cursor, limit: int | None = None) -> tuple[list[bytes], Cursor]:
+        """Records from ``cursor`` on, at most ``limit``, and the cursor behind them."""
 
     @abstractmethod
     def __len__(self) -> int: ...

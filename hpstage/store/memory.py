@@ -64,13 +64,18 @@ class MemoryJournal(Store):
             self._changed.notify_all()
             return position
 
-    def read(self, start: int | Cursor = 0, limit: int | None = None) -> list[bytes]:
+    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
         with self._changed:
             self._check_open()
-            if isinstance(start, Cursor):
-                self._check_history(start)
-                start = start.position
             return self._records[start : None if limit is None else start + limit]
+
+    def read_on(self, cursor: Cursor, limit: int | None = None) -> tuple[list[bytes], Cursor]:
+        with self._changed:
+            self._check_open()
+            self._check_history(cursor)
+            records = self._records[cursor.position : None if limit is None else cursor.position + limit]
+            end = cursor.position + len(records)
+            return records, Cursor(end, self._hashes[end])
 
     def __len__(self) -> int:
         with self._changed:

@@ -119,15 +119,18 @@ class RedisJournal(Store):
             case _:
                 return None
 
-    def read(self, start: int | Cursor = 0, limit: int | None = None) -> list[bytes]:
-        hash: bytes | None = None
-        if isinstance(start, Cursor):
-            first, hash = start
-            _, length, there = self._run(scripts.HASH, first)
-            if there != hash:
-                raise history_changed(self._where, start, length)
-        else:
-            first, length = start, len(self)
+    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
+        return self._read(start, None, len(self), limit)[0]
+
+    def read_on(self, cursor: Cursor, limit: int | None = None) -> tuple[list[bytes], Cursor]:
+        _, length, hash = self._run(scripts.HASH, cursor.position)
+        if hash != cursor.hash:
+            raise history_changed(self._where, cursor, length)
+        records, hash = self._read(cursor.position, hash, length, limit)
+        return records, Cursor(cursor.position + len(records), hash)
+
+    def _read(self, first: int, hash: bytes | None, length: int, limit: int | None) -> tuple[list[bytes], Any]:
+        """Records, and the hash of the last one, those before them having that ``hash``, if it is known."""
         stop = length if limit is None else min(length, first + limit)
         records: list[bytes] = []
         while first < stop:
@@ -143,7 +146,7 @@ class RedisJournal(Store):
                 if place.after(records[-count:][:1]).hash != stored[0][-HASH_LENGTH:]:
                     raise history_changed(self._where, place, length)
             first, hash = first + count, stored[-1][-HASH_LENGTH:]
-        return records
+        return records, hash
 
     def __len__(self) -> int:
         _, length = self._run(scripts.LENGTH)

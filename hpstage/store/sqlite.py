@@ -139,17 +139,20 @@ class SQLiteJournal(Store):
                 connection.execute("INSERT INTO requests VALUES (?, ?)", (request, position))
             return position
 
-    def read(self, start: int | Cursor = 0, limit: int | None = None) -> list[bytes]:
+    def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
+        with self._changed, self._explained():
+            return _records(self._open(), start, limit)
+
+    def read_on(self, cursor: Cursor, limit: int | None = None) -> tuple[list[bytes], Cursor]:
         with self._changed, self._explained():
             connection = self._open()
-            if isinstance(start, Cursor):
-                self._check_history(connection, start)
-                start = start.position
-            rows = connection.execute(
-                "SELECT record FROM log WHERE position >= ? ORDER BY position LIMIT ?",
-                (start, -1 if limit is None else limit),
-            )
-            return [record for (record,) in rows]
+            self._check_history(connection, cursor)
+            records = _records(connection, cursor.position, limit)
+            if not records:
+                return records, cursor
+            end = cursor.position + len(records)
+            (hash,) = connection.execute("SELECT hash FROM log WHERE position = ?", (end - 1,)).fetchone()
+            return records, Cursor(end, hash)
 
     def __len__(self) -> int:
         with self._changed, self._explained():
@@ -323,6 +326,13 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
 def _end(connection: sqlite3.Connection) -> Cursor:
     last = connection.execute("SELECT position + 1, hash FROM log ORDER BY position DESC LIMIT 1").fetchone()
     return Cursor() if last is None else Cursor(*last)
+
+
+def _records(connection: sqlite3.Connection, start: int, limit: int | None) -> list[bytes]:
+    rows = connection.execute(
+        "SELECT record FROM log WHERE position >= ? ORDER BY position LIMIT ?", (start, -1 if limit is None else limit)
+    )
+    return [record for (record,) in rows]
 
 
 def _not_held(connection: sqlite3.Connection, tokens: Mapping[str, int]) -> set[str]:

@@ -114,9 +114,9 @@ class JournalContract:
         journal.append(records[1:])
         for position in range(5):
             cursor = Cursor().after(records[:position])
-            assert journal.read(cursor) == records[position:]
-            assert journal.read(cursor, 2) == records[position : position + 2]
-            assert journal.read(cursor, 0) == []
+            for limit in (None, 2, 0):
+                found = records[position : None if limit is None else position + limit]
+                assert journal.read_on(cursor, limit) == (found, cursor.after(found))
 
     def test_whoever_has_read_other_records_than_are_there_is_told_and_changes_nothing(self, journal: Journal) -> None:
         there = [b"a", b"", b"ab", b"a"]
@@ -124,10 +124,10 @@ class JournalContract:
         for passed in chain.from_iterable(product([b"", b"a", b"ab"], repeat=length) for length in range(6)):
             cursor = Cursor().after(passed)
             if list(passed) == there[: len(passed)]:
-                assert journal.read(cursor) == there[len(passed) :]
+                assert journal.read_on(cursor) == (there[len(passed) :], Cursor().after(there))
                 continue
             for call in (
-                partial(journal.read, cursor),
+                partial(journal.read_on, cursor),
                 partial(journal.append, [b"new"], expect=cursor),
                 partial(journal.append, [b"new"], request="r", expect=cursor),
             ):

@@ -251,7 +251,8 @@ class Decoder:
         self, number: int, indices: Any, values: Any, shape: list[int], coalesced: bool, device: str
     ) -> Any:
         parts = duplicate(indices).to(device), duplicate(values).to(device)
-        made = self._new[number] = torch().sparse_coo_tensor(*parts, shape, check_invariants=True)._coalesced_(coalesced)
+        made = torch().sparse_coo_tensor(*parts, shape, check_invariants=True)._coalesced_(coalesced)
+        self._new[number] = made
         return made
 
     def _make_view(

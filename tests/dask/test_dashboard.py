@@ -198,11 +198,11 @@ def test_a_page_that_has_folded_what_its_journal_lost_is_told_so_and_begins_anew
     board = Board()
     behind = Cursor(*board.take_in("plan", 0, records[:20]))
     behind = Cursor(*board.take_in("plan", 10, records[10:30]))
-    assert journal.read(behind) == records[30:]
+    assert journal.read_on(behind)[0] == records[30:]
     lost = MemoryJournal()
     lost.append(records[:12] + records[:1] * 30)
     with pytest.raises(HistoryChanged):
-        lost.read(behind)
+        lost.read_on(behind)
     assert board.take_in("plan", 0, records[:12], anew=True) == Cursor().after(records[:12])
     assert board.take_in("plan", 12, records[12:]) == Cursor().after(records)
     assert summary(board.studies()[0]) == summary(board_of(journal).studies()[0])

@@ -362,11 +362,11 @@ def test_a_server_that_lost_acknowledged_records_is_noticed_also_when_another_ha
         for record in (b"b", b"x", b"y")[:refilled]:
             assert other.append([record], expect=anew) == anew.position
             anew = anew.after([record])
-        for call in (lambda: journal.append([b"d"], expect=read), lambda: journal.read(read)):
+        for call in (lambda: journal.append([b"d"], expect=read), lambda: journal.read_on(read)):
             with pytest.raises(HistoryChanged, match="has lost records: the 3 that this process has read are not"):
                 call()
         # Whoever reads from the start goes on with what is there.
-        assert Cursor().after(journal.read(Cursor())) == anew
+        assert journal.read_on(Cursor())[1] == anew
         assert journal.append([b"d"], expect=anew) == anew.position
 
 
@@ -389,7 +389,7 @@ def test_a_log_that_is_put_back_while_it_is_read_gives_nothing_of_two_histories(
 
         monkeypatch.setattr(RedisJournal, "_command", swap_after)
         with pytest.raises(HistoryChanged):
-            old.read(Cursor())
+            old.read_on(Cursor())
         assert replies == 2
         old.close()
         new.close()

@@ -93,13 +93,17 @@ class StoresAgree(RuleBasedStateMachine):
     ) -> None:
         self.append(handle, records, request, Cursor().after(self.handles["memory"][0].read()), {name: 0})
 
-    @rule(handle=HANDLE, start=st.integers(0, 20) | CURSOR, limit=st.none() | st.integers(0, 20))
-    def read(self, handle: int, start: int | Cursor, limit: int | None) -> None:
+    @rule(handle=HANDLE, start=st.integers(0, 20), limit=st.none() | st.integers(0, 20))
+    def read(self, handle: int, start: int, limit: int | None) -> None:
         self.all_agree(handle, lambda journal, store: journal.read(start, limit))
 
+    @rule(handle=HANDLE, cursor=CURSOR, limit=st.none() | st.integers(0, 20))
+    def read_on(self, handle: int, cursor: Cursor, limit: int | None) -> None:
+        self.all_agree(handle, lambda journal, store: journal.read_on(cursor, limit))
+
     @rule(handle=HANDLE, passed=st.integers(0, 20), limit=st.none() | st.integers(0, 20))
-    def read_on(self, handle: int, passed: int, limit: int | None) -> None:
-        self.read(handle, Cursor().after(self.handles["memory"][0].read(0, passed)), limit)
+    def read_on_from_what_was_read(self, handle: int, passed: int, limit: int | None) -> None:
+        self.read_on(handle, Cursor().after(self.handles["memory"][0].read(0, passed)), limit)
 
     @rule(handle=HANDLE, length=st.integers(0, 20))
     def wait(self, handle: int, length: int) -> None:
