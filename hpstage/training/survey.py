@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from hpstage.errors import StateError
 from hpstage.training.kind import LEADS_NOWHERE, Kind, is_atom, torch
-from hpstage.training.kinds import SETS, TUPLE, VALUES, kind_of
+from hpstage.training.kinds import CACHE, SETS, TUPLE, VALUES, kind_of
 from hpstage.training.reach import ClassAttributes, Slot, of_user, reached_from
+from hpstage.training.told import CACHED
 from hpstage.training.values import Marked
 
 # Modules keep their members in dicts under these names; paths read better without.
@@ -21,10 +23,11 @@ Step = tuple[str, object]
 class Record:
     """An object as it was met. It is kept alive, so that its id stays its own."""
 
-    __slots__ = ("content", "inner", "kind", "obj", "path", "skip")
+    __slots__ = ("content", "inner", "kind", "obj", "of", "path", "skip")
 
     def __init__(self, path: str, obj: Any, kind: Kind, content: Any, skip: frozenset[str] = frozenset()) -> None:
         self.path, self.obj, self.kind, self.content, self.skip = path, obj, kind, content, skip
+        self.of = type(obj)
         self.inner: list[Step] = []
         """What it leads to, the first last."""
 
@@ -56,6 +59,8 @@ class Survey:
         self.paths: dict[str, Record] = {}
         self.named: dict[tuple[str | None, str], object] = {}
         """Functions and classes that were met as values, by module and name."""
+        self.cached: list[Record] = []
+        """What functions keep by ``functools.lru_cache``, and what that leads to."""
 
     def __contains__(self, obj: object) -> bool:
         return id(obj) in self.records
@@ -115,6 +120,7 @@ class Surveyor:
         stack.reverse()
         sets: list[Record] = []
         seen: set[int] = set()
+        caches = False
         while stack or sets:
             if not stack:
                 # Last of all, since members may be met elsewhere, in an order that is the same everywhere.
@@ -135,6 +141,11 @@ class Surveyor:
                 stack += self._reached(obj)
             record = before.get(key)
             if record is not None:
+                if kind is not record.of:
+                    raise StateError(
+                        f"{record.path} was a {record.of.__qualname__} and has become a {kind.__qualname__} in "
+                        f"training, which no state can hold: make it what it is to be in model() or __init__()"
+                    )
                 content = record.kind.again(obj, record.skip, record.content)
                 if content is not record.content:
                     record = Record(record.path, obj, record.kind, content, record.skip)
@@ -153,7 +164,11 @@ class Surveyor:
             paths[record.path] = record
             if record.kind in SETS:
                 sets.append(record)
+            elif record.kind is CACHE:
+                caches = True
             stack += record.inner
+        if caches:
+            found.cached = [record for record in found if CACHED in record.path]
         return found
 
     def _met(self, path: str, obj: Any, copied: bool) -> Record:

@@ -21,7 +21,7 @@ from hpstage.training.kind import torch
 from hpstage.training.kinds import VALUES
 from hpstage.training.portrait import texts_of
 from hpstage.training.settings import SETTINGS
-from hpstage.training.survey import Record, Survey, Surveyor, plainly
+from hpstage.training.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.training.values import Marked, is_lazy, storable
 
 Roots = Iterable[tuple[str, object]]
@@ -42,6 +42,7 @@ class World:
         self.pristine: Survey | None = None
         self.base: Survey | None = None
         self._told: set[str] = set()
+        self._cached: dict[int, Record] = {}
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
         yield from self._roots()
@@ -51,6 +52,7 @@ class World:
     def close(self) -> None:
         """Put everything back as it was before the first setup, as far as it can be, and forget it."""
         self.base = None
+        self._cached.clear()
         if self.pristine is not None:
             for record in self.pristine:
                 if record.changed():
@@ -64,6 +66,7 @@ class World:
         if self.pristine is None:
             self.pristine = self._surveyor.survey(self._all_roots(), copied=True)
         else:
+            self._watch(self._cached.values())
             for record in self.pristine:
                 _put_back(record, "a trial would begin with what another has left")
 
@@ -99,6 +102,7 @@ class World:
         assert base is not None, "begin() comes first"
         assert pristine is not None
         now = self._surveyor.survey(self._all_roots(), known=base)
+        self._watch(now.cached)
         values: dict[str, Any] = {}
         changed: dict[str, Any] = {}
         with plainly():
@@ -152,6 +156,26 @@ class World:
             values = record.kind is not VALUES or record.obj in self.pristine
             _put_back(record, "a fork would begin with what other training has left", values=values)
 
+    def _watch(self, cached: Iterable[Record]) -> None:
+        """What cached functions give hangs on arguments alone, so that it is no state; if it changes, it does not.
+
+        Raises:
+            StateError: naming what has changed.
+        """
+        assert self.pristine is not None
+        for record in cached:
+            known = self._cached.get(id(record.obj))
+            if known is None:
+                if record.obj in self.pristine or (self.base is not None and record.obj in self.base):
+                    continue  # it is captured like any other
+                content = Marked(record.obj, sampled=True) if record.kind is VALUES else record.content
+                self._cached[id(record.obj)] = Record(record.path, record.obj, record.kind, content, record.skip)
+            elif known.changed():
+                raise StateError(
+                    f"{record.path}, which functools.lru_cache keeps, has changed in training, and is in no state: "
+                    f"what a cached function gives is taken to hang on its arguments alone; keep it on the trainable"
+                )
+
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:
         """Put back afterwards what ``what``, in words, changes within, so that no training hangs on it.
@@ -196,7 +220,10 @@ class World:
             more: further roots, such as the variables of a function that is under way.
         """
         survey = self._surveyor.survey([*self._all_roots(), *more], known=self.base)
-        return {path: text for record in survey for path, text in texts_of(record, survey)}
+        self._watch(survey.cached)
+        cached = {id(record) for record in survey.cached}
+        shown = (record for record in survey if id(record) not in cached and UNKNOWN not in record.path)
+        return {path: text for record in shown for path, text in texts_of(record, survey)}
 
 
 def _put_back(record: Record, why: str, *, values: bool = True) -> None:

@@ -1,0 +1,87 @@
+"""Compiled models and functions: exact, and no false alarm."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpstage.checkpoints.state_tree import reread
+from hpstage.training.verification import ForkVerification
+from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
+
+
+class Compiled(Small):
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.backend = backend
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return torch.compile(super().model(hp), backend=self.backend)  # type: ignore[return-value]
+
+
+class CompiledInPlace(Compiled):
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        model = Small.model(self, hp)
+        model.compile(backend=self.backend)
+        return model
+
+
+class CompiledLoss(Compiled):
+    """A function of the trainable's, which counts besides."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        self.criterion = torch.compile(nn.functional.cross_entropy, backend=self.backend)
+        self.calls = 0
+        return Small.model(self, hp)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.calls += 1
+        return self.criterion(model(batch[0]), batch[1]) * (1 + self.calls / 100)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def check(make: Callable[[], Small]) -> None:
+    expected = outcome(advance(fresh(make()), 0, STEPS))
+
+    trainable: Any = fresh(make())
+    verification = ForkVerification(trainable, hp_at(0), lambda step, hp, report: trainable.train(step, hp), 0, STEPS)
+    for step in range(STEPS):
+        trainable.train(step, hp_at(step))
+        verification.after(step, hp_at(step), False)
+        if step + 1 == FORK:
+            state = reread(trainable.state_dict())
+            trainable.evaluate()
+    assert verification.over
+    assert verification.difference is None
+    assert outcome(trainable) == expected
+
+    trainable.setup(hp_at(0))
+    trainable.load_state_dict(state)
+    assert outcome(advance(trainable, FORK, STEPS)) == expected
+    other: Any = fresh(make())
+    torch._dynamo.reset()  # as in another process
+    other.load_state_dict(state)
+    assert outcome(advance(other, FORK, STEPS)) == expected
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("kind", [Compiled, CompiledInPlace, CompiledLoss])
+def test_a_compiled_model_goes_on_exactly(kind: type[Compiled], backend: str) -> None:
+    check(lambda: kind(backend))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a compiler")
+def test_a_model_compiled_to_machine_code_goes_on_exactly() -> None:
+    check(lambda: Compiled("inductor"))

@@ -1,0 +1,74 @@
+"""Places for state that one does not think of: each is captured exactly, or refused by name, never passed by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpstage.checkpoints.state_tree import digest, reread
+from hpstage.errors import StateError
+from hpstage.trainable import as_trainable
+from hpstage.training.verification import portrait_of
+from tests.torch.oddities import ODDITIES, Odd
+
+STEPS, FORK = 6, 3
+CASES = [
+    pytest.param(name, place, id=f"{name}, in {place}")
+    for name, oddity in ODDITIES.items()
+    for place in (["model"] if oddity.network else ["__init__", "model"])
+]
+HP = {"seed": 2}
+
+
+def begun(name: str, place: str) -> Any:
+    trainable: Any = as_trainable(Odd(ODDITIES[name], place))
+    trainable.setup(HP)
+    return trainable
+
+
+def advance(trainable: Any, start: int, stop: int) -> Any:
+    for step in range(start, stop):
+        trainable.train(step, HP)
+    return trainable
+
+
+def outcome(trainable: Any) -> dict[str, Any]:
+    return {"digest": digest(trainable.state_dict()), **portrait_of(trainable), "metrics": dict(trainable.evaluate())}
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {path: (one.get(path), other.get(path)) for path in {**one, **other} if one.get(path) != other.get(path)}
+
+
+def trained(name: str, place: str) -> None:
+    """Straight through, from a state on a worker that has trained on, as the next trial, and in a new adapter."""
+    first = begun(name, place)
+    expected = outcome(advance(first, 0, STEPS))
+    first.close()
+
+    worker = begun(name, place)
+    state = reread(advance(worker, 0, FORK).state_dict())
+    advance(worker, FORK, FORK + 2)
+    worker.evaluate()
+    worker.setup(HP)
+    worker.load_state_dict(state)
+    assert differing(outcome(advance(worker, FORK, STEPS)), expected) == {}
+    worker.setup(HP)
+    assert differing(outcome(advance(worker, 0, STEPS)), expected) == {}
+    worker.close()
+
+    other = begun(name, place)
+    other.load_state_dict(state)
+    assert differing(outcome(advance(other, FORK, STEPS)), expected) == {}
+    other.close()
+
+
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_it_is_captured_exactly_or_refused_by_name(name: str, place: str) -> None:
+    refused = ODDITIES[name].refused
+    if refused is None:
+        trained(name, place)
+    else:
+        with pytest.raises(StateError, match=refused):
+            trained(name, place)
