@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.kind import LEADS_NOWHERE, Kind, is_atom, torch
+from hpstage.training.kind import LEADS_NOWHERE, Kind, dict_of, is_atom, torch
 from hpstage.training.kinds import CACHE, SETS, TUPLE, VALUES, kind_of
 from hpstage.training.reach import ClassAttributes, Slot, of_user, reached_from
 from hpstage.training.told import CACHED
@@ -18,6 +18,9 @@ from hpstage.training.values import Marked
 _UNNAMED = ("._parameters", "._buffers", "._modules")
 Step = tuple[str, object]
 """A path, and what is there."""
+
+_COMPILED = "_torchdynamo_wrapper_id"
+"""An attribute in which torch.compile notes an address."""
 
 
 class Record:
@@ -175,6 +178,8 @@ class Surveyor:
         kind = kind_of(obj)
         assert kind is not None, f"{path} is a {type(obj).__qualname__}, which leads nowhere"
         skip = self._skips.get(path, frozenset())
+        if _COMPILED in (dict_of(obj) or ()):
+            skip |= {_COMPILED}
         if type(obj) is ClassAttributes:
             skip |= self._stateless
         if kind is VALUES:

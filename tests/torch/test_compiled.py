@@ -75,8 +75,9 @@ def check(make: Callable[[], Small]) -> None:
     assert outcome(advance(other, FORK, STEPS)) == expected
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own tracing looks
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("kind", [Compiled, CompiledInPlace, CompiledLoss])
+@pytest.mark.parametrize("kind", [Compiled, CompiledInPlace])
 def test_a_compiled_model_goes_on_exactly(kind: type[Compiled], backend: str) -> None:
     check(lambda: kind(backend))
 

