@@ -151,7 +151,8 @@ def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, 
     status, out, err = run(folder, *words)
     assert (status, said(err)) == (0, [])
     assert trials(folder) == [(trial.params, trial.state.name, trial.value) for trial in inline.study.trials]
-    assert (folder / "steps").stat().st_size == inline.savings.steps_trained == inline.savings.steps_unique
+    # Two more, by which the first fork was verified.
+    assert (folder / "steps").stat().st_size - 2 == inline.savings.steps_trained == inline.savings.steps_unique
     best = inline.best_trial
     assert out.splitlines()[0] == f"Best trial {best.number}: loss {best.value:.6g} with {best.params}"
     assert re.search(r"^merge rate +\d", out, re.MULTILINE)
@@ -206,7 +207,7 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
         ),
         (
             ["search_it.py:Line", "search_it.py:space", "--storage", "magic://user:secret@host/it"],
-            r"--storage magic://user:\*\*\*@host/it cannot be opened",
+            r"--storage magic://host/it cannot be opened",
         ),
         (["search_it.py:Line", "search_it.py:space", "--metric", "norm", "--direction", "minimize"], "1 objective, "),
         (["search_it.py:Line", ":space"], "':space'; give MODULE:NAME"),

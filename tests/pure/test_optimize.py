@@ -327,7 +327,7 @@ def test_a_study_with_trials_of_another_workload_is_warned_of(caplog):
     run(study, n_trials=2)
     assert not caplog.records
     run(study, Other(), n_trials=2)
-    assert "trials of another workload" in caplog.text
+    assert "trials of another plan" in caplog.text
 
 
 def test_the_lower_bound_is_told_only_for_a_search_done_in_one_call():
