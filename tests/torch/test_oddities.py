@@ -12,6 +12,9 @@ from hpstage.trainable import as_trainable
 from hpstage.training.verification import portrait_of
 from tests.torch.oddities import ODDITIES, Odd
 
+# torch says this once in a process, so that it hangs on the order of tests who hears it.
+pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar")
+
 STEPS, FORK = 6, 3
 # Known, and open: refused where they could be captured, or told by torch's own warnings.
 OPEN = {
