@@ -282,3 +282,13 @@ def _slips_away(name: str, instructions: Sequence[Instruction]) -> bool:
         if mentioned and local and not followed:
             return True
     return False
+
+
+def functions_in(member: Any) -> Iterator[Any]:
+    """The functions behind a member of a class that is none itself."""
+    if isinstance(member, staticmethod | classmethod):
+        yield member.__func__
+    elif isinstance(member, property):
+        yield from (part for part in (member.fget, member.fset, member.fdel) if part is not None)
+    elif isinstance(member, functools.cached_property):
+        yield member.func

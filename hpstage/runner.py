@@ -231,15 +231,29 @@ class ChainRunner:
                 self._trainable, flight.chain.initial, self._train_step, flight.step, length
             )
         flight.start_clock()
+        trained = False  # a step that was not verified yet
         while True:
             boundary = course.boundaries.pop(flight.step, None)
             if boundary is not None:
                 self._settle()
                 flight.stop_clock()
                 yield self._reach(flight, boundary)
-                if flight.step == course.end or not (course.boundaries or control.called):
-                    return "done"
                 flight.start_clock()
+            if verification is not None and trained:
+                # After the boundary: a process that dies here has lost nothing.
+                flight.stop_clock()
+                stood_at, trained = self._stands_at, False
+                verification.after(flight.step - 1, values, flight.announced)
+                if verification.over:
+                    flight.load_seconds += verification.seconds
+                    yield self._verified(flight, verification)
+                    if verification.difference is not None:
+                        return "stopped"
+                    verification = None
+                    self._stands_at = stood_at
+                flight.start_clock()
+            if boundary is not None and (flight.step == course.end or not (course.boundaries or control.called)):
+                return "done"
             if control.called:
                 for amendment in control.take():
                     for node, step in course.amend(amendment, flight.step):
@@ -270,16 +284,7 @@ class ChainRunner:
             values.move(flight.step)
             self._train_step(flight.step, values, flight.announced)
             flight.step += 1
-            if verification is not None:
-                flight.stop_clock()
-                verification.after(flight.step - 1, values, flight.announced)
-                flight.start_clock()
-                if verification.over:
-                    flight.load_seconds += verification.seconds
-                    yield self._verified(flight, verification)
-                    if verification.difference is not None:
-                        return "stopped"
-                    verification = None
+            trained = True
 
     def _train_step(self, step: int, values: Mapping[str, Scalar], report: bool) -> None:
         if self._announce is not None:
@@ -407,7 +412,7 @@ class ChainRunner:
             failure=failure,
             message=message,
             wasted_steps=max(0, flight.step - flight.since),
-            wasted_seconds=flight.train_seconds,
+            wasted_seconds=flight.train_seconds + flight.load_seconds,
         )
 
 

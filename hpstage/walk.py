@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from hpstage import bytecode
-from hpstage.bytecode import Imported, references
+from hpstage.bytecode import Imported, functions_in, references
 from hpstage.errors import StateError, UsageError
 from hpstage.files import DataFiles
 from hpstage.hashing import hashed
@@ -356,7 +356,7 @@ class Walk:
         for member, value in sorted(vars(cls).items()):
             if member in _IGNORED_MEMBERS or isinstance(value, MemberDescriptorType):  # of __slots__
                 continue
-            parts = list(_functions_in(value))
+            parts = list(functions_in(value))
             for part in parts:
                 entity.lines.add(f"{member}: {self.refer(part)}")
             if not parts and (not member.startswith("__") or is_function(value)):
@@ -493,7 +493,7 @@ def _functions_of(module: ModuleType) -> Iterator[FunctionType]:
             continue
         members = vars(value).values() if isinstance(value, type) else [value]
         for member in members:
-            for part in (member, *_functions_in(member)):
+            for part in (member, *functions_in(member)):
                 function = part
                 while hasattr(function, "__wrapped__"):
                     function = function.__wrapped__
@@ -509,16 +509,6 @@ def _is_librarys(method: MethodType) -> bool:
     module = getattr(method.__func__, "__module__", None) or "builtins"
     library = None if is_users(module) else sys.modules.get(module)
     return library is not None and getattr(library, method.__name__, None) == method
-
-
-def _functions_in(member: Any) -> Iterator[Any]:
-    """The functions behind a class member that is no plain function."""
-    if isinstance(member, staticmethod | classmethod):
-        yield member.__func__
-    elif isinstance(member, property):
-        yield from (part for part in (member.fget, member.fset, member.fdel) if part is not None)
-    elif isinstance(member, functools.cached_property):
-        yield member.func
 
 
 def is_function(obj: object) -> bool:

@@ -7,6 +7,7 @@ process that has imported torch.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from typing import Any, Literal
@@ -39,6 +40,15 @@ _TORCH: dict[str, tuple[str, int, int]] = {
     "float8_e5m2fnuz": ("U8", 1, 1),
     "float8_e8m0fnu": ("U8", 1, 1),
 }
+
+
+@functools.cache
+def torch_dtypes() -> frozenset[Any]:
+    """torch's dtypes that can be captured, in a process that has imported torch."""
+    import torch
+
+    return frozenset(getattr(torch, name) for name in _TORCH if hasattr(torch, name))
+
 
 # The same for ``numpy.dtype.str``. Other byte orders are stored as bytes, since safetensors is little-endian.
 # longdouble is left out: its meaning differs between machines, and its padding would spoil digests.

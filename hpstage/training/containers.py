@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import marshal
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import Any
 
@@ -21,6 +21,7 @@ from hpstage.training.kind import (
     own_of,
     same_items,
     same_mapping,
+    same_value,
     write_own,
 )
 
@@ -62,7 +63,7 @@ class Sequence(Kind):
     def children(self, content: Items) -> Iterator[Child]:
         items, own = content
         for index, item in enumerate(items):
-            if type(item) not in LEADS_NOWHERE:
+            if leads(item):
                 yield f"[{index}]", item
         yield from attribute_children(own)
 
@@ -99,12 +100,12 @@ class Mapping(Kind):
         items, own = content
         for index, (key, value) in enumerate(items.items()):
             if type(key) is str:
-                if type(value) not in LEADS_NOWHERE:
+                if leads(value):
                     yield f"[{key!r}]", value
                 continue
-            if not is_atom(key):
+            if leads(key):
                 yield f".key({index})", key
-            if type(value) not in LEADS_NOWHERE:
+            if leads(value):
                 yield f"[{index}]", value
         yield from attribute_children(own)
 
@@ -185,35 +186,61 @@ def _apart(obj: Any) -> dict[str, Any]:
 _WEAK_OWN = frozenset(("data", "_remove", "_pending_removals", "_iterating", "_dirty_len"))
 
 
+class Members(frozenset[Any]):
+    """What is in a set, and in which order: of numbers that is a function of how they came in, of others it is another
+    in each process."""
+
+    order: tuple[Any, ...]
+
+    @staticmethod
+    def of(items: Iterable[Any]) -> Members:
+        order = tuple(items)
+        made = Members(order)
+        made.order = order
+        return made
+
+    @property
+    def ordered(self) -> bool:
+        return all(type(item) in _NUMBERS for item in self.order)
+
+
+_NUMBERS = (int, float, bool)
+
+
 class Unordered(Kind):
-    """Sets. Their order is no part of their content."""
+    """Sets."""
 
     name = "set"
 
-    def read(self, obj: Any, skip: frozenset[str]) -> Any:
-        return frozenset(set.__iter__(obj))
+    def read(self, obj: Any, skip: frozenset[str]) -> Members:
+        return Members.of(set.__iter__(obj))
 
-    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
+    def again(self, obj: Any, skip: frozenset[str], old: Members) -> Members:
         if not old and not set.__len__(obj):
             return old
         new = self.read(obj, skip)
         return old if self.same(old, new) else new
 
-    def same(self, old: Any, new: Any) -> bool:
-        return {*map(id, old)} == {*map(id, new)} or (
-            len(old) == len(new) and all(map(is_atom, old)) and all(map(is_atom, new)) and old == new
-        )
+    def same(self, old: Members, new: Members) -> bool:
+        if len(old) != len(new):
+            return False
+        if old.ordered:
+            return all(map(same_value, old.order, new.order))
+        return {*map(id, old)} == {*map(id, new)} or (all(map(is_atom, old)) and all(map(is_atom, new)) and old == new)
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        members = content if isinstance(content, Members) else Members.of(content)
         set.clear(obj)
-        set.update(obj, content)
+        set.update(obj, members.order)
+        if not self.same(self.read(obj, skip), members):
+            raise TypeError("the order of its members hangs on others that have been in it")
 
 
 class Frozen(Unordered):
     """``frozenset``: it never changes, but its members may."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
-        return obj
+        return Members.of(obj)
 
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         return old
@@ -226,7 +253,7 @@ class WeakMembers(Unordered):
     """``WeakSet``."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
-        return frozenset(obj)
+        return Members.of(obj)
 
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
         new = self.read(obj, skip)
@@ -234,7 +261,7 @@ class WeakMembers(Unordered):
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         obj.clear()
-        obj.update(content)
+        obj.update(content.order if isinstance(content, Members) else content)
 
 
 class Bytes(Kind):
@@ -299,13 +326,13 @@ def checksum(obj: Any) -> str | None:
 
 
 def leads(item: Any) -> bool:
-    """Whether an item of a container leads to anything that could change."""
+    """Whether an item of a container leads to anything that could change, or that is to be known by name."""
     kind = type(item)
     if kind in LEADS_NOWHERE:
         return False
     if kind is tuple:
         return any(map(leads, item))
-    return not is_atom(item)
+    return True
 
 
 def is_bulk(obj: Any) -> bool:

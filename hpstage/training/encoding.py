@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.containers import BULK
+from hpstage.training.containers import BULK, Members
 from hpstage.training.kind import has_own_memory, is_atom, numpy, own_of, torch
 from hpstage.training.memory import Places
 from hpstage.training.reach import MISSING, of_user
@@ -64,10 +64,7 @@ class Encoder:
         """The content of an object that is in the base."""
         kind, path = record.kind.name, record.path
         if UNKNOWN in path:
-            raise StateError(
-                f"{path} is one of several in a set that training has changed, and nothing tells which in another "
-                f"process: keep them in a list or a dict"
-            )
+            raise self._mixed_up(path)
         if kind in ("items", "objects"):
             # The shape of an array, or attributes.
             return kind, self._list(path, content[0]), self._pairs(path, content[1] if kind == "items" else {})
@@ -81,7 +78,7 @@ class Encoder:
         ):
             return kind, self._pairs(path, content[0]), content[1]
         if kind == "set":
-            return kind, self._set(path, content)
+            return kind, self._set(path, content.order)
         if kind in ("bytearray", "random state", "settings"):
             return kind, self._settings(content) if kind == "settings" else content
         if kind in ("name", "variable"):
@@ -91,6 +88,12 @@ class Encoder:
         if kind == "values":
             return kind, *self._place(record, content)
         raise self._unmoving(record)
+
+    def _mixed_up(self, path: str) -> StateError:
+        return StateError(
+            f"{path} is one of several in a set, and nothing tells which in another process: keep what training "
+            f"changes in a list or a dict"
+        )
 
     def _unmoving(self, record: Record) -> StateError:
         kind, path, what = record.kind.name, record.path, _kind(record.obj)
@@ -115,7 +118,9 @@ class Encoder:
         if value is MISSING:
             return ("missing",)
         known = self._base.path_of(value)
-        if known is not None and UNKNOWN not in known:
+        if known is not None:
+            if UNKNOWN in known:
+                raise self._mixed_up(known)
             return "@", known
         if id(value) in self._new:
             return "again", self._new[id(value)][1]
@@ -277,10 +282,13 @@ class Encoder:
         """What cannot be written out may be what it was ``before``."""
         pairs = []
         for index, (key, item) in enumerate(dict.items(items)):
+            made = len(self._new)
             inner = f"{path}.{key}" if type(key) is str else f"{path}[{index}]"
             try:
                 plain = self.value(inner, item)
             except StateError:
+                for key_of_new in list(self._new)[made:]:
+                    del self._new[key_of_new]
                 if type(key) is str and before.get(key, MISSING) is item:
                     plain = ("same",)
                 elif self._but(inner):
@@ -293,10 +301,11 @@ class Encoder:
     def _set(self, path: str, items: Any) -> list[Plain]:
         """Numbers in the order in which they are met, since that is a function of how they came in; others, whose order
         is another in each process, sorted."""
+        items = tuple(items)
         plain = [self.value(f"{path}[...]", item) for item in items]
-        if any(type(item) not in (int, float, bool) for item in items):
+        if not Members.of(items).ordered:
             return sorted(plain, key=repr)
-        if list(set(plain)) != plain:
+        if tuple(set(items)) != items:
             raise StateError(
                 f"{path} is a set whose order no state can keep, since it has been larger, or filled in another order: "
                 f"use a dict, or a sorted list; if no training hangs on its order, name it in `stateless`"

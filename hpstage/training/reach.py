@@ -14,10 +14,14 @@ from collections.abc import Iterator, Mapping
 from operator import is_
 from typing import Any
 
+from hpstage.bytecode import functions_in
 from hpstage.source import came_by_value, is_users
 
 MISSING = object()
 """What a name has that is bound to nothing."""
+
+_REMEMBERED = 4096
+"""Functions that are taken apart only once: a survey meets the same ones again and again."""
 
 
 @functools.cache
@@ -135,7 +139,7 @@ def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.
                 found[id(thing), ""] = ClassAttributes(thing)
                 todo += thing.__bases__
                 for value in vars(thing).values():
-                    todo += functions_in(value)
+                    todo += [value] if isinstance(value, types.FunctionType) else functions_in(value)
         elif isinstance(thing, types.FunctionType):
             todo.append(getattr(thing, "__wrapped__", None))
             if of_user(thing.__module__):
@@ -195,37 +199,32 @@ def _content(cell: types.CellType) -> object:
         return None
 
 
-def stored_in(code: types.CodeType) -> Iterator[str]:
+@functools.lru_cache(_REMEMBERED)
+def stored_in(code: types.CodeType) -> tuple[str, ...]:
     """Names that a code object, or one within it, declares global and binds."""
-    yield from (item.argval for item in dis.get_instructions(code) if item.opname == "STORE_GLOBAL")
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from stored_in(constant)
+    return _arguments(code, "STORE_GLOBAL")
 
 
-def attributes_stored_in(code: types.CodeType) -> Iterator[str]:
+@functools.lru_cache(_REMEMBERED)
+def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
     """Names of attributes that a code object, or one within it, sets."""
-    yield from (item.argval for item in dis.get_instructions(code) if item.opname == "STORE_ATTR")
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from attributes_stored_in(constant)
+    return _arguments(code, "STORE_ATTR")
 
 
-def names_in(code: types.CodeType) -> Iterator[str]:
+def _arguments(code: types.CodeType, operation: str) -> tuple[str, ...]:
+    return tuple(
+        item.argval for part in _codes(code) for item in dis.get_instructions(part) if item.opname == operation
+    )
+
+
+@functools.lru_cache(_REMEMBERED)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
     """Names that a code object, or one within it, loads or stores outside of its local variables."""
-    yield from code.co_names
+    return tuple(name for part in _codes(code) for name in part.co_names)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
-
-
-def functions_in(member: Any) -> Iterator[Any]:
-    """The functions behind a member of a class."""
-    if isinstance(member, types.FunctionType):
-        yield member
-    elif isinstance(member, staticmethod | classmethod):
-        yield member.__func__
-    elif isinstance(member, property):
-        yield from (part for part in (member.fget, member.fset, member.fdel) if part is not None)
-    elif isinstance(member, functools.cached_property):
-        yield member.func
+            yield from _codes(constant)

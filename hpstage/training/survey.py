@@ -212,7 +212,7 @@ class Surveyor:
                 todo += [(f"{inner}.__func__", obj.__func__), (f"{inner}.__self__", obj.__self__)]
             elif kind is types.BuiltinFunctionType:
                 self._name(found, obj)
-                if not isinstance(obj.__self__, types.ModuleType | type(None)):
+                if not issubclass(type(obj.__self__), types.ModuleType | type(None)):
                     todo.append((f"{inner}.__self__", obj.__self__))
             elif issubclass(kind, type):
                 self._name(found, obj)
@@ -251,7 +251,7 @@ class Surveyor:
 
 def _members(records: dict[int, Record], record: Record) -> list[Step]:
     """What is met in a set alone, under paths that are the same in every process where there are such."""
-    met = [item for item in _parts(record.content) if id(item) not in records]
+    met = [item for item in _parts(record.content.order) if id(item) not in records]
     names = [type(item).__qualname__ for item in met]
     return [
         (f"{record.path}{{{name}{UNKNOWN if names.count(name) > 1 else '}'}", item)

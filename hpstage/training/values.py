@@ -112,9 +112,25 @@ class Marked:
             and same_mapping(self.own, other.own)
         )
 
+    def at_place(self, obj: Any) -> bool:
+        """Whether an ordinary tensor is as it was in all but its values. Quick."""
+        return (
+            obj.data_ptr() == self.pointer
+            and obj.requires_grad is self.trained
+            and (not obj.is_leaf or obj.grad is self.gradient)
+            and obj.shape == self.form[0]
+            and obj.dtype is self.form[2]
+            and obj.stride() == self.form[1]
+            and obj._backward_hooks is self.hooks[0]
+            and obj._post_accumulate_grad_hooks is self.hooks[1]
+            and same_mapping(_own(obj), self.own)
+        )
+
     def put_place(self, obj: Any) -> None:
         """Give ``obj`` form, memory, gradient and attributes back: all but the values."""
         library = torch()
+        if self.plain and is_ordinary(obj) and self.at_place(obj):
+            return
         if library is None or not isinstance(obj, library.Tensor):
             if (obj.shape, obj.strides, obj.dtype) != self.form:
                 raise TypeError("its form has changed")
@@ -153,21 +169,8 @@ class Values(Kind):
 
     def again(self, obj: Any, skip: frozenset[str], old: Marked) -> Marked:
         """In as much detail as before."""
-        library = torch()
-        if old.sample is None and library is not None and type(obj) in (library.Tensor, library.nn.Parameter):
-            form = old.form
-            if (
-                obj.data_ptr() == old.pointer
-                and obj.requires_grad is old.trained
-                and (not obj.is_leaf or obj.grad is old.gradient)
-                and obj.shape == form[0]
-                and obj.dtype is form[2]
-                and obj.stride() == form[1]
-                and obj._backward_hooks is old.hooks[0]
-                and obj._post_accumulate_grad_hooks is old.hooks[1]
-                and same_mapping(_own(obj), old.own)
-            ):
-                return old
+        if old.sample is None and is_ordinary(obj) and old.at_place(obj):
+            return old
         new = Marked(obj, sampled=old.sample is not None)
         return old if old.same(new) else new
 
@@ -210,6 +213,12 @@ def is_tensor(obj: Any) -> bool:
     return library is not None and isinstance(obj, library.Tensor)
 
 
+def is_ordinary(obj: Any) -> bool:
+    """Whether it is a tensor of one of torch's two classes."""
+    library = torch()
+    return library is not None and type(obj) in (library.Tensor, library.nn.Parameter)
+
+
 def is_lazy(obj: Any) -> bool:
     """Whether a tensor has no form yet (``torch.nn.LazyLinear``)."""
     library = torch()
@@ -228,13 +237,12 @@ def tensor_form(tensor: Any) -> tuple[Any, ...]:
 def plain_tensor(tensor: Any) -> Any:
     """An ordinary tensor on the memory of ``tensor``; ``None``: it has none that a state could hold."""
     library = torch()
-    if type(tensor) not in (library.Tensor, library.nn.Parameter):
+    if not is_ordinary(tensor):
         if is_lazy(tensor) or hasattr(type(tensor), "__tensor_flatten__"):
             return None
         tensor = tensor.as_subclass(library.Tensor)
-    if isinstance(leaves.describe("", tensor), leaves.Leaf):
-        return tensor.detach()
-    return None
+    held = tensor.layout is library.strided and not tensor.is_meta and tensor.dtype in leaves.torch_dtypes()
+    return tensor.detach() if held else None
 
 
 def plain_pointer(tensor: Any) -> int:

@@ -86,7 +86,8 @@ class World:
                     f"{record.path} has no shape yet, and forks begin before the first batch gives it one: run a batch "
                     f"through the model in model(), as torch recommends before an optimizer is made"
                 )
-            if record.obj in self.pristine and record.content.copy is None:
+            before = self.pristine.records.get(id(record.obj))
+            if before is not None and before is not record:  # setting up has changed it
                 record.content = Marked(record.obj, sampled=True, copied=True)
 
     def capture(self, *, but: Callable[[str], bool] = lambda path: False) -> dict[str, Any]:

@@ -491,7 +491,8 @@ class Composed(hpstage.torch.TorchTrainable):
 
     def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
         recipe = self.recipe
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        # torch's schedulers refuse a group that is added later: with one, what thaws is in a group from the beginning.
+        parameters = [p for p in model.parameters() if p.requires_grad or recipe.scheduler != "none"]
         optimizer = OPTIMIZERS[recipe.optimizer](parameters, hp["rate"])
         for number, (_, place) in enumerate(recipe.keepers):
             if place == "optimizer":
@@ -520,7 +521,8 @@ class Composed(hpstage.torch.TorchTrainable):
             frozen = [p for p in model.parameters() if not p.requires_grad]
             for parameter in frozen:
                 parameter.requires_grad_(True)
-            optimizer.add_param_group({"params": frozen})
+            if recipe.scheduler == "none":
+                optimizer.add_param_group({"params": frozen})
         extra = self.evaluations * 0.1
         for number, (name, place) in enumerate(recipe.keepers):
             extra += KEEPERS[name][1](self._found(model, optimizer, number, place), round(self.last, 3))

@@ -133,8 +133,7 @@ BOUNDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
-@settings(max_examples=60, derandomize=True, **BOUNDS)
+@settings(max_examples=25, derandomize=True, **BOUNDS)
 @given(recipes, trials)
 def test_trials_that_share_equal_trials_alone(recipe: Recipe, tree: list[Trial]) -> None:
     check(recipe, tree)

@@ -1,0 +1,192 @@
+"""What one trial does to the process is not the next one's; looking at things changes nothing; groups come and go."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hpstage.torch
+from hpstage.checkpoints.state_tree import digest, reread
+from hpstage.errors import StateError, UsageError
+from hpstage.training.world import World
+from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
+
+
+class Wide(Small):
+    """It sets torch's default dtype where a hyper-parameter asks for it."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        if hp["wide"]:
+            torch.set_default_dtype(torch.float64)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3).to(torch.float32))
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * (1 + torch.zeros(()).element_size())
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {"wide": float(torch.get_default_dtype() is torch.float64)}
+
+
+def test_a_setting_of_torch_that_a_trial_makes_is_not_the_next_trials() -> None:
+    trainable: Any = fresh(Wide(), {**hp_at(0), "wide": False})
+    expected = outcome(advance(trainable, 0, 3))
+    trainable.setup({**hp_at(0), "wide": True})
+    assert outcome(advance(trainable, 0, 3)) != expected
+    assert torch.get_default_dtype() is torch.float64
+    trainable.setup({**hp_at(0), "wide": False})
+    assert outcome(advance(trainable, 0, 3)) == expected
+    trainable.close()
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_tensor_that_was_looked_at_can_still_be_resized() -> None:
+    mine = torch.zeros(2)
+    digest({"mine": mine})
+    mine.resize_(5)
+    assert mine.shape == (5,)
+
+
+class Grouped(Small):
+    """A group comes at the fourth step, with a learning rate of its own; the first one goes at the fifth."""
+
+    def __init__(self, rate: float | None) -> None:
+        super().__init__()
+        self.rate, self.steps = rate, 0
+
+    def optimizer(self, model: Any, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        groups = [{"params": list(model[0].parameters())}, {"params": list(model[5].parameters())}]
+        return torch.optim.SGD(groups, lr=hp["lr"], momentum=0.9)
+
+    def update(self, model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        self.steps += 1
+        if self.steps == 4:
+            rate = self.hp["lr"] if self.rate is None else self.rate
+            optimizer.add_param_group({"params": list(model[1].parameters()), "lr": rate})
+        super().update(model, optimizer, batch)
+        if self.steps == 5:
+            for parameter in optimizer.param_groups.pop(0)["params"]:
+                optimizer.state.pop(parameter)
+
+
+def test_groups_that_come_and_go_are_captured() -> None:
+    expected = outcome(advance(fresh(Grouped(None)), 0, STEPS))
+    for fork in (3, 4, 5, FORK):
+        state = reread(advance(fresh(Grouped(None)), 0, fork).state_dict())
+        other = fresh(Grouped(None))
+        other.load_state_dict(state)
+        assert outcome(advance(other, fork, STEPS)) == expected
+
+
+def test_a_group_that_comes_with_another_rate_than_it_is_to_follow_is_refused_with_and_without_a_fork() -> None:
+    with pytest.raises(UsageError, match=r"param group 2 of SGD was built with lr=0.5, but .*'lr' is 0.1 then"):
+        advance(fresh(Grouped(0.5)), 0, STEPS)
+    with pytest.raises(UsageError, match=r"param group 2 of SGD was built with lr=0.5"):
+        advance(fresh(Grouped(0.5)), 0, 4).state_dict()
+
+
+@functools.cache
+def table(size: int) -> torch.Tensor:
+    return torch.full((size,), 2.0)
+
+
+class Cached(Small):
+    """A function under ``functools.cache``, whose result is changed, or not."""
+
+    def __init__(self, *, changes: bool) -> None:
+        super().__init__()
+        self.changes = changes
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        found = table(3)
+        if self.changes:
+            found.add_(1)
+        return super().loss(model, batch) * found.mean()
+
+
+def test_what_a_cached_function_gives_is_no_state_unless_it_is_changed() -> None:
+    table.cache_clear()
+    expected = outcome(advance(fresh(Cached(changes=False)), 0, STEPS))
+    state = reread(advance(fresh(Cached(changes=False)), 0, FORK).state_dict())
+    table.cache_clear()
+    other = fresh(Cached(changes=False))
+    other.load_state_dict(state)
+    assert outcome(advance(other, FORK, STEPS)) == expected
+
+    table.cache_clear()
+    trainable: Any = advance(fresh(Cached(changes=True)), 0, 2)
+    trainable.state_dict()
+    with pytest.raises(StateError, match=r":table'?\.cached\[\d\], which functools.lru_cache keeps, has changed"):
+        advance(trainable, 2, 3).state_dict()
+    table.cache_clear()
+
+
+class Turned(Small):
+    """A layer becomes one of another class."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        self.steps = 0
+        return super().model(hp)
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        self.steps += 1
+        if self.steps == 2:
+            model[2].__class__ = nn.Tanh
+        return super().loss(model, batch)
+
+
+def test_an_object_that_becomes_one_of_another_class_is_refused() -> None:
+    with pytest.raises(StateError, match=r"model\.2 was a ReLU and has become a Tanh in training"):
+        advance(fresh(Turned()), 0, 3).state_dict()
+
+
+class Inner(hpstage.torch.TorchTrainable):
+    """A trainable that trains another one's model, and keeps the other."""
+
+    device = "cpu"
+    batch_size = 8
+
+    def __init__(self) -> None:
+        self.other = Small()
+        self.calls = [0]
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        self.other.hp = hp
+        return self.other.model(hp)
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return self.other.optimizer(model, hp)
+
+    def dataset(self) -> Any:
+        return self.other.dataset()
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.calls[0] += 1
+        return self.other.loss(model, batch) * self.calls[0]
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        return self.other.evaluate(model)
+
+
+def test_a_trainable_within_a_trainable_goes_on_exactly() -> None:
+    expected = outcome(advance(fresh(Inner()), 0, STEPS))
+    state = reread(advance(fresh(Inner()), 0, FORK).state_dict())
+    other = fresh(Inner())
+    other.load_state_dict(state)
+    assert outcome(advance(other, FORK, STEPS)) == expected
+
+
+def test_a_survey_of_what_has_not_changed_makes_no_new_records() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 4)
+    kept = {"table": [(n, str(n)) for n in range(100_000)], "names": {str(n): n for n in range(1000)}}
+    world = World((), lambda: [("model", model), ("kept", kept)])
+    world.reset()
+    world.begin()
+    assert world.base is not None
+    now = world._surveyor.survey(world._all_roots(), known=world.base)
+    assert {id(record) for record in now} == {id(record) for record in world.base}
+    assert world.capture()["changed"] == {}
