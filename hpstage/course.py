@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from msgspec.structs import replace
+
 from hpstage.errors import InternalError
 from hpstage.events import Amendment, Boundary, Chain, NodeId, Stage
 from hpstage.keys import History
@@ -42,6 +44,10 @@ class Course:
             stage = self.stages[index]
             self._trail = index, Trail(History(stage.history), stage.start, stage.forms)
         return Boundary(self.stages[index].node, step, self._trail[1].key(step), evaluate=False, keep=keep)
+
+    def keep_at(self, step: int) -> None:
+        """Have the state at ``step`` kept, whatever else is to be done there."""
+        self.boundaries[step] = replace(self.boundaries.get(step) or self.own(step), keep=True)
 
     def keeps(self, step: int) -> bool:
         """Is the state at ``step`` kept because of its number alone?"""

@@ -261,11 +261,11 @@ class ChainRunner:
                 stopped = control.stopped
                 if stopped == "kept" and flight.step > flight.kept:
                     if self._announce is None or flight.announced:
-                        course.boundaries[flight.step] = course.own(flight.step)
+                        course.keep_at(flight.step)
                         course.end = flight.step
                         continue
                     course.end = flight.step + 1
-                    course.boundaries.setdefault(course.end, course.own(course.end))
+                    course.keep_at(course.end)
                 elif stopped or not course.boundaries:
                     self._settle()
                     return "stopped" if stopped else "done"

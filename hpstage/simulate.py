@@ -276,8 +276,8 @@ class SimulatedExecutor(Executor):
         place = min(flight.course.boundaries)
         if flight.halt is not None:
             place = min(place, flight.halt)
-            if flight.keep and place == flight.halt > flight.kept and place not in flight.course.boundaries:
-                flight.course.boundaries[place] = flight.course.own(place)
+            if flight.keep and place == flight.halt > flight.kept:
+                flight.course.keep_at(place)
         seconds = extra + self._seconds_between(flight, flight.place, place)
         boundary = flight.course.boundaries.get(place)
         if boundary is not None:
