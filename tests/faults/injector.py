@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.faults.oracles import raw_journal, record_hash
-from tests.faults.site import LEASE, PATIENCE, WORKER_TTL, Process, Site
+from tests.faults.site import LEASE, PATIENCE, WORKER_TTL, Process, Site, members
 
 HOUR = 3600.0
 DISK = "disk full"
@@ -52,6 +52,7 @@ class Injector:
             "worker killed": lambda: self._signal_worker(signal.SIGKILL),
             "worker terminated": lambda: self._signal_worker(signal.SIGTERM),
             "worker segfaulted": lambda: self._signal_worker(signal.SIGSEGV),
+            "training process killed": self._kill_training_process,
             "worker frozen": self._freeze_worker,
             "worker's clock wrong": self._shift_worker,
             "driver killed": lambda: self._kill_driver(0.0),
@@ -106,6 +107,18 @@ class Injector:
             return None
         worker.signal(number)
         return f"{worker.name} ({worker.popen.pid})"
+
+    def _kill_training_process(self) -> str | None:
+        worker = self._pick(self._site.workers)
+        training = [] if worker is None else [pid for pid in members(worker.popen.pid) if is_training(pid)]
+        if worker is None or not training:
+            return None
+        pid = self._rng.choice(training)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return None
+        return f"of {worker.name} ({pid})"
 
     def _freeze_worker(self) -> str | None:
         if any(worker.frozen for worker in self._site.workers):
@@ -288,6 +301,13 @@ class Injector:
         return folder.name
 
 
+def is_training(pid: int) -> bool:
+    try:
+        return b"hpstage.cluster.training_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False
+
+
 def spoil(folder: Path, how: str, seed: int) -> None:
     """Spoil a published checkpoint: ``truncated``, ``flipped`` or ``deleted``."""
     _SPOILING[how](folder, random.Random(seed))
@@ -322,6 +342,7 @@ KINDS = (
     "worker killed",
     "worker terminated",
     "worker segfaulted",
+    "training process killed",
     "worker frozen",
     "worker's clock wrong",
     "driver killed",
