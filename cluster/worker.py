@@ -125,7 +125,14 @@ class Site:
         self._keeper = asyncio.create_task(self._keep())
 
     async def _bring_up(self) -> None:
-        loaded = await self._start()
+        try:
+            loaded = await self._start()
+        except TrainingProcessLost as error:
+            logger.warning("worker %s: the training process %s while it was set up", self._worker.address, error)
+            try:
+                loaded = await self._start()  # whoever has killed it may not have meant the trainable
+            except TrainingProcessLost as again:
+                loaded = _unable(f"the training process {again} while it was set up, as the one before it")
         if self._closed:
             return
         before = self.description
@@ -140,7 +147,7 @@ class Site:
         self._worker.log_event(self._name, {"ready": encode(self.description)})
 
     async def _start(self) -> Loaded:
-        """Start a process and have it unpack the trainable."""
+        """Start a process and have it unpack the trainable. Raises :class:`TrainingProcessLost` if it ends in that."""
         try:
             trainer = await Trainer.start(self._worker.address)
         except OSError as error:
@@ -150,10 +157,7 @@ class Site:
             return _unable("the run is over")
         self._trainer = trainer
         trainer.send(self._load)
-        try:
-            loaded: Loaded = await trainer.answer(Loaded)
-        except TrainingProcessLost as error:
-            return _unable(f"the training process {error} while it was set up")
+        loaded: Loaded = await trainer.answer(Loaded)
         return loaded
 
     async def _keep(self) -> None:

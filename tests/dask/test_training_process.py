@@ -189,6 +189,29 @@ class Exiting(Counter):
         self.__dict__.update(state)
 
 
+def test_one_that_somebody_kills_while_it_is_set_up_is_started_again(client: Client, tmp_path: Path) -> None:
+    executor = DaskExecutor(client)
+    executor.open(Once(tmp_path / "killed"), None)
+    assert len(list(tmp_path.iterdir())) == len(client.scheduler_info(n_workers=-1)["workers"])
+    executor.close()
+
+
+class Once(Counter):
+    """Its process is killed the first time that it is set up on a worker."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.made_in = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        mark = Path(f"{state['path']}-{os.getppid()}")
+        if os.getpid() != state["made_in"] and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.__dict__.update(state)
+
+
 def test_signals_that_end_or_interrupt_others_leave_it_at_work(open_executor: Open, tmp_path: Path) -> None:
     executor = open_executor(Counter(tmp_path / "gate", held=1))
     worker, _ = workers(executor)
