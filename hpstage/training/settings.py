@@ -14,6 +14,8 @@ class Settings:
 
 
 SETTINGS = Settings()
+NEXT_HOOK = "next hook"
+"""Not a setting: the number under which the next hook is kept."""
 
 
 def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
@@ -36,8 +38,7 @@ def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any]
             functools.partial(library.is_autocast_enabled, "cpu"),
             functools.partial(library.set_autocast_enabled, "cpu"),
         ),
-        # Not a setting: hooks are kept under its numbers.
-        "next hook": (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
+        NEXT_HOOK: (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
     }
     for name, owner, attribute in (
         ("cudnn.benchmark", hold.cudnn, "benchmark"),

@@ -20,7 +20,7 @@ from hpstage.training.guard import Guard
 from hpstage.training.kind import torch
 from hpstage.training.kinds import VALUES
 from hpstage.training.portrait import texts_of
-from hpstage.training.settings import SETTINGS
+from hpstage.training.settings import NEXT_HOOK, SETTINGS
 from hpstage.training.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.training.values import Marked, is_lazy, storable
 
@@ -118,6 +118,9 @@ class World:
                     values[record.path] = storable(record.obj)
                     if content is before or content.same_place(before):
                         continue
+                if record.obj is SETTINGS and not any(path.endswith("_hooks") for path in changed):
+                    # torch counts hooks of its own, too: those of what it compiles, which is as often as it likes.
+                    content = {**content, NEXT_HOOK: before[NEXT_HOOK]}
                 if content is before or record.kind.same(before, content):
                     continue
                 try:

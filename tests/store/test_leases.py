@@ -16,7 +16,6 @@ import pytest
 
 from hpstage.errors import LeaseLost, StoreError
 from hpstage.store import RedisJournal, SQLiteJournal, Store
-from hpstage.store.sqlite import _TABLES
 from tests.redis_server import RedisServer
 
 _prefixes = (f"leases {number}" for number in itertools.count())
@@ -131,19 +130,6 @@ def test_leases_from_before_a_restart_of_the_host_are_free(tmp_path: Path) -> No
         assert new is not None and new > token
         with pytest.raises(LeaseLost):
             store.append([b"a"], fences={"node": token})
-
-
-def test_a_journal_of_the_first_schema_gets_its_leases_when_it_is_opened(tmp_path: Path) -> None:
-    with closing(SQLiteJournal(tmp_path / "journal.db")) as store:
-        store.append([b"a"], request="r")
-        for table in ("leases", "tokens"):
-            store._open().execute(f"DROP TABLE {table}")
-        store._open().execute("PRAGMA user_version = 1")
-    assert len(_TABLES) == 2
-    with closing(SQLiteJournal(tmp_path / "journal.db")) as store:
-        assert store.read() == [b"a"]
-        assert store.append([b"a"], request="r") == 0
-        assert store.acquire("node", "me", 100) is not None
 
 
 @pytest.mark.redis

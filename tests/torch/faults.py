@@ -466,7 +466,6 @@ NAMED: dict[str, tuple[Callable[[], object], str]] = {
     "a thread beside training": (Background, r"self\.ticks"),
     "data split by the clock": (RandomSplit, r"the workload's data"),
     "torch.set_num_threads()": (SetsThreads, r"torch\.get_num_threads"),
-    "a setting for one kind of trial": (SetsPrecision, r"get_float32_matmul_precision"),
 }
 """What is not exact, and what the report says of it."""
 
@@ -509,4 +508,5 @@ EXACT: dict[str, Callable[[], object]] = {
     "evaluate() that leaves training mode": LeavesTrainMode,
     "setup() that forgets": Forgets,
     "seeding with a constant": SeedsConstantly,
+    "a setting for one kind of trial": SetsPrecision,
 }

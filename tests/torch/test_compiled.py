@@ -77,12 +77,13 @@ def check(make: Callable[[], Small]) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own tracing looks
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("kind", [Compiled, CompiledInPlace])
+@pytest.mark.parametrize("kind", [Compiled, CompiledInPlace, CompiledLoss])
 def test_a_compiled_model_goes_on_exactly(kind: type[Compiled], backend: str) -> None:
     check(lambda: kind(backend))
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by inductor itself
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a compiler")
 def test_a_model_compiled_to_machine_code_goes_on_exactly() -> None:
     check(lambda: Compiled("inductor"))
