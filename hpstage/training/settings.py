@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,23 @@ def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any]
             lambda value: arrays.seterr(**dict(value)),
         )
     return found
+
+
+_COMPILED = 32
+"""Versions of one function that torch may compile in a process, for shapes and modes. Beyond, it is refused."""
+
+
+def compile_by_arguments_alone() -> None:
+    """What ``torch.compile`` makes of a function hangs on its arguments, not on those that it was called with before.
+
+    torch's own ways hang on the history of the process: a function that has met two shapes is compiled for all of them
+    and then gives other bits for the first one, too; one that was compiled too often is not compiled any more.
+    """
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is not None and not config.fail_on_recompile_limit_hit:
+        config.automatic_dynamic_shapes = False
+        config.recompile_limit = max(config.recompile_limit, _COMPILED)
+        config.fail_on_recompile_limit_hit = True
 
 
 class OfProcess(Kind):

@@ -20,7 +20,7 @@ from hpstage.training.guard import Guard
 from hpstage.training.kind import torch
 from hpstage.training.kinds import VALUES
 from hpstage.training.portrait import texts_of
-from hpstage.training.settings import NEXT_HOOK, SETTINGS
+from hpstage.training.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone
 from hpstage.training.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.training.values import Marked, is_lazy, storable
 
@@ -45,6 +45,7 @@ class World:
         self._cached: dict[int, Record] = {}
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
+        compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
         yield from self._roots()
         if torch() is not None:
             yield "torch", SETTINGS

@@ -44,6 +44,10 @@ class CompiledLoss(Compiled):
         return self.criterion(model(batch[0]), batch[1]) * (1 + self.calls / 100)
 
 
+# torch's own tracing looks.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
 @pytest.fixture(autouse=True)
 def _nothing_compiled_before() -> Iterator[None]:
     torch._dynamo.reset()
@@ -75,15 +79,35 @@ def check(make: Callable[[], Small]) -> None:
     assert outcome(advance(other, FORK, STEPS)) == expected
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own tracing looks
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("kind", [Compiled, CompiledInPlace, CompiledLoss])
 def test_a_compiled_model_goes_on_exactly(kind: type[Compiled], backend: str) -> None:
     check(lambda: kind(backend))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by inductor itself
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a compiler")
 def test_a_model_compiled_to_machine_code_goes_on_exactly() -> None:
     check(lambda: Compiled("inductor"))
+
+
+class CountsInside(Compiled):
+    """What is compiled reads a number that is another at each step."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        self.calls = 0
+        self.criterion = torch.compile(self.scaled, backend=self.backend)
+        return Small.model(self, hp)
+
+    def scaled(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x, y) * (1 + self.calls / 100)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.calls += 1
+        return self.criterion(model(batch[0]), batch[1])
+
+
+def test_what_is_compiled_anew_at_each_step_is_refused() -> None:
+    trainable: Any = fresh(CountsInside("eager"))
+    with pytest.raises(Exception, match="recompile_limit"):
+        advance(trainable, 0, 40)
