@@ -308,7 +308,7 @@ class Encoder:
         if tuple(set(items)) != items:
             raise StateError(
                 f"{path} is a set whose order no state can keep, since it has been larger, or filled in another order: "
-                f"use a dict, or a sorted list; if no training hangs on its order, name it in `stateless`"
+                f"use a dict, which keeps the order in which it was filled"
             )
         return plain
 

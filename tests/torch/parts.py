@@ -206,8 +206,6 @@ def _deque(kept: Any, x: float) -> float:
 
 def _set(kept: Any, x: float) -> float:
     kept.add(len(kept) * 3)
-    if len(kept) > 4:
-        kept.discard(6)
     return float(sum(kept)) / 10
 
 
