@@ -399,6 +399,7 @@ def test_check_tells_that_nothing_can_be_written(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_sizes_of_a_hundred_thousand_checkpoints_are_listed_in_seconds(store: FolderCheckpoints) -> None:
     for number in range(100_000):
         key = f"{number * 7919:032x}"[::-1]

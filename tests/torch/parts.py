@@ -440,7 +440,7 @@ class Composed(hpstage.torch.TorchTrainable):
         elif place == "model":
             setattr(model, name, [kept])  # a bare tensor or module would be registered
         elif place == "layer":
-            model[-2].kept = (kept,)
+            setattr(model[-2], name, (kept,))
         elif place == "parameter":
             setattr(model[-1].weight, name, kept)
         elif place == "nested":
@@ -474,7 +474,7 @@ class Composed(hpstage.torch.TorchTrainable):
         if place == "model":
             return getattr(model, name)[0]
         if place == "layer":
-            return model[-2].kept[0]
+            return getattr(model[-2], name)[0]
         if place == "parameter":
             return getattr(model[-1].weight, name)
         if place == "nested":
