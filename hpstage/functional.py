@@ -26,6 +26,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from hpstage import threads
@@ -228,7 +229,7 @@ class _Body:
             error, self._error = self._error, None
             raise error
 
-    def variables(self) -> Iterator[tuple[str, object]]:
+    def variables(self) -> Iterator[tuple[str, Slot]]:
         """The local variables of the user's functions, while they are paused."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
@@ -337,7 +338,8 @@ class FunctionTrainable(Adapter):
     def portrait(self) -> dict[str, str]:
         """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
         passed_by = set(stateless_of(self.subject))
-        variables = self._begun().variables()
+        # Functions last: what they close over is met by its own name, whether one is there yet or not.
+        variables = sorted(self._begun().variables(), key=lambda found: isinstance(found[1].get(), FunctionType))
         return self._world.portrait((LOCAL + name, value) for name, value in variables if name not in passed_by)
 
     def close(self) -> None:

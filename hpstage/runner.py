@@ -302,7 +302,9 @@ class ChainRunner:
             steps=verification.steps,
             seconds=verification.seconds,
             at=self._clock(),
-            difference=None if difference is None else explain(difference, verification.steps),
+            difference=None
+            if difference is None
+            else explain(difference, verification.steps, by_measuring=verification.by_measuring),
         )
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:

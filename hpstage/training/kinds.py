@@ -137,6 +137,8 @@ def _kind_of_type(kind: Any) -> Kind | None:
         return VALUES
     if kind is bytearray or issubclass(kind, bytearray):
         return _BYTES
+    if issubclass(kind, random.SystemRandom):
+        return _OPAQUE  # the system's numbers: it has no state
     if issubclass(kind, _generators()):
         return _RANDOM
     if issubclass(kind, enum.Enum) and of_user(kind.__module__):

@@ -101,7 +101,8 @@ class Globals(ClassAttributes):
         return self.namespace
 
     def _counts(self, name: str, value: object) -> bool:
-        return not name.startswith("__") and not isinstance(value, types.ModuleType)
+        special = name.startswith("__") and name.endswith("__")
+        return not special and not isinstance(value, types.ModuleType)
 
 
 Namespace = Slot | ClassAttributes
@@ -166,7 +167,7 @@ def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.
 
 
 def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
-    if name.startswith("__"):
+    if name.startswith("__") and name.endswith("__"):
         return
     value = namespace.get(name, MISSING)
     todo.append(value)

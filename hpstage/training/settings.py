@@ -39,6 +39,11 @@ def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any]
             functools.partial(library.is_autocast_enabled, "cpu"),
             functools.partial(library.set_autocast_enabled, "cpu"),
         ),
+        "autocast dtype on the CPU": (
+            functools.partial(library.get_autocast_dtype, "cpu"),
+            functools.partial(library.set_autocast_dtype, "cpu"),
+        ),
+        "anomaly detection": (library.is_anomaly_enabled, library.autograd.set_detect_anomaly),
         NEXT_HOOK: (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
     }
     for name, owner, attribute in (

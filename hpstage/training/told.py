@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import gc
+import inspect
 import io
 import itertools
 import random
@@ -82,7 +83,11 @@ class Moving(Kind):
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         if isinstance(obj, types.GeneratorType):
             frame = obj.gi_frame
-            return (-1, {}) if frame is None else (frame.f_lasti, dict(frame.f_locals))
+            if frame is None:
+                return (-1, {})
+            # What it iterates over stands on its stack, where nothing can look: whether it has moved, who knows?
+            begun = inspect.getgeneratorstate(obj) != inspect.GEN_CREATED
+            return (object() if begun else 0, dict(frame.f_locals))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12: iterators of itertools
             try:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
-from hpstage.training.portrait import Difference, differences, first_difference
+from hpstage.training.portrait import LOCAL, Difference, differences, first_difference
 
+_STATE = "the state"
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
 _FORK_AFTER = 2
 """Steps after which the fork is made, if there are as many: by then optimizers have their state."""
@@ -42,6 +43,8 @@ class ForkVerification:
         self.seconds = 0.0
         self.steps = 0
         self.difference: Difference | None = None
+        self.by_measuring = False
+        """Whether the difference is one between steps with a report and steps without."""
         self.over = False
         self._state: object = None
         self._at_fork: dict[str, str] = {}
@@ -73,9 +76,7 @@ class ForkVerification:
         close = getattr(self._trainable, "close", None)
         if close is not None:
             close()  # as a process that begins anew
-        self._trainable.setup(self._initial)
-        self._trainable.load_state_dict(self._state)
-        self._state = None
+        self._load()
         answered = bool(getattr(self._trainable, "answers_for_state", False))
         loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         for step, hp, report in self._trained:
@@ -84,18 +85,47 @@ class ForkVerification:
         self.difference = first_difference(
             straight, portrait_of(self._trainable), from_the_start=loaded, answered=answered
         )
+        if self.difference is None and hasattr(self._trainable, "announce"):
+            self._compare_measuring(straight)
+        self._state = None
+
+    def _compare_measuring(self, straight: dict[str, str]) -> None:
+        """Code that measures within a step does so where it is told to, which in a tree is not where it is alone."""
+        self._load()
+        (step, hp, report), *others = self._trained
+        self._train(step, hp, not report)
+        for step, hp, report in others:
+            self._train(step, hp, report)
+        self.difference = first_difference(_but_locals(straight), _but_locals(portrait_of(self._trainable)))
+        self.by_measuring = self.difference is not None
+
+    def _load(self) -> None:
+        self._trainable.setup(self._initial)
+        self._trainable.load_state_dict(reread(self._state))
+
+
+def _but_locals(portrait: dict[str, str]) -> dict[str, str]:
+    """Without what holds the measurements: local variables, and the state as a whole."""
+    return {p: text for p, text in portrait.items() if LOCAL not in p and LOCAL not in text and p != _STATE}
 
 
 def portrait_of(trainable: Trainable) -> dict[str, str]:
     """All of a trainable that two runs are compared by: its state, and what else it can tell."""
     portrait: Callable[[], dict[str, str]] | None = getattr(trainable, "portrait", None)
     told = {} if portrait is None else portrait()
-    return {**told, "the state": digest(trainable.state_dict())}
+    return {**told, _STATE: digest(trainable.state_dict())}
 
 
-def explain(difference: Difference, steps: int) -> str:
+def explain(difference: Difference, steps: int, *, by_measuring: bool = False) -> str:
     """What a difference means, and what to do."""
     path, straight, forked = difference
+    if by_measuring:
+        return (
+            f"measuring changes training: {path} is {straight} after {steps} steps, and {forked} where one asks "
+            f"for a report and did not before, or does not and did. What is done only where run.wants_report is true "
+            f"must leave all as it was: call model.eval() before it and model.train() after it; what is noted there "
+            f"and no training hangs on is named in `stateless`"
+        )
     return (
         f"training goes on otherwise from a kept state than straight through: after {steps} more steps {path} is "
         f"{forked} from the state and {straight} straight through. Something that training changes is in no state: "

@@ -199,3 +199,63 @@ def test_verifying_changes_no_result() -> None:
 def test_an_unknown_way_to_verify_is_refused() -> None:
     with pytest.raises(UsageError, match=r"verify is 'some'; give one of 'first-fork', 'all', 'off'"):
         search(Small(), verify="some")
+
+
+def measuring_in_training_mode(run: Run) -> None:
+    """Who measures has forgotten eval()."""
+    x, y = samples()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    for _ in run.steps():
+        batch = run.indices(len(x), 8)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        if run.wants_report:
+            with torch.no_grad():
+                run.report(loss=nn.functional.cross_entropy(model(x + 1), y).item())
+
+
+def left_in_evaluation_mode(run: Run) -> None:
+    """Who measures has forgotten train()."""
+    x, y = samples()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Dropout(0.5), nn.Linear(6, 3))
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    for _ in run.steps():
+        batch = run.indices(len(x), 8)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        if run.wants_report:
+            model.eval()
+            run.report(loss=nn.functional.cross_entropy(model(x), y).item())
+
+
+@pytest.mark.parametrize("function", [measuring_in_training_mode, left_in_evaluation_mode])
+def test_measuring_that_changes_training_is_an_error(function: Any) -> None:
+    with pytest.raises(StateError, match=r"measuring changes training: model.*eval\(\)"):
+        search(function)
+
+
+def measuring_by_a_function(run: Run) -> None:
+    """What measures is made where it is needed, and closes over local variables."""
+    x, y = samples()
+    model = network()
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    for _ in run.steps():
+        batch = run.indices(len(x), 8)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        if run.wants_report:
+            measured = lambda: nn.functional.cross_entropy(model(x), y).item()  # noqa: E731
+            model.eval()
+            run.report(loss=measured())
+            model.train()
+
+
+def test_a_function_that_is_made_to_measure_raises_no_alarm() -> None:
+    search(measuring_by_a_function, verify="all", checkpoint_every=1)
