@@ -64,6 +64,10 @@ class RedisServer:
     def client(self) -> redis.Redis:
         return redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

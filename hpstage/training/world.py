@@ -119,9 +119,16 @@ class World:
                     values[record.path] = storable(record.obj)
                     if content is before or content.same_place(before):
                         continue
-                if record.obj is SETTINGS and not any(path.endswith("_hooks") for path in changed):
-                    # torch counts hooks of its own, too: those of what it compiles, which is as often as it likes.
-                    content = {**content, NEXT_HOOK: before[NEXT_HOOK]}
+                if record.obj is SETTINGS:
+                    # Only those that training has set: the others are the process's. torch counts hooks of its own,
+                    # too, those of what it compiles, which is as often as it likes.
+                    hooked = any(path.endswith("_hooks") for path in changed)
+                    content = {
+                        name: value
+                        for name, value in content.items()
+                        if value != before[name] and (hooked or name != NEXT_HOOK)
+                    }
+                    before = {}
                 if content is before or record.kind.same(before, content):
                     continue
                 try:

@@ -14,6 +14,7 @@ import hpstage.torch
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError, UsageError
 from hpstage.training.world import World
+from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 
 
@@ -42,6 +43,17 @@ def test_a_setting_of_torch_that_a_trial_makes_is_not_the_next_trials() -> None:
     assert outcome(advance(trainable, 0, 3)) == expected
     trainable.close()
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_state_holds_the_settings_that_training_has_made_and_not_those_of_the_process() -> None:
+    states = []
+    for benchmark in (True, False):
+        torch.backends.cudnn.benchmark = benchmark
+        nn.Identity().register_forward_hook(lambda module, given, made: None)  # torch counts them
+        trainable: Any = fresh(PATTERNS["settings of the process"]())
+        states.append(digest(advance(trainable, 0, STEPS).state_dict()))
+        trainable.close()
+    assert states[0] == states[1]
 
 
 def test_a_tensor_that_was_looked_at_can_still_be_resized() -> None:
