@@ -294,7 +294,7 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(site: Site, shift: flo
 
 
 @pytest.mark.slow
-def test_a_stage_that_kills_its_worker_each_time_fails_and_only_trials_below_it_with_it(site: Site) -> None:
+def test_a_stage_that_kills_its_training_process_each_time_fails_and_only_trials_below_it_with_it(site: Site) -> None:
     started, failed = site.started.total(), counted(site, "StageFailed")
     trial = Trial(site, trials=6, poison=(0, 1)).start()
     trial.finish()
@@ -309,9 +309,10 @@ def test_a_stage_that_kills_its_worker_each_time_fails_and_only_trials_below_it_
             assert mine[1] == "FAIL"
             assert "3 workers died in a row while training from step 24" in mine[4] and "poison=1" in mine[4]
             attempts = re.findall(r"worker (tcp://127\.0\.0\.1:\d+) died", mine[5])
-            assert len(attempts) == len(set(attempts)) == 3  # each at an address of its own
+            assert len(attempts) == 3
+            assert mine[5].count("its training process was killed by SIGKILL") == 3
         else:
             assert mine == theirs
     assert not oracles.check_journal(raw(site))
-    # Besides the driver, and the study alone: three workers for each such stage.
-    assert site.started.total() - started <= 2 + 3 * (counted(site, "StageFailed") - failed)
+    assert counted(site, "StageFailed") > failed
+    assert site.started.total() - started == 2  # the driver, and the study alone: no worker dies with its training
