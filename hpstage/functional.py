@@ -26,8 +26,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpstage import threads
 from hpstage.checkpoints.state_tree import clone
@@ -43,6 +44,9 @@ from hpstage.training.world import World
 if TYPE_CHECKING:
     from hpstage.order import Indices
     from hpstage.torch.follow import Follower
+
+
+_T = TypeVar("_T")
 
 
 class Run:
@@ -165,14 +169,18 @@ class _Baton:
         self._engine = threading.Lock()
         self._function.acquire()
         self._engine.acquire()
+        self._errand: Callable[[], object] | None = None
         self.abandoned = False
         self.away = False  # the function has it
 
     def give_back(self) -> None:
-        """The function's side: pause until it is handed over again."""
-        if not self.abandoned:
+        """The function's side: pause until it is handed over again, and do errands meanwhile."""
+        while not self.abandoned:
             self._engine.release()
             self._function.acquire()
+            if self._errand is None:
+                break
+            self._errand()
         if self.abandoned:
             raise _Abandoned
 
@@ -193,6 +201,23 @@ class _Baton:
         self._function.release()
         self._engine.acquire()
         self.away = False
+
+    def send(self, errand: Callable[[], _T]) -> _T:
+        """The engine's side: have something done in the function's thread, while the function is paused."""
+        done: Future[_T] = Future()
+
+        def do() -> None:
+            try:
+                done.set_result(errand())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._errand = do
+        try:
+            self.hand_over()
+        finally:
+            self._errand = None
+        return done.result()
 
 
 class _Body:
@@ -228,6 +253,10 @@ class _Body:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    def in_its_thread(self, errand: Callable[[], _T]) -> _T:
+        """What the function has set for its thread alone (modes of torch's, context variables) is seen there only."""
+        return errand() if self.ended else self.run._baton.send(errand)
 
     def variables(self) -> Iterator[tuple[str, Slot]]:
         """The local variables of the user's functions, while they are paused."""
@@ -316,7 +345,10 @@ class FunctionTrainable(Adapter):
         return dict(metrics)
 
     def state_dict(self) -> object:
-        run = self._begun().run
+        body = self._begun()
+        return body.in_its_thread(lambda: self._captured(body.run))
+
+    def _captured(self, run: Run) -> object:
         for follower in run._followers:
             follower.check()
         own = list(run._own())
@@ -337,10 +369,11 @@ class FunctionTrainable(Adapter):
 
     def portrait(self) -> dict[str, str]:
         """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
-        passed_by = set(stateless_of(self.subject))
+        passed_by, body = set(stateless_of(self.subject)), self._begun()
         # Functions last: what they close over is met by its own name, whether one is there yet or not.
-        variables = sorted(self._begun().variables(), key=lambda found: isinstance(found[1].get(), FunctionType))
-        return self._world.portrait((LOCAL + name, value) for name, value in variables if name not in passed_by)
+        variables = sorted(body.variables(), key=lambda found: isinstance(found[1].get(), FunctionType))
+        shown = [(LOCAL + name, value) for name, value in variables if name not in passed_by]
+        return body.in_its_thread(lambda: self._world.portrait(shown))
 
     def close(self) -> None:
         """End the function, if it runs: its ``finally`` blocks run, its thread ends. What it has changed outside of

@@ -18,6 +18,7 @@ from hpstage.torch.data import Batches
 from hpstage.torch.follow import Follower
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.trainable import Adapter, checked_metrics, stateless_of
+from hpstage.training.reach import functions_reached, names_in
 from hpstage.training.world import World
 from hpstage.walk import NOT_STATE
 
@@ -73,8 +74,7 @@ class TorchLoop(Adapter):
         self._world = World({"hp", *stateless_of(subject)}, self._roots)
         # Who defines extra_state answers for attributes that cannot be captured.
         self._answered = type(subject).extra_state is not TorchTrainable.extra_state
-        # The update that is given zeroes gradients before it makes new ones: those of the last step are of no use.
-        self._accumulates = type(subject).update is not TorchTrainable.update
+        self._gradients_count = type(subject).update is not TorchTrainable.update or _names_gradients(type(subject))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         """Start afresh. The model is built when it is needed: before, a state may be loaded into the present one."""
@@ -116,8 +116,7 @@ class TorchLoop(Adapter):
         """The state; its tensors are those in use. Raises :class:`StateError` for what cannot be captured."""
         built = self._ready()
         built.follower.check()
-        if not self._accumulates:
-            built.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients(built)
         captured = self._world.capture(but=self._answers_for)
         values = captured.pop("values")
         return {
@@ -164,9 +163,7 @@ class TorchLoop(Adapter):
 
     def portrait(self) -> dict[str, str]:
         """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
-        built = self._ready()
-        if not self._accumulates:
-            built.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients(self._ready())
         return self._world.portrait()
 
     def close(self) -> None:
@@ -224,6 +221,15 @@ class TorchLoop(Adapter):
         self._samples = 0
         self._pending = False
 
+    def _drop_gradients(self, built: _Built) -> None:
+        """The update that is given zeroes gradients before it makes new ones: where nothing else reads them, those of
+        the last step are of no use."""
+        if self._gradients_count or type(built.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+            return
+        for group in built.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
     def _roots(self) -> Iterator[tuple[str, object]]:
         if self._built is not None:
             yield "model", self._built.model
@@ -276,5 +282,12 @@ class TorchLoop(Adapter):
             self._user.hp = before
 
 
+def _names_gradients(code: type) -> bool:
+    """Whether the user's code says anything of gradients: then their values may count."""
+    names = {name for function in functions_reached(code) for name in names_in(function.__code__)}
+    return any("grad" in name for name in names - _MODES)
+
+
+_MODES = {"no_grad", "enable_grad", "set_grad_enabled", "requires_grad", "requires_grad_", "is_grad_enabled"}
 _MODEL = "model."
 _PARTS = {"model", "values", "changed", "memory", "optimizer_class", "samples", "hp", "extra"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import pickle
 import types
@@ -23,6 +24,7 @@ from hpstage.training.kind import (
     slots_of,
     write_own,
 )
+from hpstage.training.values import is_tensor
 
 Attributes = dict[str, Any]
 
@@ -95,8 +97,10 @@ class Scripted(Instance):
         found["modules"] = tuple(obj.named_children())
         for name in _script_attributes(obj):
             value = getattr(obj, name)
-            if type(value) in LEADS_NOWHERE:
+            if type(value) in LEADS_NOWHERE or is_tensor(value):
                 found[name] = value
+            elif type(value) in (list, dict, tuple):  # a copy of what the interpreter keeps
+                found[name] = _OF_SCRIPT, _literal(value)
         return found
 
     def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
@@ -105,13 +109,30 @@ class Scripted(Instance):
 
     def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
         for name in _script_attributes(obj):
-            if name in content:
-                setattr(obj, name, content[name])
+            if name not in content or is_tensor(content[name]):
+                continue
+            value = content[name]
+            setattr(obj, name, ast.literal_eval(value[1]) if type(value) is tuple else value)
 
     def children(self, content: Attributes) -> Iterator[Child]:
         for name in ("parameters", "buffers", "modules"):
             for inner, value in content[name]:
                 yield f".{inner}", value
+        for name, value in content.items():
+            if is_tensor(value):
+                yield f".{name}", value
+
+
+_OF_SCRIPT = "container of TorchScript's"
+
+
+def _literal(value: Any) -> object:
+    """A container of plain values as text; for any other, what is never the same."""
+    text = repr(value)
+    try:
+        return text if ast.literal_eval(text) == value else object()
+    except (ValueError, SyntaxError, RuntimeError):  # the last: tensors have no one truth
+        return object()
 
 
 _OF_SCRIPTS = frozenset(("_c", "_modules", "_concrete_type", "_forward_hooks", "_forward_pre_hooks"))
@@ -124,7 +145,7 @@ def _script_attributes(obj: Any) -> list[str]:
 
 class Foreign(Instance):
     """Objects of classes written in C: attributes, and the memory that they offer or a checksum of what they are
-    pickled as, if that is not long."""
+    pickled as, if that is not long; ``None`` if they offer none and cannot be pickled."""
 
     name = "foreign"
 
@@ -132,7 +153,7 @@ class Foreign(Instance):
         return super().read(obj, skip), _inside(obj)
 
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        new = super().read(obj, skip), (None if old[1] is None else _inside(obj))
+        new = super().read(obj, skip), (old[1] if old[1] in (None, _LONG) else _inside(obj))
         return old if self.same(old, new) else new
 
     def same(self, old: Any, new: Any) -> bool:
@@ -161,6 +182,7 @@ def _inside(obj: Any) -> bytes | str | None:
     return pickled(obj)
 
 
+_LONG = "more than is looked at"
 _LONGEST = 1 << 20
 _LONGEST_BUFFER = 1 << 26
 
@@ -192,12 +214,14 @@ class _Sum:
 
 
 def pickled(obj: Any) -> str | None:
-    """A checksum of what an object is pickled as. ``None``: it cannot be, or it is too long to be looked at."""
+    """A checksum of what an object is pickled as. ``None``: it cannot be."""
     summed = _Sum()
     try:
         pickle.Pickler(summed, protocol=5, buffer_callback=summed.take).dump(obj)
+    except _TooLongError:
+        return _LONG
     except Exception:
-        return None  # whatever its class says to that: it is told apart by identity alone
+        return None  # whatever its class says to that
     return summed.hasher.hexdigest()
 
 

@@ -13,6 +13,7 @@ import fractions
 import functools
 import pathlib
 import re
+import struct
 import sys
 import types
 import uuid
@@ -29,7 +30,7 @@ Child = tuple[str, object]
 _ATOMS = frozenset(
     (
         *(type(None), bool, int, float, complex, str, bytes),
-        *(type(...), type(NotImplemented), range, slice, re.Pattern, property),
+        *(type(...), type(NotImplemented), range, slice, re.Pattern, re.Match, struct.Struct, property),
         *(types.ModuleType, types.CodeType, types.MemberDescriptorType, types.GetSetDescriptorType),
         *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
         *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone),
@@ -98,7 +99,7 @@ def same_value(one: Any, other: Any) -> bool:
         return (bool(one == other) and repr(one) == repr(other)) or (one != one and repr(one) == repr(other))
     if kind is types.MethodType:
         return one.__func__ is other.__func__ and one.__self__ is other.__self__
-    if kind is types.BuiltinFunctionType:
+    if kind is types.BuiltinFunctionType or kind is types.MethodWrapperType:
         return bool(one == other)
     if kind is weakref.ref:
         return one() is not None and one() is other()

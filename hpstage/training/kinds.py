@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _multiprocessing  # type: ignore[import-not-found]
+import asyncio
 import collections
+import concurrent.futures
 import contextvars
 import enum
 import functools
@@ -59,13 +62,8 @@ _MACHINERY = (
     "torch._ops",
     "torch.autograd",
     "logging",
-    "threading",
     "_thread",
-    "concurrent",
     "multiprocessing.heap",
-    "multiprocessing.synchronize",
-    "multiprocessing.context",
-    "asyncio",
     "inspect",
     "typing",
     "importlib",
@@ -73,12 +71,18 @@ _MACHINERY = (
     "optuna",
     "distributed",
 )
+_RUNNERS = (threading.Thread, concurrent.futures.Executor, asyncio.AbstractEventLoop)
 
 VALUES, SET = Values(), Unordered()
 _WEAK_SET, _FROZEN = WeakMembers(), Frozen()
 SETS = (SET, _WEAK_SET, _FROZEN)
-_SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, _FOREIGN = Sequence(), Mapping(), Function(), Opaque(), Foreign()
-_INSTANCE, _OBJECTS, _SCRIPTED = Instance(), Objects(), Scripted()
+_SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, FOREIGN = Sequence(), Mapping(), Function(), Opaque(), Foreign()
+_INSTANCE, _OBJECTS, _SCRIPTED, _LOCK = Instance(), Objects(), Scripted(), Lock()
+TUPLE = TupleWithAttributes()
+METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+_BYTES, _RANDOM, _FILE = Bytes(), RandomSource(), File()
+WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
+"""Kinds that tell nothing of attributes, which classes of the user's that derive from such types may have."""
 _BULKS = {_SEQUENCE: Bulk(_SEQUENCE), _MAPPING: Bulk(_MAPPING)}
 CACHE = Cache()
 
@@ -101,9 +105,9 @@ _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
     ((functools.partial,), Partial()),
     ((CACHE_TYPE,), CACHE),
     ((types.GeneratorType, *ITERATORS), Moving()),
-    ((io.IOBase,), File()),
+    ((io.IOBase,), _FILE),
     ((memoryview,), View()),
-    ((type(threading.Lock()),), Lock()),
+    ((type(threading.Lock()), _multiprocessing.SemLock), _LOCK),
     ((threading.local,), PerThread()),
     ((contextvars.ContextVar,), Context()),
 )
@@ -143,7 +147,7 @@ def _kind_of_type(kind: Any) -> Kind | None:
         return _RANDOM
     if issubclass(kind, enum.Enum) and of_user(kind.__module__):
         return _INSTANCE  # though a member never changes, its attributes may
-    if is_atomic(kind) or kind in (tuple, types.MethodType, types.BuiltinFunctionType, weakref.ref):
+    if is_atomic(kind) or kind in (tuple, *METHODS, weakref.ref):
         return None
     for types_, handler in _BY_TYPE:
         if issubclass(kind, types_):
@@ -154,15 +158,11 @@ def _kind_of_type(kind: Any) -> Kind | None:
         return _SCRIPTED
     if library is None or not issubclass(kind, library.nn.Module):
         module = kind.__module__ or "builtins"
-        if any(module == name or module.startswith(f"{name}.") for name in _MACHINERY):
+        if issubclass(kind, _RUNNERS) or any(module == name or module.startswith(f"{name}.") for name in _MACHINERY):
             return _OPAQUE
         if has_own_memory(kind) and not issubclass(kind, int | float | complex | str | bytes):
-            return _OPAQUE if hasattr(kind, "__get__") else _FOREIGN
+            return _OPAQUE if hasattr(kind, "__get__") else FOREIGN
     return _INSTANCE if has_dict(kind) or slots_of(kind) else _OPAQUE
-
-
-TUPLE = TupleWithAttributes()
-_BYTES, _RANDOM = Bytes(), RandomSource()
 
 
 def _generators() -> tuple[Any, ...]:
@@ -171,5 +171,6 @@ def _generators() -> tuple[Any, ...]:
     if library is not None:
         found.append(library.Generator)
     if arrays is not None:
-        found += [arrays.random.RandomState, arrays.random.Generator, arrays.random.BitGenerator]
+        source = arrays.random
+        found += [source.RandomState, source.Generator, source.BitGenerator, source.SeedSequence]
     return tuple(found)

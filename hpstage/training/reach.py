@@ -48,6 +48,25 @@ class Slot:
             self.namespace[self.name] = value
 
 
+class LibraryAttribute(Slot):
+    """An attribute that the user's code sets of a class of a library's."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, path: str, owner: type, name: str) -> None:
+        super().__init__(path, {}, name)
+        self.owner = owner
+
+    def get(self) -> object:
+        return vars(self.owner).get(self.name, MISSING)
+
+    def set(self, value: object) -> None:
+        if value is not MISSING:
+            setattr(self.owner, self.name, value)
+        elif self.name in vars(self.owner):
+            delattr(self.owner, self.name)
+
+
 class ClassAttributes:
     """The attributes of a class: data, functions, and descriptors, which may hold something."""
 
@@ -77,9 +96,9 @@ class ClassAttributes:
         return vars(self.owner)
 
     def _counts(self, name: str, value: object) -> bool:
-        if name.startswith("__") and name.endswith("__"):
-            return isinstance(value, types.FunctionType)
-        return name != "_abc_impl" and not isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+        if name == "_abc_impl" or name in _OF_PYTHON:
+            return False
+        return not isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
 
 
 class Globals(ClassAttributes):
@@ -106,12 +125,19 @@ class Globals(ClassAttributes):
 
 
 Namespace = Slot | ClassAttributes
+_OF_PYTHON = frozenset(
+    f"__{name}__"
+    for name in ("annotations", "annotations_cache", "dataclass_fields", "dataclass_params", "orig_bases", "parameters")
+)
+"""Attributes of classes that hold types, some of them made when they are asked for."""
 
 
 def reached_from(code: object) -> list[tuple[str, object]]:
-    """Path and object of all that a class or function of the user's reaches: names in namespaces, and functions that
-    hold something (a closure, defaults), each once. O(code)."""
+    """Path and object of all that a class, function or module of the user's reaches: names in namespaces, and
+    functions that hold something (a closure, defaults), each once. O(code)."""
     found, functions = _walked(code)
+    if isinstance(code, types.ModuleType):  # it is held as a value: who has it may set any name of it
+        found[id(vars(code)), ""] = Globals(vars(code))
     holding = [
         (f"{function.__module__}:{function.__qualname__}", function)
         for function in functions
@@ -167,7 +193,7 @@ def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.
 
 
 def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
-    if name.startswith("__") and name.endswith("__"):
+    if name in _OF_MODULES:
         return
     value = namespace.get(name, MISSING)
     todo.append(value)
@@ -175,22 +201,52 @@ def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], N
         found.setdefault((id(namespace), name), Slot(f"{namespace.get('__name__', '')}:{name}", namespace, name))
 
 
+_OF_MODULES = frozenset(
+    f"__{name}__" for name in ("annotations", "builtins", "cached", "loader", "spec", "warningregistry")
+)
+"""Global names that Python gives to every module, and that lead to its own machinery."""
+
+
 def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
     """Names in modules that a function imports, or sets attributes of, and all global names if it asks for all."""
     names = {*names_in(function.__code__)}
     if "globals" in names:
         found[id(function.__globals__), ""] = Globals(function.__globals__)
-    modules = [value for name in names if isinstance(value := function.__globals__.get(name), types.ModuleType)]
+    things = [value for name in names if _may_be_given(value := function.__globals__.get(name))]
     for name in names:
-        modules += [
-            sys.modules[path] for path in (name, *(f"{owner}.{name}" for owner in names)) if path in sys.modules
-        ]
+        things += [sys.modules[path] for path in (name, *(f"{owner}.{name}" for owner in names)) if path in sys.modules]
     stored = {*attributes_stored_in(function.__code__)}
-    for module in modules:
-        if isinstance(module, types.ModuleType) and of_user(module.__name__):
-            todo.append(module)
-            for name in stored:
-                _global(name, vars(module), found, todo)
+    seen: set[int] = set()
+    while things:
+        thing: Any = things.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, types.ModuleType):
+            if of_user(thing.__name__):
+                todo.append(thing)
+            elif stored:
+                things += [value for name in names if _may_be_given(value := vars(thing).get(name))]
+        elif of_user(thing.__module__):
+            continue
+        own = vars(thing)
+        for name in stored:
+            if own.get(name) is not None and not isinstance(own[name], _PLAIN):
+                continue  # a module, or what the library keeps there
+            path = f"{getattr(thing, '__module__', thing.__name__)}:{getattr(thing, '__qualname__', '')}.{name}"
+            if not isinstance(thing, type):
+                found.setdefault((id(own), name), Slot(path, own, name))
+            elif thing.__flags__ & _HEAP:
+                found.setdefault((id(thing), name), LibraryAttribute(path, thing, name))
+
+
+def _may_be_given(value: object) -> bool:
+    """Whether code can give it attributes that others see."""
+    return isinstance(value, types.ModuleType | types.FunctionType | type)
+
+
+_HEAP = 1 << 9
+_PLAIN = (bool, int, float, str, bytes, types.FunctionType)
 
 
 def _content(cell: types.CellType) -> object:

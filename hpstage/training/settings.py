@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import functools
 import sys
 from collections.abc import Callable
@@ -44,6 +45,8 @@ def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any]
             functools.partial(library.set_autocast_dtype, "cpu"),
         ),
         "anomaly detection": (library.is_anomaly_enabled, library.autograd.set_detect_anomaly),
+        "denormal numbers": (lambda: bool(_SMALLEST_NORMAL / 2), _keep_denormals(library)),
+        "decimal numbers": (_of_decimals, _set_decimals),
         NEXT_HOOK: (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
     }
     for name, owner, attribute in (
@@ -54,6 +57,10 @@ def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any]
     ):
         if hasattr(owner, attribute):
             found[name] = functools.partial(getattr, owner, attribute), functools.partial(setattr, owner, attribute)
+    for name in ("flash", "mem_efficient", "math", "cudnn"):
+        ask = getattr(hold.cuda, f"{name}_sdp_enabled", None)
+        if ask is not None:
+            found[f"{name} attention"] = ask, getattr(hold.cuda, f"enable_{name}_sdp")
     arrays = numpy()
     if arrays is not None:
         found["numpy errors"] = (
@@ -61,6 +68,30 @@ def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any]
             lambda value: arrays.seterr(**dict(value)),
         )
     return found
+
+
+_SMALLEST_NORMAL = sys.float_info.min
+
+
+def _keep_denormals(library: Any) -> Callable[[Any], None]:
+    def keep(value: bool) -> None:
+        library.set_flush_denormal(not value)
+
+    return keep
+
+
+_DECIMALS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+def _of_decimals() -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    return tuple(getattr(context, name) for name in _DECIMALS)
+
+
+def _set_decimals(values: tuple[Any, ...]) -> None:
+    context = decimal.getcontext()
+    for name, value in zip(_DECIMALS, values, strict=True):
+        setattr(context, name, value)
 
 
 _COMPILED = 32

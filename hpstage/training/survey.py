@@ -9,9 +9,9 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.kind import LEADS_NOWHERE, Kind, dict_of, is_atom, torch
-from hpstage.training.kinds import CACHE, SETS, TUPLE, VALUES, kind_of
+from hpstage.training.kinds import CACHE, FOREIGN, SETS, TUPLE, VALUES, WITHOUT_ATTRIBUTES, kind_of
 from hpstage.training.reach import ClassAttributes, Slot, of_user, reached_from
-from hpstage.training.told import CACHED
+from hpstage.training.told import CACHED, Cache
 from hpstage.training.values import Marked
 
 # Modules keep their members in dicts under these names; paths read better without.
@@ -62,8 +62,8 @@ class Survey:
         self.paths: dict[str, Record] = {}
         self.named: dict[tuple[str | None, str], object] = {}
         """Functions and classes that were met as values, by module and name."""
-        self.cached: list[Record] = []
-        """What functions keep by ``functools.lru_cache``, and what that leads to."""
+        self.cached: dict[int, Record] = {}
+        """By id, what is met by way of what functions keep by ``functools.lru_cache`` alone."""
 
     def __contains__(self, obj: object) -> bool:
         return id(obj) in self.records
@@ -122,9 +122,16 @@ class Surveyor:
         stack = [step for path, obj in roots for step in self._led(found, path, [("", obj)])]
         stack.reverse()
         sets: list[Record] = []
+        caches: list[Record] = []
         seen: set[int] = set()
-        caches = False
-        while stack or sets:
+        into = records
+        while stack or sets or caches:
+            if not stack and not sets:
+                into, before = found.cached, {} if known is None else known.cached
+                kept = [pair for record in caches for pair in _kept_by(record)]
+                stack = self._led(found, "", kept)
+                caches = []
+                continue
             if not stack:
                 # Last of all, since members may be met elsewhere, in an order that is the same everywhere.
                 stack = [step for record in sets for step in _members(records, record)]
@@ -133,7 +140,7 @@ class Surveyor:
                 continue
             path, obj = stack.pop()
             key = id(obj)
-            if key in records:
+            if key in records or key in into:
                 continue
             kind = type(obj)
             if id(kind) not in seen:
@@ -153,7 +160,7 @@ class Surveyor:
                 if content is not record.content:
                     record = Record(record.path, obj, record.kind, content, record.skip)
                     self._lead(found, record)
-            elif issubclass(kind, type):
+            elif issubclass(kind, type | types.ModuleType):
                 if key not in seen:
                     seen.add(key)
                     stack += self._reached(obj)
@@ -163,15 +170,14 @@ class Surveyor:
                 while record.path in paths:
                     record.path += "'"
                 self._lead(found, record)
-            records[key] = record
-            paths[record.path] = record
+            into[key] = record
+            if into is records:
+                paths[record.path] = record
             if record.kind in SETS:
                 sets.append(record)
             elif record.kind is CACHE:
-                caches = True
+                caches.append(record)
             stack += record.inner
-        if caches:
-            found.cached = [record for record in found if CACHED in record.path]
         return found
 
     def _met(self, path: str, obj: Any, copied: bool) -> Record:
@@ -184,7 +190,14 @@ class Surveyor:
             skip |= self._stateless
         if kind is VALUES:
             return Record(path, obj, kind, Marked(obj, sampled=copied, copied=copied), skip)
-        return Record(path, obj, kind, kind.read(obj, skip), skip)
+        content = kind.read(obj, skip)
+        if kind is FOREIGN and content[1] is None and CACHED not in path and not _is_harmless(type(obj)):
+            raise StateError(
+                f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into: whether "
+                f"training changes it is not known. Make it where it is used, or keep plain values (numbers, tensors); "
+                f"if no training hangs on it, name it in `stateless`"
+            )
+        return Record(path, obj, kind, content, skip)
 
     def _lead(self, found: Survey, record: Record) -> None:
         """Note what a record leads to."""
@@ -193,6 +206,10 @@ class Surveyor:
         pairs = list(record.kind.children(record.content))
         if members:
             pairs = [(f".{label[2:-2]}" if label.startswith("['") else label, child) for label, child in pairs]
+        if record.kind in WITHOUT_ATTRIBUTES:
+            own = dict_of(record.obj)
+            if own is not None:
+                pairs.append((".__dict__", own))
         if record.kind is TUPLE:
             pairs += [(f"[{index}]", item) for index, item in enumerate(tuple.__iter__(record.obj))]
         record.inner = self._led(found, base, pairs)
@@ -210,6 +227,11 @@ class Surveyor:
                 continue
             if kind is types.MethodType:
                 todo += [(f"{inner}.__func__", obj.__func__), (f"{inner}.__self__", obj.__self__)]
+            elif kind is types.MethodWrapperType:
+                todo.append((f"{inner}.__self__", obj.__self__))
+            elif kind is types.ModuleType:
+                if of_user(obj.__name__):
+                    led.append((inner, obj))
             elif kind is types.BuiltinFunctionType:
                 self._name(found, obj)
                 if not issubclass(type(obj.__self__), types.ModuleType | type(None)):
@@ -240,13 +262,27 @@ class Surveyor:
         """What the code of a function or class reaches, the first last."""
         known = self._code.get(id(code))
         if known is None:
-            user = of_user(getattr(code, "__module__", None))
+            user = of_user(getattr(code, "__name__" if isinstance(code, types.ModuleType) else "__module__", None))
             reached = [pair for pair in reached_from(code) if not self._passed_by(*pair)] if user else []
             known = self._code[id(code)] = code, reached
         return known[1]
 
     def _passed_by(self, path: str, obj: object) -> bool:
         return path in self._stateless or (isinstance(obj, Slot) and obj.name in self._stateless)
+
+
+# What reads from files at places that it is told, and what is no more than a handle.
+_READERS = ("h5py", "lmdb", "PIL", "pyarrow", "zarr", "cv2", "decord", "av", "soundfile", "rasterio", "_cffi_backend")
+
+
+def _is_harmless(kind: type) -> bool:
+    module = kind.__module__ or ""
+    return kind.__name__ == "PyCapsule" or module.partition(".")[0] in _READERS
+
+
+def _kept_by(cache: Record) -> Iterator[Step]:
+    assert isinstance(cache.kind, Cache)
+    return ((cache.path + label, value) for label, value in cache.kind.cached(cache.content))
 
 
 def _members(records: dict[int, Record], record: Record) -> list[Step]:

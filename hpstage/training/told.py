@@ -46,10 +46,11 @@ class RandomSource(Kind):
         if library is not None:
             if isinstance(obj, library.random.RandomState):
                 return obj.get_state(legacy=False)
-            if isinstance(obj, library.random.Generator):
-                return obj.bit_generator.state
-            if isinstance(obj, library.random.BitGenerator):
-                return obj.state
+            if isinstance(obj, library.random.SeedSequence):
+                return {"spawned": obj.n_children_spawned}
+            if isinstance(obj, library.random.Generator | library.random.BitGenerator):
+                source = _source(obj)
+                return {**source.state, "spawned": getattr(source.seed_seq, "n_children_spawned", 0)}
         return obj.get_state()  # torch's
 
     def same(self, old: Any, new: Any) -> bool:
@@ -66,13 +67,29 @@ class RandomSource(Kind):
             if isinstance(obj, library.random.RandomState):
                 obj.set_state(content)
                 return
-            if isinstance(obj, library.random.Generator):
-                obj.bit_generator.state = content
+            if isinstance(obj, library.random.SeedSequence):
+                _set_spawned(obj, content["spawned"])
                 return
-            if isinstance(obj, library.random.BitGenerator):
-                obj.state = content
+            if isinstance(obj, library.random.Generator | library.random.BitGenerator):
+                source, state = _source(obj), dict(content)
+                _set_spawned(source.seed_seq, state.pop("spawned"))
+                source.state = state
                 return
         obj.set_state(content)
+
+
+def _source(obj: Any) -> Any:
+    return getattr(obj, "bit_generator", obj)
+
+
+def _set_spawned(sequence: Any, count: int) -> None:
+    if getattr(sequence, "n_children_spawned", 0) == count:
+        return
+    names = "entropy", "n_children_spawned", "pool", "pool_size", "spawn_key"
+    parts = sequence.__reduce__()[2]  # the fields in alphabetical order, as they are pickled
+    if len(parts) != len(names):
+        raise TypeError("this NumPy keeps the number of spawned generators where nothing can set it")
+    sequence.__setstate__((parts[0], count, *parts[2:]))
 
 
 class Moving(Kind):
@@ -129,12 +146,12 @@ class View(Kind):
 
 
 class Lock(Kind):
-    """Whether a lock is held."""
+    """Whether a lock is held; of those between processes, the count."""
 
     name = "lock"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
-        return obj.locked()
+        return obj.locked() if hasattr(obj, "locked") else obj._get_value()
 
 
 class Context(Kind):
@@ -182,7 +199,10 @@ class Cache(Kind):
         pass
 
     def children(self, content: Any) -> Iterator[Child]:
-        for index, value in enumerate(content):
+        yield ".__wrapped__", content[0]
+
+    def cached(self, content: Any) -> Iterator[Child]:
+        for index, value in enumerate(content[1:]):
             yield f"{CACHED}[{index}]", value
 
 

@@ -9,6 +9,7 @@ what differs from the base, and all tensors and arrays that setting up has made.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,7 +19,7 @@ from hpstage.training.decoding import Decoder
 from hpstage.training.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.guard import Guard
 from hpstage.training.kind import torch
-from hpstage.training.kinds import VALUES
+from hpstage.training.kinds import CACHE, VALUES
 from hpstage.training.portrait import texts_of
 from hpstage.training.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone
 from hpstage.training.survey import UNKNOWN, Record, Survey, Surveyor, plainly
@@ -43,6 +44,7 @@ class World:
         self.base: Survey | None = None
         self._told: set[str] = set()
         self._cached: dict[int, Record] = {}
+        self._filled: dict[int, Any] = {}
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
         compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
@@ -52,17 +54,34 @@ class World:
 
     def close(self) -> None:
         """Put everything back as it was before the first setup, as far as it can be, and forget it."""
+        self._note_filled()
+        for cache in self._filled.values():
+            cache.cache_clear()  # what it gives is to hang on arguments alone: training that follows will tell
+        self._filled.clear()
+        late = list(self._met_late())
         self.base = None
         self._cached.clear()
         if self.pristine is not None:
-            for record in self.pristine:
+            for record in (*self.pristine, *late):
                 if record.changed():
                     with suppress(TypeError, AttributeError, ValueError):  # nobody trains here any more
                         record.restore()
             self.pristine = None
 
     def reset(self) -> None:
-        """Put back how everything was before the first setup; the first call notes how that is."""
+        """Put back how everything was before the first setup; the first call notes how that is.
+
+        Raises:
+            StateError: something has changed that cannot be put back; it is named.
+        """
+        for record in self._met_late():
+            if record.changed():
+                raise StateError(
+                    f"{record.path} has changed in training, and belongs to code that was met in model() or setup() "
+                    f"only, so that a trial would begin with what another has left: import its module where yours "
+                    f"begins, or name it in `stateless` if no training hangs on it"
+                )
+        self._note_filled()
         self.base = None
         if self.pristine is None:
             self.pristine = self._surveyor.survey(self._all_roots(), copied=True)
@@ -70,6 +89,18 @@ class World:
             self._watch(self._cached.values())
             for record in self.pristine:
                 _put_back(record, "a trial would begin with what another has left")
+
+    def _note_filled(self) -> None:
+        """Note the caches of functions that others than setting up have filled."""
+        for record in self.base or ():
+            if record.kind is CACHE and record.changed():
+                self._filled[id(record.obj)] = record.obj
+
+    def _met_late(self) -> Iterator[Record]:
+        """What code leads to that only setting up has brought: nothing knows how it was before."""
+        for record in self.base or ():
+            if _OF_CODE.match(record.path) and self.pristine is not None and record.obj not in self.pristine:
+                yield record
 
     def begin(self) -> None:
         """Everything is set up now: changes count from here.
@@ -79,6 +110,7 @@ class World:
         """
         assert self.pristine is not None, "reset() comes first"
         self.base = self._surveyor.survey(self._all_roots(), known=self.pristine)
+        self._watch(self.base.cached.values())
         for record in self.base:
             if record.kind is not VALUES:
                 continue
@@ -104,7 +136,7 @@ class World:
         assert base is not None, "begin() comes first"
         assert pristine is not None
         now = self._surveyor.survey(self._all_roots(), known=base)
-        self._watch(now.cached)
+        self._watch(now.cached.values())
         values: dict[str, Any] = {}
         changed: dict[str, Any] = {}
         with plainly():
@@ -174,12 +206,9 @@ class World:
         Raises:
             StateError: naming what has changed.
         """
-        assert self.pristine is not None
         for record in cached:
             known = self._cached.get(id(record.obj))
             if known is None:
-                if record.obj in self.pristine or (self.base is not None and record.obj in self.base):
-                    continue  # it is captured like any other
                 content = Marked(record.obj, sampled=True) if record.kind is VALUES else record.content
                 self._cached[id(record.obj)] = Record(record.path, record.obj, record.kind, content, record.skip)
             elif known.changed():
@@ -201,7 +230,7 @@ class World:
             yield
         finally:
             for record in before:
-                if record.kind is not VALUES and record.changed():
+                if record.kind not in (VALUES, CACHE) and record.changed():
                     self._tell(record, what)
                 _put_back(record, f"{what} must not change the state", values=record.kind is not VALUES)
             for record in guard.changed():
@@ -232,10 +261,13 @@ class World:
             more: further roots, such as the variables of a function that is under way.
         """
         survey = self._surveyor.survey([*self._all_roots(), *more], known=self.base)
-        self._watch(survey.cached)
-        cached = {id(record) for record in survey.cached}
-        shown = (record for record in survey if id(record) not in cached and UNKNOWN not in record.path)
+        self._watch(survey.cached.values())
+        shown = (record for record in survey if record.kind is not CACHE and UNKNOWN not in record.path)
         return {path: text for record in shown for path, text in texts_of(record, survey)}
+
+
+_OF_CODE = re.compile(r"[\w.]+:(?!.*<locals>)")
+"""The beginning of paths that code leads to which a module keeps: what functions define is made anew each time."""
 
 
 def _put_back(record: Record, why: str, *, values: bool = True) -> None:

@@ -435,6 +435,47 @@ class Settings(Small):
         return {"loss": float(nn.functional.cross_entropy(model(x.to(torch.float64)), y))}
 
 
+class GradientsMeasured(Small):
+    """It reports the norm of the last step's gradients."""
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        norms = [0.0 if p.grad is None else float(p.grad.norm()) for p in model.parameters()]
+        return {**super().evaluate(model), "norm": sum(norms)}
+
+
+class GradientsCollated(Small):
+    """Batches are scaled by the norm of the last step's gradients."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        self.net = super().model(hp)
+        return self.net
+
+    def collate(self, samples: list[Any]) -> Any:
+        norm = sum(0.0 if p.grad is None else float(p.grad.norm()) for p in self.net.parameters())
+        return torch.stack([x for x, _ in samples]) * (1 + norm), torch.stack([y for _, y in samples])
+
+
+class Remembering(torch.optim.SGD):
+    """Half of the gradients that were zeroed are added to the next ones."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                self.state[parameter]["zeroed"] = parameter.grad.clone()
+        super().zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if "zeroed" in self.state[parameter]:
+                parameter.grad.add_(self.state[parameter]["zeroed"], alpha=0.5)
+        super().step(closure)
+
+
+class KeepingZeroed(Small):
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return Remembering(model.parameters(), lr=hp["lr"], momentum=hp["momentum"])
+
+
 PATTERNS: dict[str, Callable[[], Small]] = {
     "a dict of tensors": DictOfTensors,
     "a list": ListOfLosses,
@@ -460,4 +501,7 @@ PATTERNS: dict[str, Callable[[], Small]] = {
     "two names for one thing": Aliases,
     "evaluate() that counts": EvaluatingCounts,
     "settings of the process": Settings,
+    "gradients that evaluate() reads": GradientsMeasured,
+    "gradients that collate() reads": GradientsCollated,
+    "an optimizer that keeps the gradients it zeroes": KeepingZeroed,
 }

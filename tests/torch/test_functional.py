@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import threading
 import traceback
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -75,6 +77,65 @@ def trained(trainable: FunctionTrainable, *values: float) -> FunctionTrainable:
 
 def test_the_loop_sees_the_present_values_at_each_step() -> None:
     assert trained(made(adding), 1, 10, 100).evaluate() == {"total": 321.0}
+
+
+CONTEXT: contextvars.ContextVar[int] = contextvars.ContextVar("CONTEXT", default=0)
+LOCAL = threading.local()
+
+
+def by_context(step: int) -> float:
+    CONTEXT.set(CONTEXT.get() + 1)
+    return CONTEXT.get()
+
+
+def by_thread(step: int) -> float:
+    LOCAL.count = getattr(LOCAL, "count", 0) + 1
+    return LOCAL.count
+
+
+def by_mode(step: int) -> float:
+    was = torch.is_grad_enabled()
+    if step == 1:
+        torch.set_grad_enabled(False)
+    return was
+
+
+def by_autocast(step: int) -> float:
+    was = torch.is_autocast_enabled("cpu")
+    if step == 1:
+        torch.set_autocast_enabled("cpu", True)
+    return was
+
+
+def by_errors(step: int) -> float:
+    was = np.geterr()["divide"] == "ignore"
+    if step == 1:
+        np.seterr(divide="ignore")
+    return was
+
+
+@pytest.mark.parametrize("number", [by_context, by_thread, by_mode, by_autocast, by_errors])
+def test_what_a_function_sets_for_its_thread_alone_is_in_the_state(number: Any) -> None:
+    def train(run: Run) -> None:
+        total = Total()
+        run.attach(total=total)
+        for step in run.steps():
+            total.value += number(step)
+            run.report(total=total.value)
+
+    train.stateless = ("number",)  # type: ignore[attr-defined]
+    straight = trained(made(train), *[1] * 6)
+    expected = straight.evaluate(), digest(straight.state_dict())
+    straight.close()
+    first = trained(made(train), *[1] * 3)
+    state = clone(first.state_dict())
+    first.close()
+    fork = made(train)
+    fork.load_state_dict(state)
+    for step in range(3, 6):
+        fork.train(step, {"lr": 1})
+    assert (fork.evaluate(), digest(fork.state_dict())) == expected
+    fork.close()
 
 
 def test_the_function_is_asked_for_metrics_only_where_they_are_wanted() -> None:

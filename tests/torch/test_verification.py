@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,18 @@ class Loader(Small):
         return super().loss(model, (x[start : start + 8], y[start : start + 8]))
 
 
+@functools.cache
+def noise(count: int) -> torch.Tensor:
+    return torch.rand(count)
+
+
+class CachedNoise(Small):
+    """A cached function draws random numbers, when it is called first: in a fork that is at another step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * (1 + noise(3).mean())
+
+
 class Incomplete:
     """An object whose ``state_dict()`` leaves out what it goes on with."""
 
@@ -139,6 +152,7 @@ class Incomplete:
         (iterating, r"local variable"),
         (Loader(), r"self.batches (is a .*generator that has moved on|has changed in training, and cannot)"),
         (Incomplete(), r"self\.velocity is"),
+        (CachedNoise(), r"after 2 more steps model\."),
     ],
 )
 def test_state_that_nothing_captures_is_named_in_the_first_steps(trainable: object, match: str) -> None:

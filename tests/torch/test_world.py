@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -202,3 +203,52 @@ def test_a_survey_of_what_has_not_changed_makes_no_new_records() -> None:
     now = world._surveyor.survey(world._all_roots(), known=world.base)
     assert {id(record) for record in now} == {id(record) for record in world.base}
     assert world.capture()["changed"] == {}
+
+
+class MetLate(Small):
+    """What counts is in a module that nothing names."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        self.late = importlib.import_module("tests.torch.late")
+        return super().model(hp)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.late.COUNTS.append(1)
+        return super().loss(model, batch) * len(self.late.COUNTS)
+
+
+def test_what_a_trial_changes_in_a_module_that_is_met_in_setup_alone_is_refused_to_the_next_one() -> None:
+    trainable: Any = fresh(MetLate())
+    advance(trainable, 0, 2)
+    trainable.setup(hp_at(0))
+    with pytest.raises(StateError, match=r"tests\.torch\.late:.*COUNTS.* has changed .* import its module where yours"):
+        advance(trainable, 0, 1)
+
+
+@functools.cache
+def weights(count: int) -> torch.Tensor:
+    return torch.linspace(1, 2, count)
+
+
+class Weighing(Small):
+    """A table that a cached function makes: in a process that has evaluated, it is there before training begins."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * weights(3)[batch[1]].mean()
+
+
+def test_a_state_is_that_of_processes_where_a_cached_function_was_called_before_and_of_others() -> None:
+    states = []
+    for warm in (False, True):
+        weights.cache_clear()
+        trainable: Any = fresh(Weighing())
+        if warm:
+            trainable.evaluate()
+            trainable.setup(hp_at(0))
+        states.append(reread(advance(trainable, 0, FORK).state_dict()))
+        trainable.close()
+    assert digest(states[0]) == digest(states[1])
+    weights.cache_clear()
+    cold: Any = fresh(Weighing())
+    cold.load_state_dict(states[1])
+    assert digest(cold.state_dict()) == digest(states[1])

@@ -142,8 +142,9 @@ def advance(trainable: Trainable, start: int, stop: int) -> Trainable:
 
 
 def outcome(trainable: Trainable) -> list[object]:
-    """Everything that must agree: the digest of the whole state and the metrics."""
-    return [digest(trainable.state_dict()), dict(trainable.evaluate())]
+    """Everything that must agree: the metrics, before and after the state is asked for, and the digest of it."""
+    metrics = dict(trainable.evaluate())
+    return [digest(trainable.state_dict()), metrics, dict(trainable.evaluate())]
 
 
 def forked(obj: object, state: object) -> Trainable:

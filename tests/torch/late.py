@@ -1,0 +1,3 @@
+"""Imported by name, while a model is made."""
+
+COUNTS: list[int] = []

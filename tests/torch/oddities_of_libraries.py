@@ -1,0 +1,334 @@
+"""Places for state in objects of Python's own and of libraries: captured exactly, or refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import csv
+import decimal
+import functools
+import hashlib
+import importlib
+import io
+import itertools
+import multiprocessing
+import queue
+import random
+import re
+import sqlite3
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import tests.torch.trainables
+from tests.torch.oddities import Odd, odd
+
+NOT_SEEN = r"self\.kept is a .*, which nothing can look into"
+
+
+def flagged(kept: Any, self: Odd) -> float:
+    """It is set in the second step, and stays so."""
+    was = kept.is_set()
+    if self.steps == 2:
+        kept.set()
+    return was
+
+
+odd("an event", threading.Event)(flagged)
+odd("an event between processes", multiprocessing.Event, refused=r"self\.kept\._flag\._semlock is a .*SemLock that")(
+    flagged
+)
+odd("an event of asyncio's", asyncio.Event)(flagged)
+
+
+@odd("a semaphore", lambda: threading.Semaphore(50))
+def _(kept: Any, self: Odd) -> float:
+    kept.acquire()
+    return kept._value
+
+
+@odd("a future", Future)
+def _(kept: Any, self: Odd) -> float:
+    was = kept.done()
+    if self.steps == 2:
+        kept.set_result(1)
+    return was
+
+
+def filled(kept: Any) -> Any:
+    for number in range(5):
+        kept.put_nowait(number)
+    return kept
+
+
+odd("a queue of asyncio's", lambda: filled(asyncio.Queue()))(lambda kept, self: rotated(kept.get_nowait(), kept))
+
+
+def rotated(value: Any, kept: Any) -> Any:
+    kept.put_nowait(value)
+    return value
+
+
+odd("a queue written in C", lambda: filled(queue.SimpleQueue()), refused=NOT_SEEN)(
+    lambda kept, self: rotated(kept.get(), kept)
+)
+
+
+# --- what nothing can look into
+
+
+TEXT = " ".join(str(number * 7 % 13) for number in range(50))
+
+
+class Squares:
+    def __init__(self) -> None:
+        self.power = lambda number: number * number % 7
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.power(index))
+
+
+def rows() -> sqlite3.Connection:
+    found = sqlite3.connect(":memory:")
+    found.execute("create table rows(x)")
+    return found
+
+
+UNSEEN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "matches of a pattern": (lambda: re.finditer(r"\d+", TEXT), lambda kept: int(next(kept)[0])),
+    "a reader of rows": (lambda: csv.reader(TEXT.split()), lambda kept: int(next(kept)[0])),
+    "an iterator by index": (lambda: iter(Squares()), next),
+    "a digest": (hashlib.sha256, lambda kept: [kept.update(b"x"), kept.digest()[0] / 255][1]),
+    "a compressor": (zlib.compressobj, lambda kept: len(kept.compress(TEXT.encode()))),
+    "a place in an array": (lambda: np.arange(50.0).flat, next),
+    "a database": (rows, lambda kept: kept.execute("insert into rows values (1)").lastrowid),
+}
+for name, (make, touch) in UNSEEN.items():
+    odd(name, make, refused=NOT_SEEN)(lambda kept, self, touch=touch: touch(kept))  # type: ignore[misc]
+
+
+def numbers() -> Iterator[int]:
+    yield from range(1, 99)
+
+
+odd("a method of a generator", lambda: numbers().__next__, refused=r"self\.kept\.__self__ is a generator that has")(
+    lambda kept, self: kept()
+)
+
+
+# --- attributes of classes that derive from Python's
+
+
+class CountingSet(set[int]):
+    hits = 0
+
+
+class CountingFrozenSet(frozenset[int]):
+    hits = 0
+
+
+class CountingBytes(bytearray):
+    hits = 0
+
+
+class CountingText(io.StringIO):
+    hits = 0
+
+
+class CountingRandom(random.Random):
+    hits = 0
+
+
+class CountingState(np.random.RandomState):
+    hits = 0
+
+
+class CountingGenerator(torch.Generator):
+    hits = 0
+
+
+def seeded(kept: Any) -> Any:
+    for name in ("seed", "manual_seed"):
+        if hasattr(kept, name) and not (name == "seed" and isinstance(kept, torch.Generator)):
+            getattr(kept, name)(3)
+    return kept
+
+
+def hit(kept: Any, self: Odd) -> float:
+    kept.hits += 1
+    return kept.hits
+
+
+for kind in (
+    *(CountingSet, CountingFrozenSet, CountingBytes, CountingText),
+    *(CountingRandom, CountingState, CountingGenerator),
+):
+    odd(f"an attribute of a {kind.__name__}", lambda kind=kind: seeded(kind()))(hit)  # type: ignore[misc]
+
+
+@odd("generators that NumPy's has spawned", lambda: np.random.default_rng(3))
+def _(kept: Any, self: Odd) -> float:
+    return float(kept.spawn(1)[0].random())
+
+
+@odd("seeds that NumPy's has spawned", lambda: np.random.SeedSequence(3))
+def _(kept: Any, self: Odd) -> float:
+    return float(np.random.default_rng(kept.spawn(1)[0]).random())
+
+
+# --- attributes of classes, modules and functions
+
+
+class WithSpecialName:
+    __count__ = 0
+
+
+@odd("an attribute with two underscores before and after")
+def _(kept: Any, self: Odd) -> float:
+    WithSpecialName.__count__ += 1
+    return WithSpecialName.__count__
+
+
+@odd("a module that an attribute holds", lambda: importlib.import_module("tests.torch.trainables"))
+def _(kept: Any, self: Odd) -> float:
+    assert tests.torch.trainables is kept
+    kept.counted_there = getattr(kept, "counted_there", 0) + 1
+    return kept.counted_there
+
+
+@odd("an attribute of a library's class")
+def _(kept: Any, self: Odd) -> float:
+    nn.Linear.calls_of_mine = getattr(nn.Linear, "calls_of_mine", 0) + 1  # type: ignore[assignment,operator]
+    return nn.Linear.calls_of_mine  # type: ignore[return-value]
+
+
+@odd("an attribute of a library")
+def _(kept: Any, self: Odd) -> float:
+    torch.calls_of_mine = getattr(torch, "calls_of_mine", 0) + 1  # type: ignore[attr-defined]
+    sys.calls_of_mine = getattr(sys, "calls_of_mine", 0) + 2  # type: ignore[attr-defined]
+    return torch.calls_of_mine + sys.calls_of_mine  # type: ignore[attr-defined,no-any-return]
+
+
+@odd("an attribute of a library's function")
+def _(kept: Any, self: Odd) -> float:
+    function: Any = nn.functional.cross_entropy
+    function.calls_of_mine = getattr(function, "calls_of_mine", 0) + 1
+    return function.calls_of_mine
+
+
+# --- what cached functions keep
+
+
+@functools.lru_cache(10)
+def counts(name: str) -> list[int]:
+    return [0]
+
+
+@odd(
+    "what a cached function has given, changed",
+    refused=r"counts'?\.cached\[\d\], which functools\.lru_cache keeps, has",
+)
+def _(kept: Any, self: Odd) -> float:
+    counts("steps")[0] += 1
+    return counts("steps")[0]
+
+
+@functools.cache
+def mask(size: int) -> torch.Tensor:
+    return torch.eye(size)
+
+
+@odd("what a cached function has given, kept")
+def _(kept: Any, self: Odd) -> float:
+    self.mask = mask(3)
+    return float(self.mask.sum() + mask(2).sum())
+
+
+# --- settings of the process
+
+
+@odd("whether numbers too small are zero")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        torch.set_flush_denormal(True)
+    return float(torch.tensor(1.1754943508222875e-38) / 2 > 0)
+
+
+@odd("digits of decimal numbers")
+def _(kept: Any, self: Odd) -> float:
+    context = decimal.getcontext()
+    context.prec -= 1
+    return context.prec
+
+
+@odd("which attention is used")
+def _(kept: Any, self: Odd) -> float:
+    was = torch.backends.cuda.math_sdp_enabled()
+    if self.steps == 2:
+        torch.backends.cuda.enable_math_sdp(False)
+    return was
+
+
+# --- TorchScript
+
+
+class ListOfNumbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Any = torch.jit.Attribute([], list[float])
+
+    def forward(self, x: torch.Tensor) -> float:
+        self.seen.append(1.0)
+        return float(len(self.seen))
+
+
+class TableOfNumbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Any = torch.jit.Attribute({"a": 0}, dict[str, int])
+
+    def forward(self, x: torch.Tensor) -> int:
+        self.seen["a"] += 1
+        return self.seen["a"]
+
+
+class PlainTensor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add_(1.0)
+        return self.seen.clone()
+
+
+for module in (ListOfNumbers, TableOfNumbers, PlainTensor):
+    odd(f"{module.__name__} of a scripted module", lambda module=module: torch.jit.script(module()))(  # type: ignore[misc]
+        lambda kept, self: kept(torch.zeros(1))
+    )
+
+
+# --- iterators with a state of their own in what they call
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, value: int) -> int:
+        self.count += value
+        return self.count
+
+
+odd("a map that calls what counts", lambda: map(Counting(), itertools.repeat(1)))(lambda kept, self: next(kept))
+odd("a partial that calls what counts", lambda: functools.partial(Counting(), 1))(lambda kept, self: kept())
+odd("a list of the user's", lambda: collections.UserList([1]))(
+    lambda kept, self: [kept.append(self.steps), sum(kept)][1]
+)
