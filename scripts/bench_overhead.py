@@ -41,6 +41,7 @@ class Still:
     """Trains nothing; its state is ``megabytes`` of parameters and a counter."""
 
     version = "1"
+    stateless = ("tensors",)  # else they would be taken away before each setup, and made again
 
     def __init__(self, megabytes: float) -> None:
         self.megabytes = megabytes

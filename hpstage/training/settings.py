@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,7 @@ def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any]
         ),
         "anomaly detection": (library.is_anomaly_enabled, library.autograd.set_detect_anomaly),
         "denormal numbers": (lambda: bool(_SMALLEST_NORMAL / 2), _keep_denormals(library)),
+        "working directory": (os.getcwd, os.chdir),
         "decimal numbers": (_of_decimals, _set_decimals),
         NEXT_HOOK: (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
     }
@@ -138,4 +140,6 @@ def _asked(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except RuntimeError:  # torch does not tell of precisions that were set in the old way and in the new one
+        return None
+    except FileNotFoundError:  # of the working directory
         return None

@@ -12,11 +12,13 @@ import importlib
 import io
 import itertools
 import multiprocessing
+import os
 import queue
 import random
 import re
 import sqlite3
 import sys
+import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -266,6 +268,14 @@ def _(kept: Any, self: Odd) -> float:
     context = decimal.getcontext()
     context.prec -= 1
     return context.prec
+
+
+@odd("the working directory")
+def _(kept: Any, self: Odd) -> float:
+    was = os.getcwd() == tempfile.gettempdir()
+    if self.steps == 2:
+        os.chdir(tempfile.gettempdir())
+    return was
 
 
 @odd("which attention is used")
