@@ -139,7 +139,5 @@ class OfProcess(Kind):
 def _asked(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
-    except RuntimeError:  # torch does not tell of precisions that were set in the old way and in the new one
-        return None
-    except FileNotFoundError:  # of the working directory
-        return None
+    except (RuntimeError, FileNotFoundError):
+        return None  # precisions that were set in the old way and in the new one; a directory that is there no more

@@ -64,7 +64,7 @@ class World:
         if self.pristine is not None:
             for record in (*self.pristine, *late):
                 if record.changed():
-                    with suppress(TypeError, AttributeError, ValueError):  # nobody trains here any more
+                    with suppress(TypeError, AttributeError, ValueError, OSError):  # nobody trains here any more
                         record.restore()
             self.pristine = None
 
@@ -278,7 +278,7 @@ def _put_back(record: Record, why: str, *, values: bool = True) -> None:
                 record.content.put_place(record.obj)
         elif record.changed():
             record.restore()
-    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+    except (TypeError, AttributeError, ValueError, RuntimeError, OSError) as error:
         raise StateError(
             f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
             f"setup(), which begin anew for each trial, or name it in `stateless` if no training hangs on it"
