@@ -39,7 +39,7 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
         else:
             yield record.path, _short(_entry(items, survey))
         yield from _named(record.path, own, survey)
-    else:
+    elif record.content is not MISSING:  # a name that nobody has bound is not there
         yield record.path, _short(_entry(record.content, survey))
 
 

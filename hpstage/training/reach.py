@@ -198,7 +198,7 @@ def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], N
     value = namespace.get(name, MISSING)
     todo.append(value)
     if not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
-        found.setdefault((id(namespace), name), Slot(f"{namespace.get('__name__', '')}:{name}", namespace, name))
+        found[id(namespace), name] = _slot(f"{namespace.get('__name__', '')}:{name}", namespace, name)
 
 
 _OF_MODULES = frozenset(
@@ -235,9 +235,20 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
                 continue  # a module, or what the library keeps there
             path = f"{getattr(thing, '__module__', thing.__name__)}:{getattr(thing, '__qualname__', '')}.{name}"
             if not isinstance(thing, type):
-                found.setdefault((id(own), name), Slot(path, own, name))
+                found[id(own), name] = _slot(path, own, name)
             elif thing.__flags__ & _HEAP:
-                found.setdefault((id(thing), name), LibraryAttribute(path, thing, name))
+                found[id(thing), name] = _SLOTS.setdefault((id(thing), name), LibraryAttribute(path, thing, name))
+
+
+_SLOTS: dict[tuple[int, str], Slot] = {}
+"""One for each name, whoever reaches it: its path is the same whatever code is met first."""
+
+
+def _slot(path: str, namespace: dict[str, Any], name: str) -> Slot:
+    known = _SLOTS.get((id(namespace), name))
+    if known is None or known.namespace is not namespace:
+        known = _SLOTS[id(namespace), name] = Slot(path, namespace, name)
+    return known
 
 
 def _may_be_given(value: object) -> bool:
