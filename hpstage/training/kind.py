@@ -171,14 +171,15 @@ def slots_of(kind: Any) -> dict[str, Any]:
     """Descriptors of what is kept in ``__slots__``, by name."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        if base.__flags__ & _HEAP:
+        if base.__flags__ & HEAP:
             for name, member in vars(base).items():
                 if type(member) is types.MemberDescriptorType and name in _declared(base):
                     found[name] = member
     return found
 
 
-_HEAP = 1 << 9
+HEAP = 1 << 9
+"""A flag of classes: written in Python, or else made at run time. Code can give one attributes."""
 
 
 def _declared(kind: Any) -> set[str]:
@@ -201,7 +202,7 @@ def has_own_memory(kind: Any) -> bool:
     pointers = sum(
         type(member) is types.MemberDescriptorType and name in _declared(base)
         for base in kind.__mro__
-        if base.__flags__ & _HEAP
+        if base.__flags__ & HEAP
         for name, member in vars(base).items()
     )
     pointers += (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)

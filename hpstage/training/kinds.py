@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _multiprocessing  # type: ignore[import-not-found]
-import asyncio
 import collections
 import concurrent.futures
 import contextvars
@@ -63,6 +62,7 @@ _MACHINERY = (
     "torch.autograd",
     "logging",
     "_thread",
+    "asyncio.unix_events",
     "multiprocessing.heap",
     "inspect",
     "typing",
@@ -71,7 +71,7 @@ _MACHINERY = (
     "optuna",
     "distributed",
 )
-_RUNNERS = (threading.Thread, concurrent.futures.Executor, asyncio.AbstractEventLoop)
+_RUNNERS = (threading.Thread, concurrent.futures.Executor)
 
 VALUES, SET = Values(), Unordered()
 _WEAK_SET, _FROZEN = WeakMembers(), Frozen()
@@ -79,7 +79,7 @@ SETS = (SET, _WEAK_SET, _FROZEN)
 _SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, FOREIGN = Sequence(), Mapping(), Function(), Opaque(), Foreign()
 _INSTANCE, _OBJECTS, _SCRIPTED, _LOCK = Instance(), Objects(), Scripted(), Lock()
 TUPLE = TupleWithAttributes()
-METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+_METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _BYTES, _RANDOM, _FILE = Bytes(), RandomSource(), File()
 WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
 """Kinds that tell nothing of attributes, which classes of the user's that derive from such types may have."""
@@ -147,7 +147,7 @@ def _kind_of_type(kind: Any) -> Kind | None:
         return _RANDOM
     if issubclass(kind, enum.Enum) and of_user(kind.__module__):
         return _INSTANCE  # though a member never changes, its attributes may
-    if is_atomic(kind) or kind in (tuple, *METHODS, weakref.ref):
+    if is_atomic(kind) or kind in (tuple, *_METHODS, weakref.ref):
         return None
     for types_, handler in _BY_TYPE:
         if issubclass(kind, types_):

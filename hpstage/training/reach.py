@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,13 @@ from typing import Any
 
 from hpstage.bytecode import functions_in
 from hpstage.source import came_by_value, is_users
+from hpstage.training.kind import HEAP
 
 MISSING = object()
 """What a name has that is bound to nothing."""
+
+OF_CODE = re.compile(r"[\w.]+:")
+"""The beginning of paths to which code leads, and no attribute of the trainable's."""
 
 _REMEMBERED = 4096
 """Functions that are taken apart only once: a survey meets the same ones again and again."""
@@ -198,7 +203,8 @@ def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], N
     value = namespace.get(name, MISSING)
     todo.append(value)
     if not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
-        found[id(namespace), name] = _slot(f"{namespace.get('__name__', '')}:{name}", namespace, name)
+        slot = Slot(f"{namespace.get('__name__', '')}:{name}", namespace, name)
+        found[id(namespace), name] = _once(namespace, slot)
 
 
 _OF_MODULES = frozenset(
@@ -235,20 +241,18 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
                 continue  # a module, or what the library keeps there
             path = f"{getattr(thing, '__module__', thing.__name__)}:{getattr(thing, '__qualname__', '')}.{name}"
             if not isinstance(thing, type):
-                found[id(own), name] = _slot(path, own, name)
-            elif thing.__flags__ & _HEAP:
-                found[id(thing), name] = _SLOTS.setdefault((id(thing), name), LibraryAttribute(path, thing, name))
+                found[id(own), name] = _once(own, Slot(path, own, name))
+            elif thing.__flags__ & HEAP:
+                found[id(thing), name] = _once(thing, LibraryAttribute(path, thing, name))
 
 
 _SLOTS: dict[tuple[int, str], Slot] = {}
-"""One for each name, whoever reaches it: its path is the same whatever code is met first."""
 
 
-def _slot(path: str, namespace: dict[str, Any], name: str) -> Slot:
-    known = _SLOTS.get((id(namespace), name))
-    if known is None or known.namespace is not namespace:
-        known = _SLOTS[id(namespace), name] = Slot(path, namespace, name)
-    return known
+def _once(owner: object, slot: Slot) -> Slot:
+    """The one slot of a name, whoever reaches it, so that it has one path whatever code is met first. It keeps its
+    owner alive, whose id stays its own."""
+    return _SLOTS.setdefault((id(owner), slot.name), slot)
 
 
 def _may_be_given(value: object) -> bool:
@@ -256,7 +260,6 @@ def _may_be_given(value: object) -> bool:
     return isinstance(value, types.ModuleType | types.FunctionType | type)
 
 
-_HEAP = 1 << 9
 _PLAIN = (bool, int, float, str, bytes, types.FunctionType)
 
 

@@ -21,7 +21,7 @@ NEXT_HOOK = "next hook"
 """Not a setting: the number under which the next hook is kept."""
 
 
-def _of_torch(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
+def _of_process(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
     """How each is asked for, and set."""
     handle = library.utils.hooks.RemovableHandle
     hold = library.backends
@@ -123,7 +123,7 @@ class OfProcess(Kind):
 
     def _all(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
         if self._known is None:
-            self._known = _of_torch(torch())
+            self._known = _of_process(torch())
         return self._known
 
     def read(self, obj: Any, skip: frozenset[str]) -> dict[str, Any]:

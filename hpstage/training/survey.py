@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +10,7 @@ from typing import Any
 from hpstage.errors import StateError
 from hpstage.training.kind import LEADS_NOWHERE, Kind, dict_of, is_atom, torch
 from hpstage.training.kinds import CACHE, FOREIGN, SETS, TUPLE, VALUES, WITHOUT_ATTRIBUTES, kind_of
-from hpstage.training.reach import ClassAttributes, Slot, of_user, reached_from
+from hpstage.training.reach import OF_CODE, ClassAttributes, Slot, of_user, reached_from
 from hpstage.training.told import CACHED, Cache
 from hpstage.training.values import Marked
 
@@ -192,7 +191,9 @@ class Surveyor:
         if kind is VALUES:
             return Record(path, obj, kind, Marked(obj, sampled=copied, copied=copied), skip)
         content = kind.read(obj, skip)
-        if kind is FOREIGN and content[1] is None and CACHED not in path and not _is_harmless(path, type(obj)):
+        # Decoders, sessions and handles that modules keep are ordinary: those are told apart by identity alone.
+        kept_by_trainable = CACHED not in path and not OF_CODE.match(path)
+        if kind is FOREIGN and content[1] is None and kept_by_trainable and not _is_harmless(type(obj)):
             raise StateError(
                 f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into: whether "
                 f"training changes it is not known. Make it where it is used, or keep plain values (numbers, tensors); "
@@ -272,15 +273,12 @@ class Surveyor:
         return path in self._stateless or (isinstance(obj, Slot) and obj.name in self._stateless)
 
 
-_BY_CODE = re.compile(r"[\w.]+:")
 # What reads from files at places that it is told, and what is no more than a handle.
 _READERS = ("h5py", "lmdb", "PIL", "pyarrow", "zarr", "cv2", "decord", "av", "soundfile", "rasterio", "_cffi_backend")
 
 
-def _is_harmless(path: str, kind: type) -> bool:
+def _is_harmless(kind: type) -> bool:
     module = kind.__module__ or ""
-    if _BY_CODE.match(path):
-        return True  # decoders, sessions and handles that modules keep are ordinary; seldom does training change one
     return kind.__name__ == "PyCapsule" or module.partition(".")[0] in _READERS
 
 

@@ -9,7 +9,6 @@ what differs from the base, and all tensors and arrays that setting up has made.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,6 +20,7 @@ from hpstage.training.guard import Guard
 from hpstage.training.kind import torch
 from hpstage.training.kinds import CACHE, VALUES
 from hpstage.training.portrait import texts_of
+from hpstage.training.reach import OF_CODE
 from hpstage.training.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone
 from hpstage.training.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.training.values import Marked, is_lazy, storable
@@ -99,7 +99,8 @@ class World:
     def _met_late(self) -> Iterator[Record]:
         """What code leads to that only setting up has brought: nothing knows how it was before."""
         for record in self.base or ():
-            if _OF_CODE.match(record.path) and self.pristine is not None and record.obj not in self.pristine:
+            kept_by_module = OF_CODE.match(record.path) and "<locals>" not in record.path  # those are made anew
+            if kept_by_module and self.pristine is not None and record.obj not in self.pristine:
                 yield record
 
     def begin(self) -> None:
@@ -188,7 +189,10 @@ class World:
         with plainly():
             decoder.fill(state["values"], changed)
             for path, content in changed.items():
-                decoder.write(path, content)
+                try:
+                    decoder.write(path, content)
+                except OSError as error:
+                    raise StateError(f"the state sets {path} to what is not here: {error}") from error
 
     def _rewind(self, answered: Collection[str]) -> None:
         """Put back all as it was at :meth:`begin`, but for values that setting up made: those a state brings."""
@@ -264,10 +268,6 @@ class World:
         self._watch(survey.cached.values())
         shown = (record for record in survey if record.kind is not CACHE and UNKNOWN not in record.path)
         return {path: text for record in shown for path, text in texts_of(record, survey)}
-
-
-_OF_CODE = re.compile(r"[\w.]+:(?!.*<locals>)")
-"""The beginning of paths that code leads to which a module keeps: what functions define is made anew each time."""
 
 
 def _put_back(record: Record, why: str, *, values: bool = True) -> None:

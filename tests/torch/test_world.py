@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +57,30 @@ def test_a_state_holds_the_settings_that_training_has_made_and_not_those_of_the_
         states.append(digest(advance(trainable, 0, STEPS).state_dict()))
         trainable.close()
     assert states[0] == states[1]
+
+
+class Moving(Small):
+    """It changes to a folder that another host may not have."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        os.chdir(self.folder)
+        return super().loss(model, batch)
+
+
+def test_a_state_that_names_a_folder_which_is_not_here_is_an_error_with_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    trainable: Any = fresh(Moving(str(folder)))
+    state = reread(advance(trainable, 0, 2).state_dict())
+    trainable.close()
+    folder.rmdir()
+    other: Any = fresh(Moving(str(folder)))
+    with pytest.raises(StateError, match=r"the state sets torch to what is not here: .*elsewhere"):
+        other.load_state_dict(state)
 
 
 def test_a_tensor_that_was_looked_at_can_still_be_resized() -> None:
