@@ -122,19 +122,31 @@ def until_training(site: Site, steps: int) -> None:
     until(lambda: sum(trained(site).values()) >= before + steps, f"{steps} steps are trained")
 
 
+def long_chains(site: Site) -> list[dict[str, Any]]:
+    """Chains of twenty steps and more that were ever started."""
+    started = [fact for fact in facts(site) if fact["type"] == "ChainStarted"]
+    return [fact for fact in started if sum(part["stop"] - part["start"] for part in fact["stretches"]) >= 20]
+
+
 def test_redis_killed_and_started_again_on_its_file_is_waited_for(site: Site) -> None:
-    trial = Trial(site).start()
+    trial = Trial(site, pause=0.1).start()
 
     def silences() -> int:
         assert trial.driver is not None
         return trial.driver.log.read_text().count("does not answer")
 
+    went_on = []
     for _ in range(2):
-        until_training(site, 40)
+        # One that has just begun goes on for two seconds at least: what trains then needs no answer from the driver.
+        seen = len(long_chains(site))
+        until(lambda: len(long_chains(site)) > seen, "a long chain begins")  # noqa: B023  # called at once
         told = silences()
         site.redis.kill()
+        before = sum(trained(site).values())
         until(lambda: silences() > told, "the driver waits for it")  # noqa: B023  # called at once
+        went_on.append(sum(trained(site).values()) - before)
         site.redis.start()
+    assert max(went_on) >= 2, "workers go on meanwhile"
     assert trial.finish() == 0
     trial.check()
 
