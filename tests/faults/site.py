@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,7 +84,7 @@ class Site:
         self.prefix = "chaos"
         self.redis = RedisServer(program, folder / "redis")
         self.workers: list[Process] = []
-        self.sessions: list[int] = []
+        self.processes: list[Process] = []  # all that were ever started
         self.started: Counter[str] = Counter()  # processes, by their names
         self._count = workers
         self._space = space
@@ -118,9 +118,7 @@ class Site:
     def __exit__(self, *error: object) -> None:
         self.stop_cluster()
         self.redis.kill()
-        for session in self.sessions:
-            for pid in members(session):
-                os.kill(pid, signal.SIGKILL)
+        self._end(self.processes)
         if self._mounted:
             subprocess.run(["umount", "-l", str(self.checkpoints)], check=True)
             self._mounted = False
@@ -147,8 +145,9 @@ class Site:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.sessions.append(popen.pid)
-        return Process(name, popen, log, clock)
+        process = Process(name, popen, log, clock)
+        self.processes.append(process)
+        return process
 
     # --- the way to the checkpoints -----------------------------------------------------------------------
 
@@ -169,6 +168,14 @@ class Site:
 
     def _order(self, name: str = "") -> Path:
         return self.places / f"{name or 'all'}.refused"
+
+    def slow_down(self, seconds: float | None) -> None:
+        """From now on each step takes so long; as long as its task says with ``None``."""
+        pause = self.folder / "work" / "pause"
+        pause.parent.mkdir(exist_ok=True)
+        aside = pause.with_name("pause.part")
+        aside.write_text("" if seconds is None else str(seconds))
+        aside.replace(pause)
 
     def misplaced(self) -> list[Path]:
         """What was written into the empty folders."""
@@ -196,6 +203,21 @@ class Site:
         for index, worker in enumerate(self.workers):
             if worker.popen.poll() is not None:
                 self.restart_worker(index)
+
+    def restore(self) -> None:
+        """Let everything run that should, undisturbed, and nothing else: also after a test that failed midway."""
+        cluster = [*self.workers, *([self.scheduler] if self.scheduler else [])]
+        for process in cluster:
+            process.thaw()
+        self._end(process for process in self.processes if process not in cluster)
+        if not self.redis.runs:
+            self.redis.start()
+        for order in self.places.glob("*.refused"):
+            order.unlink()
+        for worker in self.workers:
+            self.mount(worker.name)
+        self.slow_down(None)
+        self.revive()
 
     def drive(self, task: Task, *, clock: float = 0.0) -> Process:
         """A driver at work on the site's plan and cluster."""
@@ -251,7 +273,15 @@ class Site:
 
     def left_over(self) -> list[int]:
         """Processes of the site that still live."""
-        return [pid for session in self.sessions for pid in members(session)]
+        return [pid for process in self.processes for pid in members(process.popen.pid)]
+
+    @staticmethod
+    def _end(processes: Iterable[Process]) -> None:
+        """And whatever they have started."""
+        for process in processes:
+            for pid in members(process.popen.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.popen.wait()
 
 
 def members(session: int) -> Iterator[int]:

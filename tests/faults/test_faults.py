@@ -33,8 +33,7 @@ def shared_site(redis_program: str, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def site(shared_site: Site) -> Iterator[Site]:
     yield shared_site
-    if not shared_site.redis.runs:  # a test has failed: not those after it, too
-        shared_site.redis.start()
+    shared_site.restore()  # a test that has failed shall not fail those after it
 
 
 class Trial:
@@ -129,7 +128,8 @@ def long_chains(site: Site) -> list[dict[str, Any]]:
 
 
 def test_redis_killed_and_started_again_on_its_file_is_waited_for(site: Site) -> None:
-    trial = Trial(site, pause=0.1).start()
+    site.slow_down(0.1)
+    trial = Trial(site).start()
 
     def silences() -> int:
         assert trial.driver is not None
@@ -147,6 +147,7 @@ def test_redis_killed_and_started_again_on_its_file_is_waited_for(site: Site) ->
         went_on.append(sum(trained(site).values()) - before)
         site.redis.start()
     assert max(went_on) >= 2, "workers go on meanwhile"
+    site.slow_down(None)
     assert trial.finish() == 0
     trial.check()
 

@@ -30,7 +30,7 @@ class Grind(Tape):
     """A Tape whose steps are work, and which writes down in a file of its process each state that it has trained.
 
     Where the value ``poison`` is 1, the process dies in step ``deadly``, each time. Drivers of one plan must agree in
-    all three: attributes count in a workload's identity.
+    all three: attributes count in a workload's identity. What a file ``pause`` in the folder says goes first.
     """
 
     def __init__(self, folder: str, pause: float = 0.0, deadly: int = -1) -> None:
@@ -42,7 +42,9 @@ class Grind(Tape):
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         if step == self.deadly and hp["poison"] == 1:
             os.kill(os.getpid(), 9)
-        time.sleep(self.pause)  # most of a step, so that two cores bear three workers
+        told = Path(self.folder) / "pause"
+        pause = told.read_text() if told.exists() else ""
+        time.sleep(float(pause or self.pause))  # most of a step, so that two cores bear three workers
         super().train(step, hp)
         self.digest = hashlib.pbkdf2_hmac("sha256", self.digest.encode(), b"%d" % step, _ROUNDS).hex()
         with open(Path(self.folder) / f"steps-{os.getpid()}", "a") as steps:
