@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster, Scheduler
 from distributed.security import Security
 
 from hpstage.errors import ClusterError
-from hpstage.events import WorkerId
+from hpstage.plan.events import WorkerId
 
 # Why a worker is gone, as far as its scheduler knows.
 Departure = Literal["died", "closed"]

@@ -37,9 +37,9 @@ from hpstage.cluster.messages import (
 from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
-from hpstage.events import Amendment, Chain, ChainId, Report, WorkerId
 from hpstage.executor import Environment, Executor
-from hpstage.identity import identify
+from hpstage.identity.workload import identify
+from hpstage.plan.events import Amendment, Chain, ChainId, Report, WorkerId
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
 from hpstage.trainable import as_trainable

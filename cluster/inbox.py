@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hpstage.cluster.messages import decode_report
 from hpstage.errors import HpstageError, InternalError
-from hpstage.events import BoundaryMissed, ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
+from hpstage.plan.events import BoundaryMissed, ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
 
 # Seconds by which a worker's clock may be off, its reports' time under way included.
 _TRUSTED = 2.0

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from hpstage.events import Amendment, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainId, ForkVerified
 from hpstage.executor import Environment
+from hpstage.plan.events import Amendment, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainId, ForkVerified
 from hpstage.schedule import Scalar
 
 ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded

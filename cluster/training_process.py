@@ -45,9 +45,9 @@ from hpstage.cluster.messages import (
     framed,
 )
 from hpstage.cluster.script import import_script
-from hpstage.environment import describe
-from hpstage.events import ChainId, WorkerId
-from hpstage.runner import ChainRunner, Control
+from hpstage.execution.runner import ChainRunner, Control
+from hpstage.identity.environment import describe
+from hpstage.plan.events import ChainId, WorkerId
 from hpstage.trainable import Trainable, as_trainable
 
 _ORPHANED = 1

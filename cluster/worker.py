@@ -37,7 +37,7 @@ from hpstage.cluster.messages import (
 )
 from hpstage.cluster.trainer import Trainer, TrainingProcessLost
 from hpstage.errors import ClusterError
-from hpstage.events import ChainEnded, ChainId, WorkerId
+from hpstage.plan.events import ChainEnded, ChainId, WorkerId
 
 logger = logging.getLogger("hpstage")
 

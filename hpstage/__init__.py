@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpstage import errors, schedule, torch
     from hpstage.checking import CheckReport, check
+    from hpstage.execution.inline import InlineExecutor
     from hpstage.executor import Executor
-    from hpstage.front_door import optimize
-    from hpstage.inline import InlineExecutor
-    from hpstage.rehearsal import Preflight, preflight
-    from hpstage.result import Result
+    from hpstage.rehearsal.preflight import Preflight, preflight
     from hpstage.schedule import Schedule
+    from hpstage.search.optimize import optimize
+    from hpstage.search.result import Result
 
 __version__ = "0.1.0"
 
@@ -38,13 +38,13 @@ __all__ = [
 _HOMES = {
     "CheckReport": "hpstage.checking",
     "Executor": "hpstage.executor",
-    "InlineExecutor": "hpstage.inline",
-    "Preflight": "hpstage.rehearsal",
-    "Result": "hpstage.result",
+    "InlineExecutor": "hpstage.execution.inline",
+    "Preflight": "hpstage.rehearsal.preflight",
+    "Result": "hpstage.search.result",
     "Schedule": "hpstage.schedule",
     "check": "hpstage.checking",
-    "optimize": "hpstage.front_door",
-    "preflight": "hpstage.rehearsal",
+    "optimize": "hpstage.search.optimize",
+    "preflight": "hpstage.rehearsal.preflight",
 }
 _MODULES = {"algos", "checkpoints", "cluster", "errors", "optuna", "report", "schedule", "store", "testing", "torch"}
 

@@ -1,6 +1,6 @@
 """``python -m hpstage``: the command line, where the script of that name is not on the path."""
 
-from hpstage.cli import main
+from hpstage.cli.app import main
 
 if __name__ == "__main__":
     main()

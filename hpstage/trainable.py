@@ -8,12 +8,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import TrainingError, UsageError
-from hpstage.identity import packages
-from hpstage.randomness import Purpose, libraries, rekey, seed_of
+from hpstage.identity.workload import packages
 from hpstage.schedule import Scalar
-from hpstage.training.world import World
+from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 
 
 @runtime_checkable
@@ -122,7 +122,7 @@ class Keyed(Adapter):
         self._user.load_state_dict(clone(state))
 
     def portrait(self) -> dict[str, str]:
-        """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
+        """All that training can reach, as texts: see :meth:`hpstage.capture.world.World.portrait`."""
         return self._world.portrait()
 
     def close(self) -> None:
@@ -144,9 +144,9 @@ def as_trainable(obj: object) -> Trainable:
     """The Trainable that trains ``obj``, whose attribute ``subject`` is ``obj``; one that is made already, itself.
 
     ``obj`` is a :class:`~hpstage.torch.TorchTrainable`, an object with the five methods of :class:`Trainable`, or a
-    function of one argument (:mod:`hpstage.functional`). Raises :class:`UsageError` for anything else.
+    function of one argument (:mod:`hpstage.training.function`). Raises :class:`UsageError` for anything else.
     """
-    from hpstage.functional import FunctionTrainable
+    from hpstage.training.function import FunctionTrainable
 
     if isinstance(obj, type):
         raise UsageError(f"{obj.__name__} is a class: pass an instance of it, {obj.__name__}(...)")

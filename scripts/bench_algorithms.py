@@ -38,7 +38,7 @@ from hpstage.algos import (
     PopulationBasedTraining,
     SuccessiveHalving,
 )
-from hpstage.simulate import SimulatedExecutor
+from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.store import MemoryJournal
 
 STEPS = 81
@@ -181,9 +181,9 @@ def decay_branches(horizons: list[int], decay: Fraction) -> dict[str, Any]:
         return {"lr": s.wsd(0.1, total, warmup=50, decay=tail + 1)}
 
     # A trial is as long as its horizon: its targets are asked of the driver, without an algorithm.
-    from hpstage.driver import Driver, open_plan
-    from hpstage.events import StateKey, TrialAdded, TrialId
-    from hpstage.scheduling import Scheduler
+    from hpstage.driver.driver import Driver, open_plan
+    from hpstage.plan.events import StateKey, TrialAdded, TrialId
+    from hpstage.scheduler.scheduler import Scheduler
 
     journal = MemoryJournal()
     plan = open_plan(journal, StateKey("0" * 32), {})

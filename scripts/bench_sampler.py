@@ -35,9 +35,9 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from hpstage import schedule as s
-from hpstage.events import StateKey, TargetAsked, TrialAdded, TrialId
 from hpstage.optuna import StageTreeSampler
-from hpstage.plan import SearchPlan
+from hpstage.plan.events import StateKey, TargetAsked, TrialAdded, TrialId
+from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Schedule
 
 STEPS = 120

@@ -35,9 +35,9 @@ from distributed import Client
 import hpstage
 from hpstage import schedule as s
 from hpstage.cluster import local_cluster
-from hpstage.driver import open_plan
-from hpstage.locations import open_redis
-from hpstage.plan import SearchPlan
+from hpstage.driver.driver import open_plan
+from hpstage.plan.plan import SearchPlan
+from hpstage.store.opening import open_redis
 
 STEPS = 30
 RATES = {"low": (0.05, 0.1), "high": (0.1, 0.2)}

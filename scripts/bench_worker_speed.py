@@ -29,7 +29,7 @@ from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, local_cluster, memory
-from hpstage.events import (
+from hpstage.plan.events import (
     Boundary,
     BoundaryReached,
     Chain,

@@ -17,7 +17,7 @@ from hpstage.cluster.dashboard.follower import NO_MORE, RECORDS
 from hpstage.cluster.dashboard.pieces import cut, running
 from hpstage.cluster.dashboard.study import Activity, Lane, StudyView
 from hpstage.errors import HpstageError
-from hpstage.events import (
+from hpstage.plan.events import (
     ChainClosed,
     ChainId,
     ChainLost,
@@ -41,9 +41,9 @@ from hpstage.events import (
     TrialProposed,
     WorkerId,
 )
-from hpstage.nodes import Node
-from hpstage.open_chain import OpenChain
-from hpstage.plan import SearchPlan
+from hpstage.plan.nodes import Node
+from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.plan import SearchPlan
 from hpstage.store import Cursor
 
 logger = logging.getLogger("hpstage")

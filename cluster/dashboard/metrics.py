@@ -20,11 +20,11 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hpstage.accounts import Totals
 from hpstage.cluster.dashboard.board import Board, PlanView, StateLoss
 from hpstage.cluster.dashboard.pieces import STATES
 from hpstage.cluster.dashboard.study import ACTIVITIES, Activity, StudyView
-from hpstage.events import WorkerId
+from hpstage.plan.events import WorkerId
+from hpstage.plan.totals import Totals
 
 _MOST_STUDIES = 50
 """Studies exported at most: those that were started last, and all at which a driver is at work."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hpstage.events import NodeId
+from hpstage.plan.events import NodeId
 
 if TYPE_CHECKING:
     from hpstage.cluster.dashboard.board import PlanView

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hpstage.accounts import Totals
 from hpstage.cluster.dashboard.pieces import PieceState
-from hpstage.events import ChainLost, NodeId, SearchStarted, StateReached, TrialId
-from hpstage.nodes import Node, PlannedTrial
-from hpstage.plan import SearchPlan
+from hpstage.plan.events import ChainLost, NodeId, SearchStarted, StateReached, TrialId
+from hpstage.plan.nodes import Node, PlannedTrial
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.totals import Totals
 
 Activity = Literal["train", "evaluate", "load", "save", "wasted"]
 """What workers spend their time on; ``wasted``: training that was thrown away, whatever it was for."""
@@ -130,7 +130,7 @@ class StudyView:
 
     @property
     def seconds_alone(self) -> float:
-        """That the results so far would have taken, each trial alone: :func:`hpstage.result.seconds_alone` of all."""
+        """That the results so far would have taken, each trial alone (:func:`hpstage.search.result.seconds_alone`)."""
         totals = self._totals
         evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
         return self._alone + len(self._answered) * evaluation

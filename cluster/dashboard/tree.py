@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hpstage.cluster.dashboard.board import PlanView
 from hpstage.cluster.dashboard.pieces import PieceState, cut, running
 from hpstage.cluster.dashboard.study import Lane, StudyView
-from hpstage.events import NodeId
-from hpstage.nodes import Node
+from hpstage.plan.events import NodeId
+from hpstage.plan.nodes import Node
 from hpstage.report.lanes import rows as lay_out
 
 MOST_LANES = 1200

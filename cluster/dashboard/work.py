@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.tree import values_text
-from hpstage.events import ChainId, WorkerId
-from hpstage.open_chain import OpenChain
+from hpstage.plan.events import ChainId, WorkerId
+from hpstage.plan.open_chain import OpenChain
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from hpstage.checking.runs import Job, Problem, Record, Run, decode_job, encode
 from hpstage.checking.snapshot import snapshot
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone
-from hpstage.environment import describe
 from hpstage.errors import HpstageError
-from hpstage.events import StateKey
+from hpstage.identity.environment import describe
+from hpstage.plan.events import StateKey
 from hpstage.trainable import Trainable, as_trainable, checked_metrics
 
 WORKLOAD = "check"

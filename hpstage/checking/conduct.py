@@ -18,10 +18,10 @@ from hpstage.checking.trials import Trials, draw
 from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
 from hpstage.errors import UsageError
-from hpstage.functional import FunctionTrainable
-from hpstage.identity import packages
-from hpstage.space import Space
+from hpstage.identity.workload import packages
+from hpstage.search.space import Space
 from hpstage.trainable import Keyed, as_trainable
+from hpstage.training.function import FunctionTrainable
 
 Say = Callable[[str], None]
 

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hpstage.capture.portrait import values_text
 from hpstage.checking.runs import Snapshot
 from hpstage.checkpoints import leaves
 from hpstage.checkpoints.state_tree import digest
-from hpstage.functional import FunctionTrainable
 from hpstage.trainable import Trainable
-from hpstage.training.portrait import values_text
+from hpstage.training.function import FunctionTrainable
 
 STATE = "state_dict()"
 GENERATOR = "the global generator of "

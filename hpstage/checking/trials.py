@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar, Schedule, as_schedule
-from hpstage.space import Space, describe
+from hpstage.search.space import Space, describe
 
 if TYPE_CHECKING:
     import optuna
@@ -45,7 +45,7 @@ def draw(space: Space, steps: int | None, seed: int) -> Trials:
     """
     import optuna
 
-    from hpstage.rehearsal import quiet_optuna
+    from hpstage.rehearsal.preflight import quiet_optuna
 
     if steps is not None and (type(steps) is not int or steps < 2):
         raise UsageError(

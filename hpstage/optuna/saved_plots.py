@@ -11,7 +11,7 @@ from hpstage.report.lanes import Lane, foremost, rows
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from hpstage.result import Result
+    from hpstage.search.result import Result
 
 STAGE_TREE = "hpstage-stage-tree"
 """Names the plot among those of the study; saving it again replaces it."""

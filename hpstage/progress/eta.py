@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpstage.outlook import Outlook
+from hpstage.scheduler.remaining import Outlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

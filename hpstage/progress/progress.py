@@ -18,11 +18,11 @@ from hpstage.progress.view import ProgressView
 if TYPE_CHECKING:
     import optuna
 
-    from hpstage.driver import Driver
-    from hpstage.plan import SearchPlan
-    from hpstage.result import Savings
-    from hpstage.roster import SessionTrial
-    from hpstage.session import Session
+    from hpstage.driver.driver import Driver
+    from hpstage.plan.plan import SearchPlan
+    from hpstage.search.result import Savings
+    from hpstage.search.session import Session
+    from hpstage.search.trials import SessionTrial
 
 
 # Seconds between two views, at the least.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         draw_timeline,
         save,
     )
-    from hpstage.result import Result
+    from hpstage.search.result import Result
 
 __all__ = [
     "Book",

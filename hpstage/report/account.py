@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from hpstage.driver import fold_on, read_header, shares
-from hpstage.events import (
+from hpstage.driver.driver import fold_on, read_header, shares
+from hpstage.plan.events import (
     ChainClosed,
     ChainId,
     ChainLost,
@@ -35,8 +35,8 @@ from hpstage.events import (
     TrialProposed,
     WorkerId,
 )
-from hpstage.nodes import Node
-from hpstage.plan import SearchPlan
+from hpstage.plan.nodes import Node
+from hpstage.plan.plan import SearchPlan
 from hpstage.store import Journal
 
 # 2**-20 s is about a microsecond.

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import le
 
-from hpstage.driver import shares
+from hpstage.driver.driver import shares
 from hpstage.errors import UsageError
-from hpstage.events import DriverId, Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
-from hpstage.locations import open_journal
-from hpstage.nodes import PlannedTrial
-from hpstage.plan import SearchPlan
+from hpstage.plan.events import DriverId, Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.plan import SearchPlan
 from hpstage.report.account import Account, Charge, Waste, began, new_account, rounded, rounded_sum, uncollected
 from hpstage.report.lanes import Lane, lanes_of, ranking
 from hpstage.report.measured import Measured, measured, merit
 from hpstage.report.pauses import Pauses, Period, united
-from hpstage.result import Result, answered_steps, seconds_alone
+from hpstage.search.result import Result, answered_steps, seconds_alone
 from hpstage.store import Journal
+from hpstage.store.opening import open_journal
 
 # Studies that a message lists.
 _NAMED = 20
@@ -152,7 +152,7 @@ class Book:
 
     @cached_property
     def alone(self) -> dict[TrialId, float]:
-        """Seconds of a worker that each trial would have taken alone (:func:`hpstage.result.seconds_alone`)."""
+        """Seconds of a worker that each trial would have taken alone (:func:`hpstage.search.result.seconds_alone`)."""
         plan, answered = self.account.plan, self.answered
         return {id: rounded(seconds_alone(plan, trial, answered[id])) for id, trial in self.trials.items()}
 

@@ -5,8 +5,8 @@ All seconds are those of workers, rounded to 2**-20 s (:func:`hpstage.report.acc
 How it is counted, and what is assumed:
 
 - A step takes the mean measured time of its node, an evaluation the mean of the plan, as in
-  :func:`hpstage.result.seconds_alone`. Trained alone, a trial neither loads nor saves: that leaves savings on the
-  careful side.
+  :func:`hpstage.search.result.seconds_alone`. Trained alone, a trial neither loads nor saves: that leaves savings on
+  the careful side.
 - A trial counts up to its last result. One that is over and has not failed would have been trained on to its end if
   nobody had stopped it; evaluations on the way there are left out. One that has failed, or is not over, would have come
   no further alone; nor would one that another trial carries on (``extend=True``), since that one counts as a whole.
@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpstage.events import NodeId, TrialId
-from hpstage.nodes import PlannedTrial
-from hpstage.plan import SearchPlan
+from hpstage.plan.events import NodeId, TrialId
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.plan import SearchPlan
 from hpstage.report.account import Account, rounded
 from hpstage.report.book import Book
 

@@ -11,8 +11,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import Protocol, TypeVar
 
-from hpstage.events import NodeId, TrialId
-from hpstage.nodes import Node, PlannedTrial
+from hpstage.plan.events import NodeId, TrialId
+from hpstage.plan.nodes import Node, PlannedTrial
 
 
 class Laid(Protocol):

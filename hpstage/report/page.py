@@ -9,15 +9,15 @@ from html import escape
 from importlib.resources import files
 from itertools import islice
 
-from hpstage.differences import explain
-from hpstage.events import ForkVerified, StageFailed, StateDiffers, TrialId
+from hpstage.plan.differences import explain
+from hpstage.plan.events import ForkVerified, StageFailed, StateDiffers, TrialId
 from hpstage.report.book import Book
 from hpstage.report.gallery import Picture
 from hpstage.report.pauses import Pauses
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.report.sums import failures_of
-from hpstage.result import Savings
 from hpstage.schedule import Constant, Schedule
+from hpstage.search.result import Savings
 
 # A fault in the user's code often fails hundreds of trials alike.
 _FAILURES = 20

@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from hpstage.events import NodeId, TrialId, to_metric
-from hpstage.nodes import PlannedTrial
-from hpstage.plan import SearchPlan, SearchRecord
+from hpstage.plan.events import NodeId, TrialId, to_metric
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.plan import SearchPlan, SearchRecord
 from hpstage.report.account import Account
 from hpstage.report.book import Book
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from hpstage.events import NodeId, StageFailed, TrialId
+from hpstage.plan.events import NodeId, StageFailed, TrialId
 from hpstage.report.book import Book
 from hpstage.report.pauses import most_at_once
-from hpstage.result import Savings
+from hpstage.search.result import Savings
 
 
 def savings_of(book: Book) -> Savings:

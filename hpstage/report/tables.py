@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpstage.events import Fact, ForkedFrom, StateRef, UserFailure
+from hpstage.plan.events import Fact, ForkedFrom, StateRef, UserFailure
 from hpstage.report.account import began, rounded
 from hpstage.report.book import Book
 from hpstage.schedule import Schedule
@@ -238,7 +238,7 @@ def events(facts: Sequence[Fact]) -> Table:
 
     ============  ========================================================================================
     ``position``  in the journal
-    ``type``      as in :mod:`hpstage.events`
+    ``type``      as in :mod:`hpstage.plan.events`
     ``at``        when it happened, for those that tell
     ``text``      what it says, in short
     ============  ========================================================================================

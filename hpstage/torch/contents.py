@@ -12,11 +12,11 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, UsageError
-from hpstage.files import DataFiles
 from hpstage.hashing import hashed
-from hpstage.randomness import Purpose, rekey
+from hpstage.identity.files import DataFiles
+from hpstage.identity.walk import Walk
 from hpstage.schedule import Scalar
-from hpstage.walk import Walk
+from hpstage.training.randomness import Purpose, rekey
 
 _SAMPLED = 64
 """Samples that are looked at. As many in every process: what is looked at must not hang on how fast it is."""

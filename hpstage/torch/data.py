@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
 from hpstage.errors import UsageError
-from hpstage.order import SampleOrder
+from hpstage.training.sample_order import SampleOrder
 
 
 class Batches:

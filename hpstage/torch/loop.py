@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 import torch
 
+from hpstage.capture.reach import functions_reached, names_in
+from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, UsageError
-from hpstage.randomness import Purpose, rekey, seed_of
+from hpstage.identity.walk import NOT_STATE
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.contents import Contents, NoValues, contents_of
@@ -18,9 +20,7 @@ from hpstage.torch.data import Batches
 from hpstage.torch.follow import Follower
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.trainable import Adapter, checked_metrics, stateless_of
-from hpstage.training.reach import functions_reached, names_in
-from hpstage.training.world import World
-from hpstage.walk import NOT_STATE
+from hpstage.training.randomness import Purpose, rekey, seed_of
 
 
 class _Built:
@@ -47,7 +47,7 @@ class _Built:
 class TorchLoop(Adapter):
     """The training loop of a copy of one TorchTrainable. One per process, since torch's generators are global.
 
-    A state holds whatever training has changed (:mod:`hpstage.training.world`), the samples consumed and the last
+    A state holds whatever training has changed (:mod:`hpstage.capture.world`), the samples consumed and the last
     hyper-parameters. Randomness and the order of data are functions of (seed, step) and (seed, position).
     """
 
@@ -162,7 +162,7 @@ class TorchLoop(Adapter):
         self._samples = state["samples"]
 
     def portrait(self) -> dict[str, str]:
-        """All that training can reach, as texts: see :meth:`hpstage.training.world.World.portrait`."""
+        """All that training can reach, as texts: see :meth:`hpstage.capture.world.World.portrait`."""
         self._drop_gradients(self._ready())
         return self._world.portrait()
 

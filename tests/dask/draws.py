@@ -22,9 +22,9 @@ from distributed import Client, Worker
 import hpstage
 from hpstage import schedule as s
 from hpstage.executor import Executor
-from hpstage.randomness import Purpose, rekey
 from hpstage.schedule import Scalar
 from hpstage.store import Journal, MemoryJournal
+from hpstage.training.randomness import Purpose, rekey
 
 STEPS = 12
 TRIALS = 10

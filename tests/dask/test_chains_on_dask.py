@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import InternalError
-from hpstage.events import Amendment, BoundaryMissed, ChainId
+from hpstage.plan.events import Amendment, BoundaryMissed, ChainId
 from tests.dask.toys import (
     Counter,
     boundary,

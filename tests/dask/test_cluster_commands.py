@@ -19,7 +19,7 @@ from distributed.comm.tcp import convert_stream_closed_error
 from tornado.iostream import StreamClosedError
 from typer.testing import CliRunner
 
-from hpstage.cli import app
+from hpstage.cli.app import app
 from hpstage.cluster.commands import _innermost
 from hpstage.cluster.devices import environment_of, first_devices
 from hpstage.cluster.settings import scheduler_environment, worker_environment
@@ -230,7 +230,7 @@ def test_the_version_is_that_of_dask() -> None:
 
 
 def test_the_command_line_loads_neither_dask_nor_torch() -> None:
-    code = "import sys, hpstage.cli; print(sorted({'dask', 'distributed', 'torch', 'optuna'} & set(sys.modules)))"
+    code = "import sys, hpstage.cli.app; print(sorted({'dask', 'distributed', 'torch', 'optuna'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -14,8 +14,8 @@ import pytest
 from distributed import Client
 
 from hpstage import schedule as s
-from hpstage.driver import open_plan
-from hpstage.events import (
+from hpstage.driver.driver import open_plan
+from hpstage.plan.events import (
     ChainStarted,
     StageFailed,
     TrialAdded,
@@ -24,7 +24,7 @@ from hpstage.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from hpstage.scheduling import Scheduler
+from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.dask.studies import (
     INTERVAL,

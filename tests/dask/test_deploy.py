@@ -21,7 +21,7 @@ import pytest
 import typer.main
 
 from hpstage import schedule as s
-from hpstage.cli import app
+from hpstage.cli.app import app
 from hpstage.cluster import commands
 from hpstage.errors import UsageError
 from tests.dask.commands import until

@@ -20,8 +20,8 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints.state_tree import digest
 from hpstage.cluster import DaskExecutor
-from hpstage.events import StateReached
 from hpstage.executor import Executor
+from hpstage.plan.events import StateReached
 from hpstage.schedule import Schedule
 from hpstage.trainable import as_trainable
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.messages import encode
 from hpstage.errors import ClusterError, InternalError
-from hpstage.events import BoundaryReached, ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
+from hpstage.plan.events import BoundaryReached, ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
 from tests.dask.toys import NODE
 
 CHAIN = ChainId("c")

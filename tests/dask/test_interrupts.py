@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hpstage.interrupt import Interruption
+from hpstage.search.signals import Interruption
 from tests.dask.processes import ROOT, Processes, end, is_running, until
 
 RUNG = 12  # of the search: a state is kept at least as often

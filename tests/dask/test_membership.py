@@ -19,8 +19,8 @@ from hpstage.cluster import DaskExecutor
 from hpstage.cluster.admission import environment_of, refusal
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
-from hpstage.events import BoundaryReached, ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.executor import Environment
+from hpstage.plan.events import BoundaryReached, ChainEnded, WorkerJoined, WorkerLeft
 from tests.dask.processes import Processes
 from tests.dask.toys import Counter, chain, ended, outcome, until, wait_for, workers
 

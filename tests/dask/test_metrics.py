@@ -20,12 +20,12 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import hpstage
+from hpstage.cli.status import Status, status_of
 from hpstage.cluster import local_cluster
 from hpstage.cluster.dashboard import install
 from hpstage.cluster.dashboard.follower import HANDLER
 from hpstage.cluster.dashboard.metrics import FAMILIES
-from hpstage.commands.status import Status, status_of
-from hpstage.events import SearchEnded, SearchStarted
+from hpstage.plan.events import SearchEnded, SearchStarted
 from hpstage.report.account import new_account
 from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from tests.dask.commands import until

@@ -17,8 +17,9 @@ import hpstage
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.follower import RECORDS
 from hpstage.cluster.dashboard.tree import draw
-from hpstage.driver import Driver, open_plan
-from hpstage.events import (
+from hpstage.driver.driver import Driver, open_plan
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import (
     DriverId,
     DriverJoined,
     DriverLeft,
@@ -35,8 +36,7 @@ from hpstage.events import (
 )
 from hpstage.report.account import new_account
 from hpstage.report.book import Book
-from hpstage.scheduling import Scheduler
-from hpstage.simulate import SimulatedExecutor
+from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.dask.studies import Steady, search
 from tests.pure.searches import WORKLOAD, searches

@@ -16,11 +16,11 @@ from optuna.storages.journal import JournalFileBackend
 from typer.testing import CliRunner
 
 import hpstage
-from hpstage.cli import app
-from hpstage.commands.naming import space_named, trainable_named
-from hpstage.commands.run import as_text
-from hpstage.commands.studies import open_study
-from hpstage.driver import open_existing_plan
+from hpstage.cli.app import app
+from hpstage.cli.naming import space_named, trainable_named
+from hpstage.cli.run import as_text
+from hpstage.cli.studies import open_study
+from hpstage.driver.driver import open_existing_plan
 from hpstage.errors import HpstageError, UsageError
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.dask.processes import ROOT, Processes, until

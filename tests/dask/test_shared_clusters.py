@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from hpstage.driver import read_facts
-from hpstage.events import (
+from hpstage.driver.driver import read_facts
+from hpstage.plan.events import (
     ChainClosed,
     ChainId,
     ChainStarted,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpstage.cluster import DaskExecutor
-from hpstage.events import (
+from hpstage.plan.events import (
     Boundary,
     BoundaryReached,
     Chain,
@@ -21,7 +21,7 @@ from hpstage.events import (
     WorkerId,
     WorkerJoined,
 )
-from hpstage.keys import History
+from hpstage.plan.keys import History
 from hpstage.schedule import Constant, Scalar
 
 NODE = NodeId(1)

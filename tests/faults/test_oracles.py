@@ -16,7 +16,7 @@ import pytest
 
 import hpstage
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.events import (
+from hpstage.plan.events import (
     ChainClosed,
     ChainId,
     ChainProlonged,

@@ -13,9 +13,9 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import SuccessiveHalving
-from hpstage.events import Fact
-from hpstage.result import Result
-from hpstage.simulate import SimulatedExecutor
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import Fact
+from hpstage.search.result import Result
 from hpstage.store import Journal
 from hpstage.store.memory import MemoryJournal
 

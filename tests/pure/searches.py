@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
-from hpstage.driver import Driver, open_plan
-from hpstage.events import StateKey, TrialAdded, TrialId
-from hpstage.scheduling import Answer, Scheduler
-from hpstage.simulate import SimulatedExecutor
+from hpstage.driver.driver import Driver, open_plan
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import StateKey, TrialAdded, TrialId
+from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store.memory import MemoryJournal
 
 WORKLOAD = StateKey("w" * 32)

@@ -21,8 +21,8 @@ from hpstage.algos import (
     PopulationBasedTraining,
     SuccessiveHalving,
 )
+from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna import StageTreeSampler
-from hpstage.simulate import SimulatedExecutor
 from hpstage.store import MemoryJournal
 from tests.pure.test_resume import SEARCHES, Fuse, call, outcome
 from tests.toys import Failing, Tape, alone

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
-from hpstage.driver import read_facts
-from hpstage.events import Fact, StateReached, TargetAsked, TrialAdded, TrialId
+from hpstage.driver.driver import read_facts
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import Fact, StateReached, TargetAsked, TrialAdded, TrialId
 from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import Causes, causes_of
-from hpstage.result import answered_steps
-from hpstage.simulate import SimulatedExecutor
+from hpstage.search.result import answered_steps
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import Search, searches, trial
 from tests.toys import Failing

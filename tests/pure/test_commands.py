@@ -22,11 +22,12 @@ from typer.testing import CliRunner
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
-from hpstage.cli import app
-from hpstage.commands.terminal import clean
-from hpstage.driver import open_plan
+from hpstage.cli.app import app
+from hpstage.cli.terminal import clean
+from hpstage.driver.driver import open_plan
+from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HpstageError, StoreError, UsageError
-from hpstage.events import (
+from hpstage.plan.events import (
     ChainId,
     ChainStarted,
     DriverId,
@@ -40,7 +41,6 @@ from hpstage.events import (
     TrialProposed,
     WorkerId,
 )
-from hpstage.presence import Presence
 from hpstage.report import frames
 from hpstage.store import RedisJournal, SQLiteJournal, Store
 from tests.pure.searches import WORKLOAD, trial
@@ -178,7 +178,7 @@ def test_what_a_killed_writer_left_in_the_log_is_read_and_not_tidied_up(store: P
     write(journal, ask([trial(0, {"a": s.constant(1)}, 8)]))
     code = (
         "import os, signal, sys; from hpstage.store import SQLiteJournal; import msgspec\n"
-        "from hpstage.events import TargetAsked\n"
+        "from hpstage.plan.events import TargetAsked\n"
         "journal = SQLiteJournal(sys.argv[1])\n"
         "journal.append([msgspec.json.encode(TargetAsked('study/0', 4))])\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
@@ -231,7 +231,7 @@ def test_drivers_chains_and_studies_are_alive_while_their_leases_are_held(store:
 
 
 def test_a_journal_that_does_not_tell_what_is_better_has_both_ends_shown(store: Path) -> None:
-    from hpstage.events import TrialEnded
+    from hpstage.plan.events import TrialEnded
 
     trials = [TrialAdded(TrialId(f"x/{i}"), {"a": s.constant(i)}, 8) for i in range(3)]
     ends = [TrialEnded("x", t.trial, "COMPLETE", (value,), 8, 0.0) for t, value in zip(trials, (2.0, "nan", 1.0))]  # noqa: B905
@@ -404,7 +404,7 @@ def test_what_cannot_be_written_or_is_not_installed_is_told(
 def test_looking_on_needs_nothing_heavy(searched: tuple[Path, hpstage.Result]) -> None:
     folder, _ = searched
     code = (
-        "import sys; from hpstage.cli import app\n"
+        "import sys; from hpstage.cli.app import app\n"
         "for command in ('status', 'tree'): app([command, sys.argv[1]], standalone_mode=False)\n"
         "print(sorted({'torch', 'dask', 'distributed', 'optuna', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )

@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
-from hpstage.driver import open_plan
+from hpstage.checkpoints.eviction import Eviction, budget_bytes
+from hpstage.checkpoints.needed import kept_states
+from hpstage.driver.driver import open_plan
 from hpstage.errors import CheckpointError, UsageError
-from hpstage.events import (
+from hpstage.execution.simulated import SimulatedExecutor, value_of_key
+from hpstage.plan.events import (
     Chain,
     ChainClosed,
     ChainEnded,
@@ -34,10 +37,7 @@ from hpstage.events import (
     TrialId,
     WorkerId,
 )
-from hpstage.eviction import Eviction, budget_bytes
-from hpstage.kept_states import kept_states
-from hpstage.plan import SearchPlan
-from hpstage.simulate import SimulatedExecutor, value_of_key
+from hpstage.plan.plan import SearchPlan
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import WORKLOAD, Search, histories, trial
 from tests.pure.test_kept_states import ended, proposed, started

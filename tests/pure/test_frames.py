@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, PopulationBasedTraining, SuccessiveHalving
-from hpstage.driver import open_plan, read_facts
-from hpstage.events import NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
+from hpstage.driver.driver import open_plan, read_facts
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
 from hpstage.report import Frames, frames
 from hpstage.report.account import new_account, rounded, uncollected
-from hpstage.simulate import SimulatedExecutor
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import WORKLOAD, Search, searches, trial
 

@@ -10,9 +10,9 @@ import pytest
 import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.driver import Driver, open_plan
-from hpstage.scheduling import Scheduler
-from hpstage.simulate import SimulatedExecutor
+from hpstage.driver.driver import Driver, open_plan
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.pure.searches import WORKLOAD, Search, trial
 from tests.toys import Tape

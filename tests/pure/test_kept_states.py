@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
-from hpstage.events import (
+from hpstage.checkpoints.needed import kept_states
+from hpstage.checkpoints.retention import KeptState
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import (
     ChainId,
     ChainStarted,
     DriverId,
@@ -24,11 +27,8 @@ from hpstage.events import (
     TrialProposed,
     WorkerId,
 )
-from hpstage.kept_states import kept_states
-from hpstage.nodes import PlannedTrial
-from hpstage.plan import SearchPlan
-from hpstage.retention import KeptState
-from hpstage.simulate import SimulatedExecutor
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.plan import SearchPlan
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import Search, schedules, searches, trial
 from tests.pure.test_several_drivers import Study

@@ -6,12 +6,12 @@ import optuna
 import pytest
 
 from hpstage import schedule as s
-from hpstage.events import TrialAdded, TrialId
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import TrialAdded, TrialId
 from hpstage.report.book import open_book
 from hpstage.report.lanes import foremost, lanes_of, ranking, rows
 from hpstage.report.measured import measured, merit
-from hpstage.result import Result
-from hpstage.simulate import SimulatedExecutor
+from hpstage.search.result import Result
 from tests.pure.reports import search
 from tests.pure.searches import Search, trial
 

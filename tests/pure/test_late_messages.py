@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
-from hpstage.events import Amendment, Chain, ChainId, Report, TrialAdded, WorkerId
-from hpstage.scheduling import Answer
-from hpstage.simulate import SimulatedExecutor, value_of_key
+from hpstage.execution.simulated import SimulatedExecutor, value_of_key
+from hpstage.plan.events import Amendment, Chain, ChainId, Report, TrialAdded, WorkerId
+from hpstage.scheduler.scheduler import Answer
 from tests.pure.searches import Search, histories, schedules, trial
 
 Delay = Callable[[], float]

@@ -9,7 +9,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining, Hyperband, MedianStopping
-from hpstage.simulate import SimulatedExecutor
+from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.store import MemoryJournal
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -7,9 +7,9 @@ import statistics
 from functools import cache
 
 from hpstage import schedule as s
-from hpstage.driver import read_facts
-from hpstage.events import StateReached
-from hpstage.simulate import SimulatedExecutor
+from hpstage.driver.driver import read_facts
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import StateReached
 from tests.pure.searches import Search, trial
 
 Tree = list[tuple[int, int]]  # (parent or -1, steps) of each stage; parents come first

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining
-from hpstage.driver import read_facts
-from hpstage.events import (
+from hpstage.driver.driver import read_facts
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import (
     ChainClosed,
     ChainId,
     ChainStarted,
@@ -31,7 +32,7 @@ from hpstage.events import (
     TargetAsked,
     WorkerId,
 )
-from hpstage.plan import SearchPlan
+from hpstage.plan.plan import SearchPlan
 from hpstage.report import draw_merge_rate, draw_timeline, open_book, write_report
 from hpstage.report.account import Account
 from hpstage.report.book import Book
@@ -40,8 +41,7 @@ from hpstage.report.pauses import Pauses
 from hpstage.report.sums import savings_of
 from hpstage.report.views.merge_rate import merge_rate_view
 from hpstage.report.views.timeline import timeline_view
-from hpstage.result import Savings
-from hpstage.simulate import SimulatedExecutor
+from hpstage.search.result import Savings
 from hpstage.store.memory import MemoryJournal
 from tests.pure.reports import Page, search
 from tests.pure.searches import WORKLOAD, trial

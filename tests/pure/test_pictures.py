@@ -19,9 +19,10 @@ from matplotlib.text import Text
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
-from hpstage.driver import open_plan
-from hpstage.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
-from hpstage.plan import SearchPlan
+from hpstage.driver.driver import open_plan
+from hpstage.execution.simulated import Measure, SimulatedExecutor, value_of_key
+from hpstage.plan.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
+from hpstage.plan.plan import SearchPlan
 from hpstage.report import (
     draw_merge_rate,
     draw_metrics,
@@ -42,7 +43,6 @@ from hpstage.report.views.metrics import curves
 from hpstage.report.views.savings import steps
 from hpstage.report.views.stage_tree import MOST_ROWS
 from hpstage.report.views.timeline import MOST_BARS, bars
-from hpstage.simulate import Measure, SimulatedExecutor, value_of_key
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import WORKLOAD, Search, histories, trial
 from tests.toys import Failing

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
-from hpstage.driver import open_plan
+from hpstage.driver.driver import open_plan
 from hpstage.errors import InternalError
-from hpstage.events import Kept, StateKey, StateReached, TrialId, WorkerId
-from hpstage.simulate import SimulatedExecutor, value_of_key
+from hpstage.execution.simulated import SimulatedExecutor, value_of_key
+from hpstage.plan.events import Kept, StateKey, StateReached, TrialId, WorkerId
 from tests.pure.searches import WORKLOAD, Search, histories, searches, trial
 
 

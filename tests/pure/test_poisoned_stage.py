@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hpstage import schedule as s
-from hpstage.driver import Driver, open_plan
-from hpstage.events import DriverId, StateKey, TrialAdded, TrialId, WorkerId
+from hpstage.driver.driver import Driver, open_plan
+from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.executor import Executor
-from hpstage.scheduling import Answer, Scheduler
-from hpstage.simulate import SimulatedExecutor
+from hpstage.plan.events import DriverId, StateKey, TrialAdded, TrialId, WorkerId
+from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import WORKLOAD
 

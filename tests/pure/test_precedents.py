@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 import hpstage
 from hpstage.algos import ASHA, MedianStopping, SuccessiveHalving
-from hpstage.cli import app
-from hpstage.driver import open_existing_plan
+from hpstage.cli.app import app
+from hpstage.driver.driver import open_existing_plan
 from hpstage.errors import UsageError
-from hpstage.events import BoundaryReached
-from hpstage.simulate import SimulatedExecutor
-from hpstage.stand_in_metrics import Precedent
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import BoundaryReached
+from hpstage.rehearsal.stand_in_metrics import Precedent
 from hpstage.store import MemoryJournal
 from tests.pure.test_preflight import STEPS, quiet_optuna, random, space  # noqa: F401  quiet_optuna is a fixture
 from tests.toys import Tape

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, Hyperband, MedianStopping, OptunaPruner, SuccessiveHalving
-from hpstage.cli import app
-from hpstage.commands.naming import algorithm_named, named
-from hpstage.costs import Timing, by_values, costs_of_plan, measured
+from hpstage.cli.app import app
+from hpstage.cli.naming import algorithm_named, named
 from hpstage.errors import StoreError, UsageError
-from hpstage.rehearsal import most_needed, values_met
-from hpstage.simulate import SimulatedExecutor
-from hpstage.space import describe
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.rehearsal.costs import Timing, by_values, costs_of_plan, measured
+from hpstage.rehearsal.preflight import most_needed, values_met
+from hpstage.search.space import describe
 from hpstage.store import MemoryJournal
 from tests.pure.searches import histories, trial
 from tests.toys import Tape

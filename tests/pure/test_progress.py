@@ -12,16 +12,16 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import hpstage
-from hpstage import front_door
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, MedianStopping, SuccessiveHalving
-from hpstage.outlook import Outlook
+from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.progress import Progress, ProgressView, line
 from hpstage.progress.displays import LINE_SECONDS, LineDisplay
 from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
 from hpstage.progress.progress import Display
 from hpstage.progress.render import render
-from hpstage.simulate import SimulatedExecutor
+from hpstage.scheduler.remaining import Outlook
+from hpstage.search import optimize as front_door
 from hpstage.store import MemoryJournal
 from tests.toys import Failing
 

@@ -25,7 +25,7 @@ SEARCH = """
 import logging, os, signal, sys, warnings
 import optuna, hpstage
 from hpstage import schedule as s
-from hpstage.simulate import SimulatedExecutor
+from hpstage.execution.simulated import SimulatedExecutor
 from tests.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -210,6 +210,6 @@ def test_standard_output_that_goes_to_a_file_stays_there(tmp_path):
 
 
 def test_rich_is_not_loaded_before_something_is_shown():
-    script = "import sys, hpstage.front_door; print('rich' in sys.modules)"
+    script = "import sys, hpstage.search.optimize; print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr

@@ -18,11 +18,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpstage.checkpoints import open_checkpoints
-from hpstage.commands.studies import open_study
+from hpstage.cli.studies import open_study
 from hpstage.errors import HpstageError
-from hpstage.locations import open_journal
 from hpstage.redaction import redacted, shown, shown_cause
 from hpstage.store import RedisJournal
+from hpstage.store.opening import open_journal
 
 # Capitals stand in secrets alone, so that any piece of one can be told from what may be shown.
 SECRET = st.text("ABCXYZ/@?#:%&=+ .\\'\"[]", min_size=1, max_size=12).filter(lambda text: re.search("[A-Z]", text))

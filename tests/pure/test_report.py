@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, PopulationBasedTraining
-from hpstage.driver import open_plan, read_facts
+from hpstage.driver.driver import open_plan, read_facts
 from hpstage.errors import StoreError, UsageError
-from hpstage.events import (
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import (
     NodeId,
     SearchStarted,
     StageFailed,
@@ -33,8 +34,7 @@ from hpstage.events import (
 from hpstage.report import open_book, write_report
 from hpstage.report.book import undominated
 from hpstage.report.sums import failures_of, savings_of
-from hpstage.result import Savings
-from hpstage.simulate import SimulatedExecutor
+from hpstage.search.result import Savings
 from hpstage.store.memory import MemoryJournal
 from tests.pure.reports import HOSTILE, Page, cut, read, search, space, write
 from tests.pure.searches import WORKLOAD, Search, histories, trial

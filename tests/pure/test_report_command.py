@@ -13,7 +13,7 @@ from click.testing import Result as Outcome
 from typer.testing import CliRunner
 
 from hpstage.algos import FullTraining
-from hpstage.cli import app
+from hpstage.cli.app import app
 from hpstage.errors import StoreError, UsageError
 from hpstage.report import write_report
 from hpstage.store import RedisJournal, SQLiteJournal
@@ -107,7 +107,7 @@ def test_what_cannot_be_written_is_told(store: Path, tmp_path: Path) -> None:
 def test_a_report_needs_neither_pandas_nor_what_trains(store: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pandas'] = None\n"
-        "from hpstage.cli import app\n"
+        "from hpstage.cli.app import app\n"
         "app(['report', sys.argv[1], sys.argv[2]], standalone_mode=False)\n"
         "app(['tree', sys.argv[1], '--picture', sys.argv[2] + '/tree.svg'], standalone_mode=False)\n"
         "heavy = {'torch', 'dask', 'distributed', 'optuna', 'redis', 'pyarrow', 'matplotlib.pyplot'}\n"

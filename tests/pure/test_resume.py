@@ -16,7 +16,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.errors import UsageError
-from hpstage.simulate import SimulatedExecutor
+from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.store import MemoryJournal
 from tests.pure.searches import Search, trial
 from tests.toys import Tape

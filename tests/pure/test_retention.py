@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpstage.checkpoints.retention import KeptState, Retention, decide
 from hpstage.errors import InternalError
-from hpstage.events import StateKey
-from hpstage.retention import KeptState, Retention, decide
+from hpstage.plan.events import StateKey
 
 
 def state(

@@ -18,9 +18,9 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.errors import UsageError
+from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna import save_stage_tree
 from hpstage.optuna.saved_plots import STAGE_TREE
-from hpstage.simulate import SimulatedExecutor
 from hpstage.store import MemoryJournal
 
 HOSTILE = "<b>$\\frac{$ &</b>"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.errors import ScheduleError
 from hpstage.schedule import Form, Scalar, Schedule
-from hpstage.segments import _is_normal, _normal
+from hpstage.schedule.segments import _is_normal, _normal
 
 HORIZON = 40
 

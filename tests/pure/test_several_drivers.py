@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
-from hpstage.driver import Driver, open_plan
-from hpstage.events import (
+from hpstage.checkpoints.eviction import Eviction
+from hpstage.driver.driver import Driver, open_plan
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import (
     ChainClosed,
     ChainId,
     ChainProlonged,
@@ -27,9 +29,7 @@ from hpstage.events import (
     UserFailure,
     WorkerId,
 )
-from hpstage.eviction import Eviction
-from hpstage.scheduling import Answer, Scheduler
-from hpstage.simulate import SimulatedExecutor
+from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store.memory import MemoryJournal
 from tests.pure.searches import WORKLOAD, histories, schedules
 

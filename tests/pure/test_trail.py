@@ -7,10 +7,10 @@ import random
 import pytest
 
 from hpstage import schedule as s
-from hpstage.events import StateKey
-from hpstage.keys import History
+from hpstage.plan.events import StateKey
+from hpstage.plan.keys import History
+from hpstage.plan.trail import Trail
 from hpstage.schedule import Form
-from hpstage.trail import Trail
 
 BEGUN = History.new(StateKey("w" * 32), ["lr", "momentum"]).changed(0, [("lr", 0.5), ("momentum", 0.9)])
 STEPS = 300

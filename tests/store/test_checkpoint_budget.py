@@ -22,13 +22,13 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.cli import app
-from hpstage.driver import open_existing_plan, read_facts
+from hpstage.checkpoints.needed import kept_states
+from hpstage.cli.app import app
+from hpstage.driver.driver import open_existing_plan, read_facts
+from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import CheckpointError, StoreError, UsageError
-from hpstage.events import DriverJoined, StateKey, StateLost, StateReached, TrialEnded
-from hpstage.kept_states import kept_states
-from hpstage.plan import SearchPlan
-from hpstage.presence import Presence
+from hpstage.plan.events import DriverJoined, StateKey, StateLost, StateReached, TrialEnded
+from hpstage.plan.plan import SearchPlan
 from hpstage.store import SQLiteJournal
 from hpstage.store.redis import RedisJournal
 from tests.redis_server import RedisServer
@@ -334,7 +334,7 @@ def test_gc_refuses_what_is_no_plan(tmp_path: Path) -> None:
 
 
 def test_the_command_tells_an_error_in_one_line_with_status_1(tmp_path: Path) -> None:
-    script = "import sys; from hpstage.cli import main; sys.argv[0] = 'hpstage'; main()"
+    script = "import sys; from hpstage.cli.app import main; sys.argv[0] = 'hpstage'; main()"
     done = subprocess.run(
         [sys.executable, "-c", script, "gc", tmp_path / "none"], capture_output=True, text=True, timeout=60
     )
@@ -362,9 +362,9 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with closing(SQLiteJournal(place / "plan" / "plan.sqlite")) as own:
-        from hpstage.environment import describe
-        from hpstage.identity import code_identity
-        from hpstage.keys import workload_key
+        from hpstage.identity.environment import describe
+        from hpstage.identity.workload import code_identity
+        from hpstage.plan.keys import workload_key
 
         described = {**code_identity(Tape()), "sharing": "on"}
         described |= {f"environment:{k}": v for k, v in describe(Tape()).described.items()}

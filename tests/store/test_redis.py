@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from hpstage.errors import HistoryChanged, StoreError, UsageError
-from hpstage.locations import open_redis
 from hpstage.store import Cursor, RedisJournal, redis_scripts
 from hpstage.store import redis_server as redis_server_module
+from hpstage.store.opening import open_redis
 from hpstage.store.redis import CHUNK
 from tests.redis_server import RedisServer
 from tests.tls_proxy import make_certificate, tls_proxy

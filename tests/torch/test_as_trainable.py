@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hpstage.errors import UsageError
-from hpstage.functional import FunctionTrainable
 from hpstage.torch import TorchLoop
 from hpstage.trainable import Trainable, as_trainable
+from hpstage.training.function import FunctionTrainable
 from tests.torch.trainables import Small, ordinary_loop
 
 

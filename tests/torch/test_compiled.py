@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpstage.checkpoints.state_tree import reread
-from hpstage.training.verification import ForkVerification
+from hpstage.execution.verification import ForkVerification
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 
 

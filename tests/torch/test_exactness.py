@@ -16,9 +16,9 @@ from torch import nn
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone, digest
-from hpstage.events import StateKey
-from hpstage.order import SampleOrder
-from hpstage.randomness import Purpose, rekey
+from hpstage.plan.events import StateKey
+from hpstage.training.randomness import Purpose, rekey
+from hpstage.training.sample_order import SampleOrder
 from tests.torch.trainables import (
     CASES,
     FORK,

@@ -15,8 +15,8 @@ from torch import nn
 
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import StateError, TrainingError, UsageError
-from hpstage.functional import FunctionTrainable, Run
 from hpstage.trainable import as_trainable
+from hpstage.training.function import FunctionTrainable, Run
 from tests.torch.trainables import network, samples
 
 
@@ -378,7 +378,7 @@ def test_a_function_that_imports_its_library_begins_again_with_keyed_generators(
 
     script = """
 import sys
-from hpstage.functional import FunctionTrainable
+from hpstage.training.function import FunctionTrainable
 assert "torch" not in sys.modules
 def loop(run):
     import torch

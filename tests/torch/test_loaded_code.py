@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 from hpstage.errors import UsageError
-from hpstage.identity import Identity, differences, drifts, identify
+from hpstage.identity.workload import Identity, differences, drifts, identify
 
 ROOT = Path(__file__).parents[2]
 
@@ -365,7 +365,7 @@ class Trainable(Base):
     def fixed(*, a=1, **more): return a, more
 
 if __name__ == "__main__":
-    from hpstage.identity import identify
+    from hpstage.identity.workload import identify
     trainable = Trainable()
     with open(sys.argv[1], "wb") as file:
         file.write(cloudpickle.dumps((trainable, identify(trainable))))
@@ -378,7 +378,7 @@ def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_p
     (tmp_path / "parts.py").write_text(PARTS)
     worker = (
         "import pickle, sys, cloudpickle\n"
-        "from hpstage.identity import identify\n"
+        "from hpstage.identity.workload import identify\n"
         "with open(sys.argv[1], 'rb') as file: trainable, _ = pickle.load(file)\n"
         "with open(sys.argv[2], 'wb') as file: file.write(cloudpickle.dumps(identify(trainable)))\n"
     )
@@ -392,7 +392,7 @@ def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_p
         "import pickle\n"
         "with open('sent', 'rb') as file: _, here = pickle.load(file)\n"
         "with open('told', 'rb') as file: there = pickle.load(file)\n"
-        "from hpstage.identity import differences\n"
+        "from hpstage.identity.workload import differences\n"
         "assert not differences(here.loaded, there.loaded), differences(here.loaded, there.loaded)\n"
         "assert here == there, (here.described, there.described)\n"
     )
@@ -410,7 +410,7 @@ def asserting(run: Any) -> Any:
 def test_what_pytest_makes_of_assertions_does_not_count() -> None:
     program = (
         "import cloudpickle, sys\n"
-        "from hpstage.identity import identify\n"
+        "from hpstage.identity.workload import identify\n"
         f"from {__name__} import asserting\n"
         "sys.stdout.buffer.write(cloudpickle.dumps(identify(asserting)))\n"
     )

@@ -15,10 +15,10 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import hpstage
-from hpstage.environment import describe
-from hpstage.functional import Run
-from hpstage.threads import VARIABLES
+from hpstage.identity.environment import describe
+from hpstage.identity.threads import VARIABLES
 from hpstage.trainable import as_trainable
+from hpstage.training.function import Run
 
 ROOT = Path(__file__).parents[2]
 

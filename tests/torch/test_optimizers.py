@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 import hpstage.torch
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import HpstageError
+from hpstage.execution.verification import ForkVerification, portrait_of
 from hpstage.trainable import as_trainable
-from hpstage.training.verification import ForkVerification, portrait_of
 
 STEPS = 7
 FORMS = ("float32", "bfloat16", "channels_last")

@@ -15,11 +15,11 @@ from torch import nn
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.driver import read_facts
+from hpstage.driver.driver import read_facts
 from hpstage.errors import StateError, UsageError
-from hpstage.events import ForkVerified, StateReached
-from hpstage.functional import Run
+from hpstage.plan.events import ForkVerified, StateReached
 from hpstage.store import MemoryJournal
+from hpstage.training.function import Run
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import CASES, Small, network, ordinary_loop, samples, sgd
 

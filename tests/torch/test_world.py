@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import hpstage.torch
+from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError, UsageError
-from hpstage.training.world import World
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 

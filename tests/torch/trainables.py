@@ -15,9 +15,9 @@ from torch.utils.data import TensorDataset
 import hpstage.torch
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import digest
-from hpstage.events import StateKey
-from hpstage.functional import Run
+from hpstage.plan.events import StateKey
 from hpstage.trainable import Trainable, as_trainable
+from hpstage.training.function import Run
 
 SAMPLES = 30
 STEPS, FORK = 12, 6

@@ -1,0 +1,385 @@
+"""What has changed since a survey, as a plain state.
+
+A state holds no classes and runs no code: objects that were there when training began are named by their paths, and
+found again under them in the process that goes on. New ones are written out: containers, tensors, arrays, generators
+of random numbers, and instances of the user's classes and torch's modules and optimizers, as their attributes.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from hpstage.capture.containers import BULK, Members
+from hpstage.capture.kind import has_own_memory, is_atom, numpy, own_of, torch
+from hpstage.capture.memory import Places
+from hpstage.capture.reach import MISSING, of_user
+from hpstage.capture.survey import UNKNOWN, Record, Survey
+from hpstage.capture.told import RandomSource
+from hpstage.capture.values import is_lazy, storable
+from hpstage.errors import StateError
+
+Plain = Any
+ANSWERED = ("answered",)
+"""In place of what its owner answers for."""
+BUILTINS = (list, dict, set, int, float, str, bool, tuple)
+_NOTHING: dict[Any, Any] = {}
+_ITSELF = (type(None), bool, int, float, str, bytes)
+CONTAINERS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(list, dict, set, frozenset, bytearray),
+        *(collections.OrderedDict, collections.defaultdict, collections.Counter, collections.deque),
+    )
+}
+
+
+class Encoder:
+    """Writes contents out.
+
+    Args:
+        base: the survey whose objects are named by path.
+        now: what is there now.
+        but: paths whose owners answer for what cannot be written out.
+    """
+
+    def __init__(self, base: Survey, now: Survey, but: Callable[[str], bool]) -> None:
+        self._base = base
+        self._but = but
+        self._new: dict[int, tuple[object, int]] = {}
+        self._places = Places(base, now)
+
+    @property
+    def memory(self) -> Plain:
+        """Memory that several new values share; complete when all is written."""
+        return self._places.written
+
+    def content(self, record: Record, content: Any) -> Plain:
+        """The content of an object that is in the base."""
+        kind, path = record.kind.name, record.path
+        if UNKNOWN in path:
+            raise self._mixed_up(path)
+        if kind in ("items", "objects"):
+            # The shape of an array, or attributes.
+            return kind, self._list(path, content[0]), self._pairs(path, content[1] if kind == "items" else {})
+        if kind == "mapping":
+            return kind, self._pairs(path, content[0], record.content[0]), self._pairs(path, content[1])
+        if kind == "attributes":
+            return kind, self._pairs(path, content, record.content), []
+        if kind == "foreign" and (
+            content[1] == record.content[1]
+            or (isinstance(content[1], bytes) and len(content[1]) == len(record.content[1] or ""))
+        ):
+            return kind, self._pairs(path, content[0]), content[1]
+        if kind == "set":
+            return kind, self._set(path, content.order)
+        if kind in ("bytearray", "random state", "settings"):
+            return kind, self._settings(content) if kind == "settings" else content
+        if kind in ("name", "variable"):
+            return kind, self.value(path, content)
+        if kind == "function":
+            return kind, self.value(path, content[1]), self._pairs(path, content[2]), self._pairs(path, content[3])
+        if kind == "values":
+            return kind, *self._place(record, content)
+        raise self._unmoving(record)
+
+    def _mixed_up(self, path: str) -> StateError:
+        return StateError(
+            f"{path} is one of several in a set, and nothing tells which in another process: keep what training "
+            f"changes in a list or a dict"
+        )
+
+    def _unmoving(self, record: Record) -> StateError:
+        kind, path, what = record.kind.name, record.path, _kind(record.obj)
+        if kind == "iterator":
+            return StateError(
+                f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
+                f"would go on elsewhere. Make what it gives a function of the step, or keep a position of your own"
+            )
+        if kind == "bulk":
+            why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"
+        elif kind == "file":
+            why = "has been read or written in training, and its position can be in no state: keep what training needs"
+        else:
+            why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
+        return StateError(f"{path} is a {what} that {why}; if no training hangs on it, name it in `stateless`")
+
+    def value(self, path: str, value: Any) -> Plain:
+        """A value within a content."""
+        kind = type(value)
+        if kind in _ITSELF:
+            return value
+        if value is MISSING:
+            return ("missing",)
+        known = self._base.path_of(value)
+        if known is not None:
+            if UNKNOWN in known:
+                raise self._mixed_up(known)
+            return "@", known
+        if id(value) in self._new:
+            return "again", self._new[id(value)][1]
+        if kind is tuple:
+            return "tuple", self._list(path, value)
+        if kind is types.MethodType:
+            return self._method(path, value)
+        if kind is weakref.ref:
+            return "weak", self.value(path, value())
+        if is_atom(value):
+            return self._atom(path, value)
+        if kind is types.BuiltinFunctionType or kind is types.FunctionType:
+            return self._named(path, value)
+        return self._fresh(path, value)
+
+    def _method(self, path: str, value: Any) -> Plain:
+        name = value.__func__.__name__
+        if method_of(value.__self__, name) is not value.__func__:
+            raise self._refusal(path, value)
+        return "method", self.value(path, value.__self__), name
+
+    def _atom(self, path: str, value: Any) -> Plain:
+        if isinstance(value, complex):
+            return "complex", value.real, value.imag
+        if isinstance(value, enum.Enum):
+            return "enum", type(value).__module__, type(value).__qualname__, value.name
+        if isinstance(value, range | slice):
+            return type(value).__name__, value.start, value.stop, value.step
+        library = torch()
+        if library is not None:
+            if isinstance(value, library.Size):
+                return "size", list(value)
+            if isinstance(value, library.dtype):
+                return "dtype", str(value).removeprefix("torch.")
+            if isinstance(value, library.device):
+                return "device", str(value)
+        arrays = numpy()
+        if arrays is not None and isinstance(value, arrays.generic):
+            return value
+        if isinstance(value, type):
+            return self._named(path, value)
+        raise self._refusal(path, value)
+
+    def _named(self, path: str, value: Any) -> Plain:
+        """A function or class, of those that were there before. Another could be any: a state must not choose it."""
+        name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        if any(value is kind for kind in BUILTINS):
+            return "builtin", value.__name__
+        if self._base.named.get(name) is value:
+            return "named", *name
+        raise self._refusal(path, value)
+
+    def _fresh(self, path: str, value: Any) -> Plain:
+        """An object that training has made."""
+        number = len(self._new)
+        self._new[id(value)] = value, number
+        kind = type(value)
+        if kind is list or kind is collections.deque:
+            own = value.maxlen if kind is collections.deque else None
+            return kind.__name__, number, self._list(path, value), own
+        if CONTAINERS.get(kind.__name__) is kind:
+            if kind is set or kind is frozenset:
+                return kind.__name__, number, self._set(path, value), None
+            if kind is bytearray:
+                return kind.__name__, number, bytes(value), None
+            own = own_of(value) if kind is not collections.defaultdict else {"factory": value.default_factory}
+            return kind.__name__, number, self._pairs(path, value), self._pairs(path, own)
+        library, arrays = torch(), numpy()
+        if library is not None and kind in (library.Tensor, library.nn.Parameter):
+            return self._tensor(path, number, value)
+        if arrays is not None and kind is arrays.ndarray:
+            return self._array(path, number, value)
+        if kind is types.SimpleNamespace:
+            return "instance", number, "types", "SimpleNamespace", None, self._pairs(path, vars(value))
+        source = RANDOM.get(kind.__name__)
+        if source is not None and source() is kind:
+            return "random", number, kind.__name__, RandomSource().read(value, frozenset()), _bits(value)
+        if creatable(self._base, kind.__module__, kind.__qualname__) is kind:
+            items = self._list(path, tuple.__iter__(value)) if issubclass(kind, tuple) else None
+            own = self._pairs(path, own_of(value))
+            return "instance", number, kind.__module__, kind.__qualname__, items, own
+        raise self._refusal(path, value)
+
+    def _tensor(self, path: str, number: int, value: Any) -> Plain:
+        if value.grad_fn is not None:
+            raise StateError(
+                f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
+                f"or take item(); if it is only looked at, name it in `stateless`"
+            )
+        if value.layout is torch().sparse_coo and not value.requires_grad:
+            parts = value._indices(), value._values()
+            return "sparse", number, *parts, list(value.shape), value.is_coalesced(), value.device.type
+        plain = storable(value)
+        if plain is None:
+            raise self._unstorable(path, value)
+        rest = (
+            type(value) is torch().nn.Parameter,
+            value.device.type,
+            value.requires_grad,
+            self.value(f"{path}.grad", value.grad),
+            self._pairs(path, own_of(value)),
+        )
+        place = self._places.of(plain)
+        if place is None:
+            return "tensor", number, plain, *rest
+        dtype = str(value.dtype).removeprefix("torch.")
+        return "view", number, place, dtype, list(plain.shape), list(plain.stride()), *rest
+
+    def _array(self, path: str, number: int, value: Any) -> Plain:
+        if value.dtype.hasobject:
+            if value.dtype.str != "|O":
+                raise self._unstorable(path, value)
+            return "objects", number, self._list(path, value.flat), list(value.shape)
+        description = _description(value.dtype)
+        place = self._places.of(value)
+        if place is not None:
+            return "array view", number, place, description, list(value.shape), list(value.strides)
+        plain = storable(value)
+        return "array", number, value.copy() if plain is None else plain, description, list(value.shape)
+
+    def _place(self, record: Record, content: Any) -> tuple[Plain, ...]:
+        """Where a tensor of the base is, and all else of it but its values."""
+        before, obj = record.content, record.obj
+        if not content.plain or not before.plain:
+            raise self._unstorable(record.path, obj)
+        if any(here is not there for here, there in zip(content.hooks, before.hooks, strict=True)):
+            raise StateError(
+                f"{record.path} has been given a hook in training, which no state can hold: do it in model()"
+            )
+        place: Plain = None
+        if content.pointer != before.pointer or content.form != before.form:
+            shape, strides, dtype = content.form[:3]
+            if content.form[3] != before.form[3]:
+                raise StateError(f"{record.path} has moved from {before.form[3]} to {content.form[3]} in training")
+            form = str(dtype).removeprefix("torch."), list(shape), list(strides)
+            place = (self._places.of(storable(obj)), *form)
+        gradient = self.value(f"{record.path}.grad", content.gradient)
+        return place, content.trained, gradient, self._pairs(record.path, content.own)
+
+    def _unstorable(self, path: str, value: Any) -> StateError:
+        if is_lazy(value):
+            form, what = "lazy", "has been given its shape"
+        else:
+            layout = str(getattr(value, "layout", "")).removeprefix("torch.")
+            form = f"{layout} {value.dtype}".strip().replace("torch.", "")
+            what = "has changed"
+        return StateError(
+            f"{path} is a {_kind(value)} ({form}) that {what} in training, and no state can hold one: keep ordinary "
+            f"tensors and arrays from which it can be made; if no training hangs on it, name it in `stateless`"
+        )
+
+    def _settings(self, content: dict[str, Any]) -> list[Plain]:
+        return [(name, self.value(name, value)) for name, value in content.items()]
+
+    def _list(self, path: str, items: Any) -> list[Plain]:
+        return [self.value(f"{path}[{index}]", item) for index, item in enumerate(items)]
+
+    def _pairs(self, path: str, items: dict[Any, Any], before: dict[Any, Any] = _NOTHING) -> list[Plain]:
+        """What cannot be written out may be what it was ``before``."""
+        pairs = []
+        for index, (key, item) in enumerate(dict.items(items)):
+            made = len(self._new)
+            inner = f"{path}.{key}" if type(key) is str else f"{path}[{index}]"
+            try:
+                plain = self.value(inner, item)
+            except StateError:
+                for key_of_new in list(self._new)[made:]:
+                    del self._new[key_of_new]
+                if type(key) is str and before.get(key, MISSING) is item:
+                    plain = ("same",)
+                elif self._but(inner):
+                    plain = ANSWERED
+                else:
+                    raise
+            pairs.append((self.value(f"{path}.key({index})", key), plain))
+        return pairs
+
+    def _set(self, path: str, items: Any) -> list[Plain]:
+        """Numbers in the order in which they are met, since that is a function of how they came in; others, whose order
+        is another in each process, sorted."""
+        items = tuple(items)
+        plain = [self.value(f"{path}[...]", item) for item in items]
+        if not Members.of(items).ordered:
+            return sorted(plain, key=repr)
+        if tuple(set(items)) != items:
+            raise StateError(
+                f"{path} is a set whose order no state can keep, since it has been larger, or filled in another order: "
+                f"use a dict, which keeps the order in which it was filled"
+            )
+        return plain
+
+    def _refusal(self, path: str, value: object) -> StateError:
+        return StateError(
+            f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model() or "
+            f"__init__(), so that it is there when a fork begins, or keep plain values (numbers, tensors, lists); if "
+            f"nothing in training hangs on it, name it in `stateless`"
+        )
+
+
+def is_answered(plain: Plain) -> bool:
+    return type(plain) is tuple and len(plain) == 1 and plain[0] == ANSWERED[0]
+
+
+def is_plain(value: object) -> bool:
+    return type(value) in _ITSELF
+
+
+def method_of(owner: object, name: str) -> object:
+    """The function that is a method of an object's class under a name."""
+    found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+RANDOM: dict[str, Callable[[], Any]] = {
+    "Random": lambda: sys.modules["random"].Random,
+    "Generator": lambda: torch() and torch().Generator,
+    "RandomState": lambda: numpy() and numpy().random.RandomState,
+}
+
+
+def _bits(value: Any) -> str:
+    device = getattr(value, "device", None)
+    return "" if device is None else str(device)
+
+
+def _description(dtype: Any) -> Plain:
+    described = numpy().lib.format.dtype_to_descr(dtype)
+    return described if isinstance(described, str) else [list(field) for field in described]
+
+
+def creatable(base: Survey, module: str, qualname: str) -> type | None:
+    """The class of that name, if an instance of it is known by its attributes: one of the user's that was met before
+    training began, or one of torch's modules and optimizers. Making one runs none of its code."""
+    library = torch()
+    if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
+        kind = named(module, qualname)
+        if not isinstance(kind, type) or not issubclass(kind, library.nn.Module | library.optim.Optimizer):
+            return None
+    else:
+        kind = base.named.get((module, qualname))
+        if not isinstance(kind, type) or not of_user(module):
+            return None
+    if any("__del__" in vars(part) for part in kind.__mro__) or inspect.isabstract(kind):
+        return None
+    if issubclass(kind, tuple):
+        return kind if kind.__itemsize__ == tuple.__itemsize__ else None
+    return None if has_own_memory(kind) else kind
+
+
+def named(module: str, qualname: str) -> object:
+    """What a loaded module has under a name. Nothing is imported, and nothing called."""
+    found: object = sys.modules.get(module)
+    for part in qualname.split("."):
+        if not isinstance(found, types.ModuleType | type):
+            return None
+        found = vars(found).get(part)
+    return found
+
+
+def _kind(value: object) -> str:
+    module = type(value).__module__
+    return type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"

@@ -1,0 +1,125 @@
+"""The kept states of a search plan, as retention decides on them. Pure.
+
+A state is *needed*, and its checkpoint must stay, if
+
+- it is the nearest kept one at or before a state that some driver waits for: from there that is trained;
+- it is the nearest kept one at or before the farthest state asked of a trial that is not over: an algorithm may train
+  the trial on;
+- a chain starts from it that has told of nothing yet, and so may not have loaded it;
+- a chain is on its way to it, and would keep it again at once.
+
+All else costs its training anew, if it should be asked for: by tomorrow's study, or by ``extend=True``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+
+from hpstage.checkpoints.retention import KeptState
+from hpstage.plan.events import NodeId, StateKey
+from hpstage.plan.nodes import Node, State
+from hpstage.plan.plan import SearchPlan
+
+
+def kept_states(plan: SearchPlan) -> list[KeptState]:
+    """Every kept state with its nearest kept ancestor, the seconds from there, and whether it is needed.
+
+    O(kept states, wants, open trials and running chains, and the nodes above them).
+    """
+    return _Line(plan).states()
+
+
+class _Line:
+    """Finds nearest kept ancestors; each node above a kept or needed state is looked at once."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self._plan = plan
+        by_node: dict[NodeId, list[int]] = defaultdict(list)
+        for state in plan.kept.values():
+            by_node[state.node.id].append(state.step)
+        self._steps = {id: sorted(steps) for id, steps in by_node.items()}
+        self._costs: dict[NodeId, float] = {}
+        self._above: dict[NodeId, tuple[State | None, float]] = {}
+
+    def states(self) -> list[KeptState]:
+        needed = self._needed()
+        found: list[KeptState] = []
+        for state in self._plan.kept.values():
+            kept, node = state.kept, state.node
+            assert kept is not None
+            at = bisect_right(self._steps[node.id], state.step) - 1
+            if at > 0:
+                before = self._steps[node.id][at - 1]
+                parent: State | None = node.states[before]
+                seconds = (state.step - before) * self._cost(node)
+            else:
+                parent, seconds = self._before(node)
+                seconds += (state.step - node.start) * self._cost(node)
+            found.append(
+                KeptState(
+                    key=kept.key,
+                    parent=None if parent is None else _key(parent),
+                    bytes=kept.bytes,
+                    seconds=seconds,
+                    needed=kept.key in needed,
+                    last_used=state.used,
+                )
+            )
+        return found
+
+    def _needed(self) -> set[StateKey]:
+        plan = self._plan
+        needed: set[State | None] = {self._nearest(state.node, state.step) for state in plan.wanted()}
+        for trial in plan.open_trials():
+            if trial.asked:
+                needed.add(self._nearest(trial.node_at(trial.asked), trial.asked))
+        for chain in plan.chains.values():
+            if chain.reached is None:
+                needed.add(plan.source_of(chain))
+            for stretch in chain.ahead():
+                node = plan.nodes[stretch.node]
+                steps = self._steps.get(stretch.node, [])
+                for step in steps[bisect_right(steps, stretch.start) : bisect_right(steps, stretch.stop)]:
+                    needed.add(node.states[step])
+        return {state.kept.key for state in needed if state is not None and state.kept is not None}
+
+    def _nearest(self, node: Node, step: int) -> State | None:
+        """The last kept state at or before ``step`` on the node's line."""
+        steps = self._steps.get(node.id)
+        at = bisect_right(steps, step) if steps else 0
+        return node.states[steps[at - 1]] if steps and at else self._before(node)[0]
+
+    def _before(self, node: Node) -> tuple[State | None, float]:
+        """The last kept state at or before the start of ``node``, and the seconds from there."""
+        way = [node]  # no recursion: a line may be as long as a trial has steps
+        while (last := way[-1]).id not in self._above:
+            above = last.parent
+            if above is None:
+                self._above[last.id] = None, 0.0
+                break
+            steps = self._steps.get(above.id)
+            at = bisect_right(steps, last.start) if steps else 0
+            if steps and at:
+                self._above[last.id] = above.states[steps[at - 1]], (last.start - steps[at - 1]) * self._cost(above)
+                break
+            way.append(above)
+        way.pop()
+        while way:
+            below = way.pop()
+            above = below.parent
+            assert above is not None
+            found, seconds = self._above[above.id]
+            self._above[below.id] = found, seconds + (below.start - above.start) * self._cost(above)
+        return self._above[node.id]
+
+    def _cost(self, node: Node) -> float:
+        """``plan.step_seconds``, looked up once."""
+        if node.id not in self._costs:
+            self._costs[node.id] = self._plan.step_seconds(node)
+        return self._costs[node.id]
+
+
+def _key(state: State) -> StateKey:
+    assert state.kept is not None
+    return state.kept.key

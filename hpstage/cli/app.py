@@ -1,0 +1,86 @@
+"""The command line: ``hpstage COMMAND``."""
+
+from __future__ import annotations
+
+import io
+import sys
+import traceback
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from hpstage.cli.check import check
+from hpstage.cli.export import export
+from hpstage.cli.gc import gc
+from hpstage.cli.plan import plan
+from hpstage.cli.report import report
+from hpstage.cli.run import run
+from hpstage.cli.status import status
+from hpstage.cli.tree import tree
+from hpstage.cluster import commands as cluster
+from hpstage.errors import HpstageError
+from hpstage.redaction import redacted
+
+app = typer.Typer(
+    name="hpstage",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,  # else [brackets] in help texts are markup, and lost
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hpstage {version('hpstage')}")
+        raise typer.Exit
+
+
+@app.callback()
+def hpstage(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Hyper-parameter search that never trains the same thing twice."""
+
+
+app.command(context_settings=cluster.PASSING)(cluster.scheduler)
+app.command(context_settings=cluster.PASSING, options_metavar="[OPTIONS] [SCHEDULER]")(cluster.worker)
+app.command()(check)
+app.command()(gc)
+app.command()(plan)
+app.command()(run)
+app.command()(status)
+app.command()(tree)
+app.command()(report)
+app.command()(export)
+
+
+# Of a command line that cannot be read: typer does not name it.
+_MISUSED = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def main() -> None:
+    """Run a command. What hpstage refuses is told in one line on stderr, with exit status 1.
+
+    Nothing that is told on stderr holds a secret of a URL of the command line.
+    """
+    # As words of their own, and behind --option=.
+    urls = [word for argument in sys.argv[1:] for word in (argument, argument.partition("=")[2]) if ":" in word]
+    try:
+        sys.exit(app(standalone_mode=False))
+    except HpstageError as error:
+        told, status = f"hpstage: {error}\n", 1
+    except typer.Abort:
+        told, status = "Aborted!\n", 1
+    except Exception as error:
+        if isinstance(error, _MISUSED):
+            page = io.StringIO()
+            error.show(file=page)  # type: ignore[attr-defined]
+            told, status = page.getvalue(), error.exit_code  # type: ignore[attr-defined]
+        else:
+            told, status = traceback.format_exc(), 1
+    typer.echo(redacted(told, *urls), err=True, nl=False)
+    sys.exit(status)

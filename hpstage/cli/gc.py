@@ -1,0 +1,230 @@
+"""``hpstage gc``: removes checkpoints that no record names, or that a budget has no room for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+import typer
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.checkpoints.eviction import Eviction, budget_bytes
+from hpstage.checkpoints.needed import kept_states
+from hpstage.checkpoints.retention import decide
+from hpstage.checkpoints.store import Usage
+from hpstage.driver.driver import fold_on
+from hpstage.driver.lease_keeper import Presence
+from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
+from hpstage.plan.events import DriverId, DriverLeft, Fact, StateKey
+from hpstage.plan.plan import SearchPlan
+from hpstage.store import Journal, Leases
+from hpstage.store.opening import open_existing
+
+# Checkpoints that are removed between two looks whether a driver has come, and by how many threads.
+_BATCH = 16
+_THREADS = 4
+
+
+def gc(
+    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    checkpoints: Annotated[
+        str | None, typer.Option(help="Where its checkpoints are, if not in the folder: a folder or a URL.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Bytes that may stay, such as '20 GB'; 0: only what is still needed.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would go, and change nothing.")] = False,
+) -> None:
+    """Remove checkpoints that nothing needs.
+
+    Those that no record of the plan names, what writers that died have left, and with --budget as many others as it
+    takes: those whose training anew costs the fewest seconds per byte. What is still needed stays. Searches may run
+    meanwhile.
+
+    A place for checkpoints that two plans of one workload share is no place for this command: what the other plan
+    names looks unnamed.
+    """
+    size = None if budget is None else budget_bytes(budget, "--budget")
+    with ExitStack() as closing:
+        plan, places = open_existing(store, checkpoints, closing=closing, sweep=False)
+        collection = Collection(PlanLog(plan, places.journal), places.checkpoints, dry_run=dry_run)
+        collection.collect(size)
+        typer.echo(str(collection))
+        if collection.failed or collection.stuck.count:
+            raise typer.Exit(1)
+
+
+class PlanLog:
+    """A plan and its journal, for a process that drives no search."""
+
+    def __init__(self, plan: SearchPlan, journal: Journal) -> None:
+        self.plan = plan
+        self.journal = journal
+
+    def commit(self, facts: Sequence[Fact]) -> bool:
+        """Write facts and fold them, if all that was written before is folded; else fold that, and return False."""
+        records = [msgspec.json.encode(fact) for fact in facts]
+        if self.journal.append(records, expect=self.plan.cursor) is None:
+            self.catch_up()
+            return False
+        for fact in facts:
+            self.plan.apply(fact)
+        self.plan.cursor = self.plan.cursor.after(records)
+        return True
+
+    def catch_up(self) -> None:
+        fold_on(self.journal, self.plan, self.plan.apply)
+
+
+@dataclass(slots=True)
+class _Heap:
+    """Some checkpoints: how many, and the bytes that they take on their storage."""
+
+    count: int = 0
+    bytes: int = 0
+
+    def add(self, size: int) -> None:
+        self.count += 1
+        self.bytes += size
+
+
+@dataclass(slots=True)
+class Collection:
+    """What a run of the command finds and removes; as text, the table that it prints.
+
+    Args:
+        dry_run: change nothing, neither checkpoints nor the journal nor leases.
+    """
+
+    log: PlanLog
+    checkpoints: CheckpointStore
+    dry_run: bool = False
+    before: Usage = field(default=Usage(0, 0), init=False)
+    after: Usage = field(default=Usage(0, 0), init=False)
+    orphans: _Heap = field(default_factory=_Heap, init=False)
+    evicted: _Heap = field(default_factory=_Heap, init=False)
+    needed: _Heap = field(default_factory=_Heap, init=False)
+    spared: _Heap = field(default_factory=_Heap, init=False)  # that no record names, while a driver is at work
+    foreign: _Heap = field(default_factory=_Heap, init=False)
+    spoilt: _Heap = field(default_factory=_Heap, init=False)
+    stuck: _Heap = field(default_factory=_Heap, init=False)
+    rests: int = field(default=0, init=False)
+    buried: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
+    waiting: int = field(default=0, init=False)
+    _sizes: dict[StateKey, int] = field(default_factory=dict, init=False)
+
+    def collect(self, budget: int | None) -> None:
+        """Do it all. ``budget``: bytes that may stay; None: all that a record names."""
+        self.before = self.checkpoints.usage()
+        self._sizes = self.checkpoints.sizes()
+        self._bury()
+        self._remove_orphans()
+        if budget is not None:
+            self._evict(budget)
+        if not self.dry_run:
+            self.rests = self.checkpoints.sweep()
+            self.after = self.checkpoints.usage()
+        for state in kept_states(self.log.plan):
+            if state.needed:
+                self.needed.add(self._sizes.get(state.key, state.bytes))
+
+    def _bury(self) -> None:
+        """Strike off drivers that died, as the next driver would."""
+        plan, journal = self.log.plan, self.log.journal
+        if not isinstance(journal, Leases):
+            return
+        presence = Presence(journal, DriverId(f"gc-{os.getpid():x}-{time.time_ns():x}"))
+        for other in list(plan.drivers.values()):
+            if presence.seems_gone(other) if self.dry_run else presence.is_gone(other, plan.studies()):
+                self.buried += 1
+                left = DriverLeft(other.driver, time.time(), "gone")
+                if self.dry_run:
+                    plan.apply(left)
+                else:
+                    while not self.log.commit([left]):
+                        continue
+
+    def _remove_orphans(self) -> None:
+        """Remove what no record names. While a driver is at work, it may be what a worker has just published."""
+        plan = self.log.plan
+        unnamed = [key for key in self._sizes if key not in plan.kept]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for start in range(0, len(unnamed), _BATCH):
+                if not self.dry_run:
+                    self.log.catch_up()
+                batch = [key for key in unnamed[start : start + _BATCH] if key not in plan.kept]
+                for key, heap in zip(batch, pool.map(self._remove, batch), strict=True):
+                    if heap is not None:
+                        heap.add(self._sizes[key])
+
+    def _remove(self, key: StateKey) -> _Heap | None:
+        """Remove an unnamed checkpoint, if it is of this workload and no driver is at work; where it is counted."""
+        try:
+            self.checkpoints.manifest(key)
+            if self.log.plan.drivers:
+                return self.spared
+            if not self.dry_run:
+                self.checkpoints.delete(key)
+            return self.orphans
+        except CheckpointForeign:
+            return self.foreign
+        except CheckpointCorrupt:
+            return self.spoilt
+        except CheckpointMissing:  # removed meanwhile
+            return None
+        except CheckpointError as error:
+            typer.echo(f"hpstage: {error}", err=True)
+            return self.stuck
+
+    def _evict(self, budget: int) -> None:
+        if self.dry_run:
+            gone = decide(kept_states(self.log.plan), budget).delete
+        else:
+            eviction = Eviction(self.checkpoints)
+            gone = eviction.evict(self.log, budget, "evicted: hpstage gc").delete
+            eviction.finish(self.log)
+            eviction.close()
+            self.failed = eviction.failed
+            self.waiting = eviction.waiting
+        for key in gone:
+            self.evicted.add(self._sizes.get(key, 0))
+
+    def __str__(self) -> str:
+        removed = "to remove" if self.dry_run else "removed"
+        rows = [
+            ("before", self.before.checkpoints, self.before.bytes),
+            (f"{removed}: no record names them", self.orphans.count, self.orphans.bytes),
+            (f"{removed}: over the budget", self.evicted.count, self.evicted.bytes),
+        ]
+        if not self.dry_run:
+            rows.append(("after", self.after.checkpoints, self.after.bytes))
+        rows.append(("needed by searches that are not over", self.needed.count, self.needed.bytes))
+        for name, heap in (
+            ("left: a driver is at work and may publish them", self.spared),
+            ("left: of other workloads", self.foreign),
+            ("left: spoilt, of unknown origin", self.spoilt),
+            ("left: cannot be read or removed", self.stuck),
+        ):
+            if heap.count:
+                rows.append((name, heap.count, heap.bytes))
+        width = max(len(name) for name, _, _ in rows)
+        lines = [f"{'':<{width}}  checkpoints  {'bytes':>15}"]
+        lines += [f"{name:<{width}}  {count:>11,}  {size:>15,}" for name, count, size in rows]
+        unpublished = self.before.unpublished if self.dry_run else self.after.unpublished
+        notes = [
+            (self.rests, f"rests of dead writers removed: {self.rests}"),
+            (unpublished, f"not published, of writers at work or dead: {unpublished:,} bytes"),
+            (self.buried, f"drivers that died and were struck off: {self.buried}"),
+            (self.log.plan.drivers, f"drivers at work: {len(self.log.plan.drivers)}"),
+            (self.waiting, f"written off, but a running chain may save them again: {self.waiting}"),
+            (self.failed, f"written off, but could not be removed: {self.failed}"),
+            (self.dry_run, "Nothing was changed (--dry-run)."),
+        ]
+        return "\n".join([*lines, *(text for said, text in notes if said)])

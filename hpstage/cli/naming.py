@@ -1,0 +1,140 @@
+"""What a command line names: a space, a trainable, an algorithm."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from hpstage.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpstage.algorithm import Algorithm
+    from hpstage.search.space import Space
+
+# Modules that are scripts, which another script of the same name may follow.
+_scripts: set[str] = set()
+
+
+def space_named(reference: str) -> Space:
+    """The search space, a function. Raises as :func:`named` does, and where it is none."""
+    space = named(reference, "the space")
+    if not callable(space) or isinstance(space, type):
+        raise UsageError(f"{reference} is {_kind(space)}; name a function of an optuna.Trial")
+    return space  # type: ignore[no-any-return]
+
+
+def trainable_named(reference: str) -> object:
+    """The trainable; of a class, an instance that is made without arguments. Raises as :func:`named` does."""
+    subject = named(reference, "the trainable")
+    if not isinstance(subject, type):
+        return subject
+    try:
+        inspect.signature(subject).bind()
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{reference} is a class that cannot be made without arguments ({error}); name an instance of it instead"
+        ) from None
+    return subject()
+
+
+def _kind(thing: object) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
+
+
+def named(reference: str, what: str) -> Any:
+    """What ``MODULE:NAME`` or ``path/to/script.py:NAME`` names; the module is imported as if it were run from here.
+
+    Raises:
+        UsageError: there is no such module or name.
+    """
+    module_name, colon, name = reference.rpartition(":")
+    if not colon or not name or not module_name or module_name.startswith("."):
+        raise UsageError(f"{what} is {reference!r}; give MODULE:NAME, or path/to/script.py:NAME")
+    module = _script(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
+    if not hasattr(module, name):
+        raise UsageError(f"{what} is {reference!r}, but {module_name} has no {name}")
+    return getattr(module, name)
+
+
+def send_along(reference: str) -> None:
+    """Have a script that was named by its path sent to the workers with what it defines, like the script that Python
+    runs: they have no module of that name."""
+    module_name, _, _ = reference.rpartition(":")
+    if module_name.endswith(".py"):
+        cloudpickle.register_pickle_by_value(sys.modules[Path(module_name).stem])
+
+
+def _script(path: Path) -> Any:
+    path = path.resolve()
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    if loaded is not None and path.stem not in _scripts:
+        raise UsageError(f"{path} has the name of the module {path.stem!r}, which is in use; give the script another")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    _import_from(path.parent)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # where classes of the script look for their module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    _scripts.add(path.stem)
+    return module
+
+
+def _module(name: str) -> Any:
+    _import_from(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and one that it imports is not
+        raise UsageError(
+            f"there is no module {name!r} here; a script is named by its path: path/to/{name}.py"
+        ) from None
+
+
+def _import_from(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def algorithm_named(text: str) -> Algorithm:
+    """The algorithm that ``SuccessiveHalving(15, 4, tree_aware=False)`` describes; nothing but its class is called.
+
+    Raises:
+        UsageError: it is no name of ``hpstage.algos`` with plain values, or the algorithm refuses them.
+    """
+    from hpstage import algos
+    from hpstage.algorithm import Algorithm
+
+    kinds = {name: kind for name in algos.__all__ if issubclass(kind := getattr(algos, name), Algorithm)}
+    try:
+        expression = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise UsageError(f"--algorithm {text!r} cannot be read: {error.msg}") from None
+    call = expression if isinstance(expression, ast.Call) else ast.Call(expression, [], [])
+    if not isinstance(call.func, ast.Name) or call.func.id not in kinds:
+        raise UsageError(f"--algorithm {text!r}: give one of {', '.join(kinds)}, with its arguments in brackets")
+    try:
+        arguments = [ast.literal_eval(argument) for argument in call.args]
+        named_arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except ValueError:
+        raise UsageError(f"--algorithm {text!r}: arguments are plain values, such as 15 or 'asynchronous'") from None
+    try:
+        described: Algorithm = kinds[call.func.id](*arguments, **named_arguments)
+    except TypeError as error:
+        raise UsageError(f"--algorithm {text!r}: {error}") from None
+    return described

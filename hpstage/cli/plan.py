@@ -1,0 +1,139 @@
+"""``hpstage plan``: what a search would train, take and keep, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpstage.cli.naming import algorithm_named, space_named, trainable_named
+from hpstage.cli.terminal import clean
+from hpstage.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpstage.rehearsal.costs import Costs
+    from hpstage.rehearsal.stand_in_metrics import Precedent
+
+
+def plan(
+    space: Annotated[str, typer.Argument(help="The search space: MODULE:NAME, or path/to/script.py:NAME.")],
+    steps: Annotated[int, typer.Option(help="Steps of a full trial.")],
+    n_trials: Annotated[int | None, typer.Option(help="How many trials; a grid has an end of its own.")] = None,
+    sampler: Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")] = "random",
+    seed: Annotated[int, typer.Option(help="The sampler's.")] = 0,
+    algorithm: Annotated[
+        str, typer.Option(help="One of hpstage.algos with its arguments: 'SuccessiveHalving(15, 4)'.")
+    ] = "FullTraining()",
+    gpus: Annotated[str, typer.Option(help="Numbers of workers to try.")] = "1,2,4,8",
+    step_seconds: Annotated[float | None, typer.Option(help="Seconds per step; else times are in steps.")] = None,
+    evaluate_seconds: Annotated[float | None, typer.Option(help="Seconds per evaluation.")] = None,
+    load_seconds: Annotated[float | None, typer.Option(help="Seconds until a checkpoint is loaded.")] = None,
+    save_seconds: Annotated[float | None, typer.Option(help="Seconds until a checkpoint is written.")] = None,
+    checkpoint_bytes: Annotated[str | None, typer.Option(help="What a checkpoint takes, such as '200 MB'.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="As for optimize().")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="A plan that was trained before, to take all these from: a folder or a URL.")
+    ] = None,
+    checkpoints: Annotated[str | None, typer.Option(help="Of --store, if not in its folder.")] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="By which the algorithm decides, of --store.  [default: that of its latest search]"),
+    ] = None,
+    trainable: Annotated[
+        str | None, typer.Option(help="What to take them from by a few steps in this process: MODULE:NAME.")
+    ] = None,
+    rehearsals: Annotated[int, typer.Option(help="Sets of random metrics, if the search decides by metrics.")] = 9,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+) -> None:
+    """Say what a search would train and take.
+
+    Trials, steps with and without sharing, GPU-hours, the makespan on so many GPUs, checkpoints. Nothing is trained,
+    but a few steps with --trainable.
+
+    Given figures go before those of --store or --trainable. Metrics that were measured on --store are taken from there,
+    and are random else: so on the store of a search, the plan of another algorithm is what that would have taken. The
+    module that holds the space is imported; of the
+    algorithm, plain values are read and nothing is run.
+    """
+    from hpstage.checkpoints.eviction import budget_bytes
+    from hpstage.rehearsal.preflight import named_sampler, preflight, values_met
+
+    if store is not None and trainable is not None:
+        raise UsageError("--store and --trainable both tell what steps take; give one of them")
+    described = algorithm_named(algorithm)
+    fleets = _numbers(gpus)
+    size = None if checkpoint_bytes is None else budget_bytes(checkpoint_bytes, "--checkpoint-bytes")
+    function = space_named(space)
+    own = named_sampler(sampler, function, steps, seed)
+    known: Costs | None = None
+    precedent: Precedent | None = None
+    if store is not None:
+        known, precedent = _of_store(store, checkpoints, metric)
+    elif metric is not None:
+        raise UsageError("--metric names one that was measured on a --store; give that, too")
+    if trainable is not None:
+        from hpstage.rehearsal.costs import measured
+
+        known = measured(trainable_named(trainable), values_met(function, steps, sampler=own, most=6))
+    found = preflight(
+        function,
+        steps=steps,
+        n_trials=n_trials,
+        sampler=own,
+        algorithm=described,
+        workers=fleets,
+        step_seconds=_first(step_seconds, known and known.step_seconds, None),
+        evaluate_seconds=_first(evaluate_seconds, known and known.evaluate_seconds, 0.0),
+        load_seconds=_first(load_seconds, known and known.load_seconds, 0.0),
+        save_seconds=_first(save_seconds, known and known.save_seconds, 0.0),
+        checkpoint_bytes=_first(size, known and known.checkpoint_bytes, 0),
+        checkpoint_every=checkpoint_every,
+        rehearsals=rehearsals,
+        precedent=precedent,
+    )
+    typer.echo(str(found))
+    if json_file is not None:
+        try:
+            json_file.write_text(json.dumps(found.as_dict(), indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(
+                f"--json {clean(json_file)} cannot be written: {error.strerror or error}; give another file"
+            ) from error
+
+
+def _first(*figures: Any) -> Any:
+    """The first that is there; the last, if none is."""
+    return next((figure for figure in figures if figure is not None), figures[-1])
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--gpus {text!r}: give numbers of workers, such as 1,2,4,8") from None
+
+
+def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[Costs, Precedent | None]:
+    """Costs, and what was measured of the metric; by default that of the latest search, if it was measured."""
+    from hpstage.rehearsal.costs import costs_of_plan
+    from hpstage.rehearsal.stand_in_metrics import Precedent, measured_on
+    from hpstage.store.opening import open_existing
+
+    with ExitStack() as closing:
+        trained, _ = open_existing(store, checkpoints, closing=closing, sweep=False)
+        searches = [record.started for record in trained.searches.values()]
+        latest = max(searches, key=lambda started: started.at, default=None)
+        name = metric
+        if metric is None and latest is not None and latest.metric[0] in measured_on(trained):
+            name = latest.metric[0]
+        told = [
+            direction
+            for started in searches
+            for other, direction in zip(started.metric, started.directions, strict=False)
+            if other == name
+        ]
+        precedent = None if name is None else Precedent(trained, name, maximize=told[-1:] == ["maximize"])
+        return costs_of_plan(trained), precedent

@@ -1,0 +1,49 @@
+"""``hpstage report``: the report of a plan, from its store alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpstage.cli.terminal import clean, echo
+from hpstage.report.account import keep, uncollected
+from hpstage.report.book import open_book
+
+_FOLDER = Path("hpstage-report")
+
+
+def report(
+    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    folder: Annotated[Path, typer.Argument(help="Where the report goes; made if needed.")] = _FOLDER,
+    study: Annotated[str | None, typer.Option(help="Report this study only; else all of the plan.")] = None,
+    tables: Annotated[bool, typer.Option("--tables", help="Write the rows behind it, too, as CSV files.")] = False,
+) -> None:
+    """Write the report of a plan: a page with its pictures, and with --tables the rows behind them.
+
+    It reads the store alone, from any host that reaches it, and changes nothing: searches may run meanwhile, and the
+    report is of what they have done so far. Files of an earlier report are replaced. It prints where the page is.
+
+    Examples:
+
+    \b
+    hpstage report .hpstage/Digits-1f2e3d4c5b6a
+    hpstage report STORE reports/digits --study digits --tables
+    hpstage report "redis://head:6379?prefix=NAME"
+    """
+    from hpstage.report.drawing import Drawer, DrawerBeside  # brings multiprocessing
+
+    with DrawerBeside() if _can_fork() else Drawer() as drawer, uncollected():
+        book = open_book(store, study)
+        from hpstage.report.writing import write_book
+
+        first = write_book(folder, book, drawer, tables=tables)
+    keep(book)
+    echo(clean(first))
+
+
+def _can_fork() -> bool:
+    """Not where processes cannot be forked, or where this one has threads already."""
+    threads = Path("/proc/self/task")
+    return threads.is_dir() and len(list(threads.iterdir())) == 1

@@ -1,0 +1,179 @@
+"""``hpstage run``: a search from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpstage.cli.naming import algorithm_named, send_along, space_named, trainable_named
+from hpstage.cli.studies import default_storage, open_study
+from hpstage.cli.terminal import clean, count_of, echo
+from hpstage.errors import ClusterError, UsageError
+from hpstage.redaction import redacted, shown
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from hpstage.executor import Executor
+    from hpstage.search.result import Result
+
+
+def run(
+    trainable: Annotated[
+        str,
+        typer.Argument(help="What is trained: MODULE:NAME, or path/to/script.py:NAME; of a class, an instance."),
+    ],
+    space: Annotated[str, typer.Argument(help="The search space: a function, named in the same way.")],
+    steps: Annotated[int, typer.Option(help="Steps of a full trial.")],
+    metric: Annotated[
+        list[str], typer.Option(help="Which of the numbers of evaluate() counts; once for each objective.")
+    ],
+    direction: Annotated[
+        list[str] | None, typer.Option(help="minimize or maximize, once for each metric; needed for a new study.")
+    ] = None,
+    n_trials: Annotated[int | None, typer.Option(help="How many trials; by default until --timeout or Ctrl-C.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds after which no stage is started any more.")] = None,
+    algorithm: Annotated[
+        str, typer.Option(help="One of hpstage.algos with its arguments: 'SuccessiveHalving(15, 4)'.")
+    ] = "FullTraining()",
+    sampler: Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")] = "tpe",
+    seed: Annotated[int, typer.Option(help="The sampler's.")] = 0,
+    study_name: Annotated[str | None, typer.Option(help="By default the trainable's name.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="The study's: a file, redis:// or a database's URL; by default optuna.log beside the plan."),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="The plan's: a folder or redis://; by default the workload's own in .hpstage."),
+    ] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="A folder or URL that all workers reach; by default in the folder of --store.")
+    ] = None,
+    checkpoint_budget: Annotated[
+        str | None, typer.Option(help="What all checkpoints may take, such as '20 GB'.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Keep each state whose step is a multiple of this.")
+    ] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Dask's: tcp://head:8786; by default a local cluster.")] = None,
+    n_workers: Annotated[
+        int | None, typer.Option(help="Of the local cluster; by default one per GPU, else per core.")
+    ] = None,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Go on with the last search: more steps, more trials, another algorithm.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the report into this folder.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Search, and print the best trial and what sharing saved.
+
+    Ctrl-C stops it with all that was reached kept, a second one at once; the same command goes on from there. Once a
+    search has ended, the same command adds as many trials again.
+
+    Scripts are sent to the workers as they are; modules that they import must be there.
+
+    Exit status: 0; 1 if it cannot be done, 130 after Ctrl-C.
+
+    Examples:
+
+    \b
+    hpstage run search.py:Digits search.py:space --metric accuracy --direction maximize --steps 120 --n-trials 48
+    hpstage run search.py:Digits search.py:space --metric accuracy --direction maximize --steps 120 --n-trials 48 \\
+        --algorithm 'SuccessiveHalving(15, 4)' --study-name digits --storage sqlite:///digits.db --report report
+    hpstage run search.py:Digits search.py:space --metric accuracy --steps 240 --n-trials 48 --extend
+    hpstage run package.module:trainable package.module:space --metric loss --direction minimize --steps 90 \\
+        --n-trials 200 --scheduler tcp://head:8786 --store redis://head:6379 --checkpoints s3://bucket/folder
+    """
+    import optuna
+
+    import hpstage
+    import hpstage.cluster  # before the script, which may have the name of a module that this needs
+    from hpstage.rehearsal.preflight import named_sampler
+
+    function = space_named(space)
+    described = algorithm_named(algorithm)
+    subject = trainable_named(trainable)
+    send_along(trainable)
+    named = study_name or trainable.rpartition(":")[2]
+    place = storage or default_storage(store)
+    where = f"{clean(named)} in {clean(shown(place))}"
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = open_study(named, place, directions=direction or (), sampler=named_sampler(sampler, function, steps, seed))
+    with ExitStack() as closing:
+        hands = _executor(scheduler, n_workers, closing)
+        try:
+            result = hpstage.optimize(
+                study,
+                subject,
+                function,
+                metric=metric,
+                steps=steps,
+                n_trials=n_trials,
+                timeout=timeout,
+                algorithm=described,
+                executor=hands,
+                store=store,
+                checkpoints=checkpoints,
+                show_progress_bar=not quiet,
+                extend=extend,
+                checkpoint_every=checkpoint_every,
+                checkpoint_budget=checkpoint_budget,
+            )
+        except KeyboardInterrupt:
+            typer.echo(f"hpstage: interrupted; all is kept, and the same command goes on (study {where})", err=True)
+            raise typer.Exit(130) from None
+    echo(as_text(result, metric))
+    there = len(result.study.get_trials(deepcopy=False))
+    more = f", which has {there:,} trials now" if there != result.savings.trials else ""
+    echo(f"{'study':<20}  {where}{more}")
+    if report is not None:
+        echo(f"{'report':<20}  {clean(result.write_report(report))}")
+
+
+def _executor(scheduler: str | None, n_workers: int | None, closing: ExitStack) -> Executor:
+    """A local cluster, or that of the scheduler."""
+    from distributed import Client
+
+    from hpstage.cluster import DaskExecutor
+
+    if n_workers is not None and n_workers < 1:
+        raise UsageError(f"--n-workers {n_workers}: give a number above zero")
+    if scheduler is None:
+        return DaskExecutor(n_workers=n_workers)
+    if n_workers is not None:
+        raise UsageError("--n-workers sizes the local cluster; that of --scheduler has the workers that it has")
+    try:
+        return DaskExecutor(closing.enter_context(Client(scheduler, set_as_default=False)))
+    except (OSError, ValueError) as error:
+        raise ClusterError(
+            f"no scheduler answers at {shown(scheduler)} ({redacted(str(error), scheduler)}); start one, or mend the "
+            f"address"
+        ) from error
+
+
+def as_text(result: Result, metrics: Sequence[str]) -> str:
+    """The best trial, or the Pareto front, and what sharing saved."""
+    trials = result.study.get_trials(deepcopy=False)
+    lines = []
+    for best in _best(result):
+        values = ", ".join(f"{clean(name)} {value:.6g}" for name, value in zip(metrics, best.values, strict=True))
+        lines.append(f"Best trial {best.number}: {values} with {clean(best.params)}")
+    lines = lines or ["No trial has ended with a value."]
+    left = sum(not trial.state.is_finished() for trial in trials)
+    if left:
+        lines.append(f"{count_of(left, 'trial')} not at an end yet: the same command goes on.")
+    return "\n".join([*lines, "", str(result.savings)])
+
+
+def _best(result: Result) -> Sequence[FrozenTrial]:
+    from optuna.trial import TrialState
+
+    trials = result.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+    if not trials:
+        return []
+    return [result.best_trial] if len(result.study.directions) == 1 else result.best_trials

@@ -1,0 +1,271 @@
+"""``hpstage status``: what a plan's searches have done and are doing, from the store alone."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import ExitStack
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+import typer
+
+from hpstage.cli.terminal import clean, count_of, echo, hours, table
+from hpstage.driver.lease_keeper import Presence
+from hpstage.errors import HistoryChanged, UsageError
+from hpstage.plan.events import DriverId
+from hpstage.report.account import Account, keep, new_account
+from hpstage.report.book import Book
+from hpstage.report.studies import Best, StudyRow, study_rows
+from hpstage.store import Journal, Leases
+from hpstage.store.opening import open_journal
+
+# Lines of running chains, studies and drivers on a terminal; --json has all.
+_LINES = 40
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+class DriverStatus(msgspec.Struct, frozen=True):
+    driver: DriverId
+    host: str
+    pid: int
+    alive: bool
+    joined: float
+
+
+class ChainStatus(msgspec.Struct, frozen=True):
+    """A chain that its driver runs: it stands at ``step`` of ``node``, as far as was told, and goes on to ``stop``
+    of ``last``."""
+
+    chain: str
+    worker: str
+    driver: DriverId
+    began: float
+    node: int
+    step: int
+    last: int
+    stop: int
+
+
+class PlanStatus(msgspec.Struct, frozen=True):
+    """The whole plan. Seconds are those of workers; those used count also what was wasted. ``nodes``: those along which
+    something was asked."""
+
+    workload: str
+    records: int
+    trials: int
+    nodes: int
+    steps_asked: int
+    steps_unique: int
+    steps_trained: int
+    steps_wasted: int
+    merge_rate: float
+    seconds_alone: float
+    seconds_used: float
+    seconds_saved: float
+    failures: int
+    differences: int
+    checkpoints: int
+    checkpoint_bytes: int
+
+
+class Status(msgspec.Struct, frozen=True):
+    plan: PlanStatus
+    studies: list[StudyRow]
+    drivers: list[DriverStatus]
+    chains: list[ChainStatus]
+
+
+def status(
+    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks of --watch.")] = 1.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One line of JSON; with --watch, one at each change.")
+    ] = False,
+) -> None:
+    """Tell what the searches of a plan have done and are doing.
+
+    It reads the store alone, from any host that reaches it, and changes nothing: searches need not run.
+
+    Examples:
+
+    \b
+    hpstage status .hpstage/Digits-1f2e3d4c5b6a
+    hpstage status "redis://head:6379?prefix=NAME" --watch
+    hpstage status STORE --json | jq .plan.merge_rate
+    """
+    if not (math.isfinite(interval) and interval > 0):
+        raise UsageError(f"--interval {interval}: give a positive number of seconds")
+    with ExitStack() as closing:
+        journal = open_journal(store, closing=closing, read_only=True)
+        account = new_account(journal)
+        shown = ""
+        try:
+            while True:
+                try:
+                    account.catch_up(journal)
+                except HistoryChanged:  # what is there now is another plan
+                    account = new_account(journal)
+                    account.catch_up(journal)
+                if not watch:
+                    keep(account)
+                found = status_of(account, journal)
+                text = msgspec.json.encode(found).decode() if as_json else as_text(found)
+                if text != shown:
+                    redraw = watch and not as_json and os.isatty(1)
+                    echo(f"{_CLEAR if redraw else ''}{text}")
+                shown = text
+                if not watch:
+                    return
+                time.sleep(interval)
+        except KeyboardInterrupt:
+            if not watch:
+                raise
+
+
+def status_of(account: Account, journal: Journal) -> Status:
+    """What an account says now, and who of the drivers is alive."""
+    plan = account.plan
+    looks = _Looks(journal)
+    drivers = [
+        DriverStatus(other.driver, other.host.partition("/")[0], other.pid, not looks.seems_gone(account, id), other.at)
+        for id, other in plan.drivers.items()
+    ]
+    alive = {driver.driver for driver in drivers if driver.alive}
+    book = Book(account)
+    studies = study_rows(book, lambda study: looks.holder(account, study) in alive)
+    chains = []
+    for record in account.chains:
+        chain = None if record.id is None else plan.chains.get(record.id)
+        # A plan that is driven by one process alone has drivers that never joined.
+        if chain is not None and record.id is not None and (chain.driver in alive or chain.driver not in plan.drivers):
+            first, last = chain.stretches[0], chain.stretches[-1]
+            at = chain.reached
+            node, step = (first.node, first.start) if at is None else (at.node.id, at.step)
+            chains.append(
+                ChainStatus(record.id, chain.worker, chain.driver, record.began, node, step, last.node, last.stop)
+            )
+    used, total = math.fsum(account.used.values()), math.fsum(book.alone.values())
+    return Status(
+        plan=PlanStatus(
+            workload=plan.workload,
+            records=plan.position,
+            trials=len(plan.trials),
+            nodes=sum(node.reach > node.start for node in plan.nodes),
+            steps_asked=plan.steps_asked,
+            steps_unique=plan.steps_unique,
+            steps_trained=plan.totals.steps_trained,
+            steps_wasted=plan.totals.steps_wasted,
+            merge_rate=plan.merge_rate,
+            seconds_alone=total,
+            seconds_used=used,
+            seconds_saved=total - used,
+            failures=len(account.failures()),
+            differences=len(plan.differences),
+            checkpoints=len(plan.kept),
+            checkpoint_bytes=plan.kept_bytes,
+        ),
+        studies=studies,
+        drivers=drivers,
+        chains=chains,
+    )
+
+
+class _Looks:
+    """Looks at leases, and changes none."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._leases = journal if isinstance(journal, Leases) else None
+        self._presence = None if self._leases is None else Presence(self._leases, DriverId("looking on"))
+
+    def seems_gone(self, account: Account, driver: DriverId) -> bool:
+        return self._presence is not None and self._presence.seems_gone(account.plan.drivers[driver])
+
+    def holder(self, account: Account, study: str) -> str | None:
+        record = account.plan.searches.get(study)
+        if self._leases is None or record is None:
+            return None
+        held = self._leases.holder(f"study/{record.started.identity}")
+        return None if held is None else held.owner
+
+
+def as_text(found: Status) -> str:
+    """The tables that a terminal shows."""
+    plan = found.plan
+    rows = [
+        ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
+        ("steps", f"{plan.steps_asked:,} asked, {plan.steps_unique:,} distinct, {plan.steps_trained:,} trained"),
+        ("merge rate", f"{plan.merge_rate:.2f}"),
+        ("worker-hours used", f"{hours(plan.seconds_used)} h"),
+        ("saved", f"{hours(plan.seconds_saved)} h of {hours(plan.seconds_alone)} h"),
+        ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
+    ]
+    if plan.failures:
+        rows.append(("failed stages", f"{plan.failures:,}"))
+    if plan.differences:
+        rows.append(("not exact", f"{count_of(plan.differences, 'time')}: see the report"))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    if found.studies:
+        head: tuple[str, ...] = ("study", "state", "trials", "best", "steps asked", "merge rate", "h used", "h saved")
+        cells = [
+            (
+                clean(study.study),
+                study.state,
+                _trials(study),
+                ", ".join(map(_told, study.best)) or "-",
+                f"{study.steps_asked:,}",
+                f"{study.merge_rate:.2f}",
+                hours(study.seconds_used),
+                hours(study.seconds_saved),
+            )
+            for study in found.studies[-_LINES:]
+        ]
+        lines += ["", *_cut(table(head, cells, left=4), len(found.studies))]
+    if found.drivers:
+        head = ("driver", "host", "process", "state")
+        cells2 = [
+            (clean(driver.driver), clean(driver.host), str(driver.pid), "alive" if driver.alive else "gone")
+            for driver in found.drivers[-_LINES:]
+        ]
+        lines += ["", *_cut(table(head, cells2, left=4), len(found.drivers))]
+    if found.chains:
+        head = ("worker", "chain", "since", "node", "step", "to")
+        cells3 = [
+            (
+                clean(chain.worker),
+                clean(chain.chain),
+                _clock(chain.began),
+                f"{chain.node}",
+                f"{chain.step:,}",
+                f"{chain.stop:,}" + (f" of node {chain.last}" if chain.last != chain.node else ""),
+            )
+            for chain in found.chains[-_LINES:]
+        ]
+        lines += ["", *_cut(table(head, cells3, left=3), len(found.chains))]
+    elif any(study.state == "running" for study in found.studies):
+        lines += ["", "no chain is running"]
+    return "\n".join(lines)
+
+
+def _cut(lines: list[str], all: int) -> list[str]:
+    left_out = all - (len(lines) - 1)
+    return [*lines, f"... and {left_out:,} earlier (--json has all)"] if left_out else lines
+
+
+def _trials(study: StudyRow) -> str:
+    told = ", ".join(f"{number:,} {state.lower()}" for state, number in study.trials.items()) or "none"
+    return told if study.n_trials is None or study.state == "ended" else f"{told} (of {study.n_trials:,})"
+
+
+def _told(best: Best) -> str:
+    value = best.value if isinstance(best.value, str) else f"{best.value:.6g}"
+    end = f"{best.goal} " if best.goal in ("lowest", "highest") else ""
+    return f"{end}{clean(best.metric)} {value} (trial {clean(best.trial.rpartition('/')[2])})"
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

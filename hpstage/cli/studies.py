@@ -1,0 +1,91 @@
+"""The Optuna study that a command line names: where it is kept, and its directions."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpstage.errors import UsageError
+from hpstage.redaction import redacted, shown, shown_cause
+from hpstage.store.opening import DEFAULT_ROOT
+
+if TYPE_CHECKING:
+    import optuna
+
+_FILE = "optuna.log"
+_DIRECTIONS = ("minimize", "maximize")
+
+
+def default_storage(store: str | None) -> str:
+    """A journal file beside the store, so that a search is continued by the same command."""
+    folder = Path(DEFAULT_ROOT) if store is None or "://" in store else Path(store)
+    return str(folder / _FILE)
+
+
+def open_study(
+    name: str, storage: str, *, directions: Sequence[str], sampler: optuna.samplers.BaseSampler
+) -> optuna.Study:
+    """The study of this name, which is made if there is none.
+
+    Args:
+        storage: a file (Optuna's journal), ``redis://host:6379`` (its journal on Redis) or a database's URL.
+        directions: ``minimize`` or ``maximize`` for each objective; none are needed for a study that is there.
+
+    Raises:
+        UsageError: the storage cannot be opened, a direction is none, a new study has none, or one that is there has
+            others.
+    """
+    import optuna
+
+    for direction in directions:
+        if direction not in _DIRECTIONS:
+            raise UsageError(f"--direction {direction!r}: give {' or '.join(_DIRECTIONS)}")
+    opened = _open(storage)
+    if name not in {study.study_name for study in opened.get_all_studies()}:
+        if not directions:
+            raise UsageError(
+                f"there is no study {name!r} in {shown(storage)} yet; say with --direction whether a new one is to "
+                f"minimize or maximize"
+            )
+        return optuna.create_study(
+            study_name=name,
+            storage=opened,
+            sampler=sampler,
+            directions=[optuna.study.StudyDirection[direction.upper()] for direction in directions],
+            load_if_exists=True,
+        )
+    study = optuna.load_study(study_name=name, storage=opened, sampler=sampler)
+    own = [direction.name.lower() for direction in study.directions]
+    if directions and list(directions) != own:
+        raise UsageError(
+            f"study {name!r} in {shown(storage)} is to {' and '.join(own)}; leave --direction out, or give another "
+            f"--study-name"
+        )
+    return study
+
+
+def _open(storage: str) -> optuna.storages.BaseStorage:
+    from optuna.exceptions import ExperimentalWarning
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+
+    try:
+        if re.match("(rediss?|unix)://", storage):
+            with warnings.catch_warnings():
+                # Who runs a command did not choose the class, and can do nothing about it.
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                return JournalStorage(JournalRedisBackend(storage))
+        if "://" in storage:
+            return RDBStorage(storage)
+        Path(storage).parent.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(JournalFileBackend(storage))
+    except Exception as error:  # a database's driver raises whatever it likes
+        reason = redacted(_first_line(error), storage)
+        raise UsageError(f"--storage {shown(storage)} cannot be opened: {reason}") from shown_cause(error, storage)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,1 +1,0 @@
-"""The commands of ``hpstage``, one file each; :mod:`hpstage.cli` puts them together."""

@@ -1,0 +1,471 @@
+"""The driver: performs the scheduler's instructions, remembers facts, feeds reports back. It decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from hpstage.checkpoints.eviction import Eviction
+from hpstage.driver.inquest import Inquest
+from hpstage.driver.lease_keeper import Presence
+from hpstage.errors import (
+    CheckpointFull,
+    CheckpointUnreachable,
+    ClusterError,
+    InternalError,
+    LeaseLost,
+    StateError,
+    StoreError,
+)
+from hpstage.executor import Executor
+from hpstage.plan.differences import difference, explain
+from hpstage.plan.events import (
+    AmendChain,
+    ChainEnded,
+    ChainId,
+    DriverLeft,
+    Fact,
+    ForkVerified,
+    PlanCreated,
+    Report,
+    StartChain,
+    StateKey,
+    StateReached,
+    StopChain,
+    TrialAdded,
+    TrialId,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+)
+from hpstage.plan.plan import FORMAT, SearchPlan, other_format
+from hpstage.scheduler.remaining import Outlook
+from hpstage.scheduler.scheduler import Answer, Scheduler
+from hpstage.store.cursor import Cursor
+from hpstage.store.journal import Journal
+
+logger = logging.getLogger("hpstage")
+
+# Seconds between two looks at what other drivers have written, where there are others, and at what is being read.
+_OTHERS = 0.02
+# Seconds between two looks whether they are still there, and at most for which benched workers alone are waited for.
+_WATCH = 1.0
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(Fact)
+
+
+def open_plan(
+    journal: Journal, workload: StateKey, described: Mapping[str, str], *, sharing: bool = True
+) -> SearchPlan:
+    """The plan that a journal holds; an empty journal is given its first event.
+
+    Raises:
+        StoreError: the journal belongs to another workload (naming what differs), was written by a newer hpstage, or
+            holds something that is no fact or contradicts itself.
+    """
+    if len(journal) == 0:
+        created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex)
+        journal.append([_encode(created)], expect=Cursor())  # whoever is first: the check below holds for both
+    _check_header(journal.read(0, 1)[0], workload, described)
+    plan = SearchPlan(workload, sharing=sharing)
+    fold_on(journal, plan, plan.apply)
+    return plan
+
+
+def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], limit: int | None = None) -> int:
+    """Fold what a journal holds beyond what ``plan`` has folded, at most ``limit`` records; returns how many.
+
+    Args:
+        fold: takes a fact, the next one, to the plan.
+
+    Raises:
+        HistoryChanged: the journal does not hold what was folded before.
+        StoreError: it holds something that is no fact, or contradicts itself.
+    """
+    records, behind = journal.read_on(plan.cursor, limit)
+    first = plan.cursor.position
+    for position, fact in enumerate(_facts(records, first), first):
+        try:
+            fold(fact)
+        except InternalError as error:
+            raise StoreError(
+                f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose "
+                f"another store"
+            ) from error
+    plan.cursor = behind
+    return len(records)
+
+
+def open_existing_plan(journal: Journal) -> SearchPlan:
+    """The plan of a journal, of whatever workload it is. Raises as :func:`open_plan` does, also for an empty one."""
+    header = read_header(journal)
+    return open_plan(journal, header.workload, header.described, sharing=shares(header))
+
+
+def read_header(journal: Journal) -> PlanCreated:
+    """What a journal says of itself. Raises as :func:`open_plan` does, also for an empty one."""
+    records = journal.read(0, 1)
+    header = _decode(records[0], 0) if records else None
+    if not isinstance(header, PlanCreated):
+        raise StoreError("this is not the journal of a search plan; choose another store")
+    _check_header(records[0], header.workload, header.described)
+    return header
+
+
+def shares(header: PlanCreated) -> bool:
+    """Do equal beginnings of trials train as one on this plan?"""
+    return header.described.get("sharing") != "off"
+
+
+def read_facts(journal: Journal) -> Iterator[Fact]:
+    """The facts of a journal, in order. Raises :class:`StoreError` at a record that is none."""
+    return _facts(journal.read(), 0)
+
+
+def _facts(records: Sequence[bytes], start: int) -> Iterator[Fact]:
+    try:
+        yield from map(_decoder.decode, records)
+    except msgspec.MsgspecError:
+        for position, record in enumerate(records, start):
+            _decode(record, position)  # tells which it is
+        raise
+
+
+def _decode(record: bytes, position: int) -> Fact:
+    try:
+        fact: Fact = _decoder.decode(record)
+        return fact
+    except msgspec.MsgspecError as error:
+        raise StoreError(
+            f"record {position} of the journal cannot be read ({error}); it was damaged or written by a newer "
+            f"hpstage: upgrade, or choose another store"
+        ) from error
+
+
+class _Header(msgspec.Struct, tag="PlanCreated"):
+    format: int
+    workload: str = ""
+    described: dict[str, str] = {}
+
+
+def _check_header(record: bytes, workload: StateKey, described: Mapping[str, str]) -> None:
+    try:
+        header = msgspec.json.decode(record, type=_Header)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"this is not the journal of a search plan ({error}); choose another store") from error
+    if header.format != FORMAT:
+        raise StoreError(other_format(header.format))
+    if header.workload != workload:
+        names = sorted({*header.described, *described})
+        changes = [
+            f"{name}: {header.described.get(name, 'absent')!r} there, {described.get(name, 'absent')!r} here"
+            for name in names
+            if header.described.get(name) != described.get(name)
+        ]
+        raise StoreError(
+            "this store belongs to another workload (" + "; ".join(changes) + "); choose another store, or state "
+            "`version` on the trainable if the change does not alter training"
+        )
+
+
+class Driver:
+    """One search on one plan and one executor.
+
+    Args:
+        plan: as folded from the journal.
+        scheduler: made for this plan.
+        executor: opened, with its checkpoint store in use.
+        journal: where facts go before anyone acts on them.
+        presence: this driver's, where others may work on the plan at the same time.
+        workers: those that an earlier driver on the executor has left idle.
+        eviction: what keeps the checkpoints within their budget, and makes room where the disk is full.
+        exact: whether equal steps must give equal bits (not so where the user allows kernels that add in any order).
+        inquest: what looks for itself before a state is written off; without it workers are believed.
+    """
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        scheduler: Scheduler,
+        executor: Executor,
+        journal: Journal,
+        *,
+        presence: Presence | None = None,
+        workers: Iterable[WorkerId] = (),
+        eviction: Eviction | None = None,
+        exact: bool = True,
+        inquest: Inquest | None = None,
+    ) -> None:
+        self.plan = plan
+        self.scheduler = scheduler
+        self._executor = executor
+        self._journal = journal
+        self._answers: list[Answer] = []
+        self._unwritten: list[Fact] = []
+        self._presence = presence
+        self._eviction = eviction
+        self._exact = exact
+        self._inquest = inquest
+        self._looked = 0.0
+        self._alone_since: float | None = None
+        self._cut_off_since: float | None = None
+        for worker in workers:
+            scheduler.handle(WorkerJoined(worker, executor.clock()))
+
+    def leave(self) -> None:
+        """Let the others have what this driver was about to train."""
+        self.remember([DriverLeft(self.scheduler.driver, time.time(), "ended")])
+
+    def bury(self) -> None:
+        """Say of those drivers that are gone that they are, so that what they had begun is begun anew."""
+        others = [other for other in self.plan.drivers.values() if other.driver != self.scheduler.driver]
+        for other in others:
+            if self._presence is not None and self._presence.is_gone(other, self.plan.studies()):
+                self.remember([DriverLeft(other.driver, time.time(), "gone")])
+
+    def abandon(self) -> list[WorkerId]:
+        """Stop what runs and write nothing of it; returns the workers that are there, all idle."""
+        held = set() if self._inquest is None else self._inquest.held
+        # Those that are not claimed were never started: the claim is what failed.
+        running = {
+            chain: worker
+            for chain, worker in self.scheduler.running_on().items()
+            if chain in self.plan.chains and chain not in held
+        }
+        workers = dict.fromkeys(self.scheduler.workers)
+        for chain in running:
+            self._executor.stop(chain)
+        while running:
+            for report in self._executor.wait(1.0):
+                match report:
+                    case ChainEnded(chain):
+                        running.pop(chain, None)
+                    case WorkerJoined(worker):
+                        workers[worker] = None
+                    case WorkerLeft(worker):
+                        workers.pop(worker, None)
+                        running = {chain: on for chain, on in running.items() if on != worker}
+        return list(workers)
+
+    def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
+        """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
+        for trial in trials:
+            self.plan.check(trial)
+        self.remember([*(trial for trial in trials if not self._knows(trial)), *along])
+
+    def remember(self, facts: Sequence[Fact]) -> None:
+        """Write facts to the journal and fold them."""
+        self._record(facts)
+        for fact in facts:
+            self._answers += self.scheduler.learn(fact)
+
+    def note(self, fact: Fact) -> None:
+        """Fold a fact that is written with whatever comes next."""
+        self._unwritten.append(fact)
+        self._answers += self.scheduler.learn(fact)
+
+    def commit(self, facts: Sequence[Fact]) -> bool:
+        """Write facts and fold them, if all that was written before is folded; else fold that, and return False."""
+        if not self._append(facts):
+            self._catch_up()
+            return False
+        for fact in facts:
+            self._answers += self.scheduler.learn(fact)
+        return True
+
+    def _knows(self, trial: TrialAdded) -> bool:
+        known = self.plan.trials.get(trial.trial)
+        return known is not None and known.steps >= trial.steps and dict(known.schedules) == dict(trial.schedules)
+
+    def ask(self, trial: TrialId, step: int) -> None:
+        """Have ``trial`` trained to ``step`` and evaluated; :meth:`wait` brings the answer."""
+        decision = self.scheduler.ask(trial, step)
+        # Written with whatever comes next: an ask that is lost before anything was trained for it is asked again.
+        self._unwritten += decision.facts
+        self._answers += decision.answers
+
+    def knows(self, trial: TrialId, step: int) -> bool:
+        """Are the metrics of this target known already?"""
+        planned = self.plan.trials.get(trial)
+        state = None if planned is None else planned.node_at(step).states.get(step)
+        return state is not None and state.metrics is not None
+
+    def outlook(self) -> Outlook:
+        """What is left of what anybody asked for, now."""
+        return self.scheduler.outlook(self._executor.clock())
+
+    def drop(self, trial: TrialId) -> None:
+        """Nobody waits for the trial any more."""
+        self.scheduler.drop(trial)
+
+    def wait(self, timeout: float | None = None) -> list[Answer]:
+        """Set idle workers to work and return answers; blocks until something happens, or for ``timeout`` seconds.
+
+        Raises:
+            StateError: training changes something that no state holds.
+            CheckpointError: there was no room for a checkpoint, and no other could go for it; or no worker could use
+                the checkpoints for the executor's ``worker_timeout``. What was reached before is kept.
+            ClusterError: there have been no workers for the executor's ``worker_timeout``, or the executor says so.
+        """
+        self._perform()
+        if len(self.plan.drivers) > 1:
+            if time.monotonic() - self._looked > _WATCH:
+                self._looked = time.monotonic()
+                self.bury()
+            timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
+        if self._inquest is not None and self._inquest.held:
+            timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
+        back_at = self.scheduler.back_at()
+        if back_at is not None:
+            left = max(0.0, back_at - self._executor.clock())
+            timeout = min(left, _WATCH if timeout is None else timeout)
+        if self._answers:
+            timeout = 0.0  # reports that are there come along, but nobody waits for more
+        self._take(self._executor.wait(timeout))
+        if self._eviction is not None:
+            self._eviction.keep(self)
+        self._perform()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def drain(self) -> None:
+        """Start no chain from now on; those that run go on."""
+        self.scheduler.draining = True
+
+    def finish(self) -> None:
+        """End what runs at its next step; what somebody waits for with its state kept there."""
+        self.scheduler.draining = self.scheduler.leaving = True
+        while self.scheduler.running:
+            self.scheduler.tick(self._executor.clock())  # reports may be rare
+            self._perform()
+            self._take(self._executor.wait(1.0))
+        self.scheduler.draining = self.scheduler.leaving = False
+
+    def _take(self, reports: Iterable[Report]) -> None:
+        facts: list[Fact] = []
+        answers: list[Answer] = []
+        full: dict[ChainId, str] = {}
+        inexact: StateError | None = None
+        for report in self._understood(reports):
+            if isinstance(report, WorkerJoined):
+                moved = self._moved()
+                facts += moved
+                for fact in moved:
+                    answers += self.scheduler.learn(fact)
+            decision = self.scheduler.handle(report)
+            facts += decision.facts
+            answers += decision.answers
+            for reached in decision.different:
+                differs = difference(read_facts(self._journal), reached, self._names(reached))
+                facts.append(differs)
+                answers += self.scheduler.learn(differs)
+                if self._exact:
+                    inexact = StateError(explain(differs))
+            for notice in decision.notices:
+                logger.warning("%s", notice)
+            if isinstance(report, ChainEnded) and report.outcome == "full":
+                full[report.chain] = report.message
+            if isinstance(report, ForkVerified) and report.difference is not None:
+                inexact = StateError(report.difference)
+            if isinstance(report, WorkerJoined | WorkerLeft):
+                self._alone_since = None if self.scheduler.workers else time.monotonic()
+        self._record(facts)
+        self._answers += answers
+        if inexact is not None:
+            raise inexact
+        if full and not (self._eviction is not None and self._eviction.make_room(self, full)):
+            raise CheckpointFull(next(iter(full.values())))
+        patience = self._executor.worker_timeout
+        trouble = self.scheduler.trouble()
+        if trouble is None:
+            self._cut_off_since = None
+        elif self._cut_off_since is None:
+            self._cut_off_since = time.monotonic()
+        elif time.monotonic() - self._cut_off_since > patience and not self.scheduler.running:
+            raise CheckpointUnreachable(
+                f"no worker has been able to use the checkpoints for {patience:.0f} s ({trouble}); mend that and run "
+                f"the same command again: nothing that was reached is lost"
+            )
+        if self._alone_since is not None and time.monotonic() - self._alone_since > patience:
+            raise ClusterError(
+                f"all workers have been gone for {patience:.0f} s; start workers and run the same command again: "
+                f"nothing that was reached is lost"
+            )
+
+    def _understood(self, reports: Iterable[Report]) -> Iterator[Report]:
+        """Reports as they are to be understood; of a state that a worker could not read, once it is clear whose fault
+        that is."""
+        for report in reports:
+            if self._inquest is not None and isinstance(report, ChainEnded) and report.outcome == "unreadable":
+                key = self.scheduler.source_of(report.chain)
+                if key is not None:
+                    self._inquest.hold(report, key)
+                    continue
+            yield report
+        if self._inquest is not None:
+            yield from self._inquest.decided()
+
+    def _names(self, reached: StateReached) -> list[str]:
+        """Names of the leaves of a state."""
+        assert reached.kept is not None
+        return [] if self._inquest is None else self._inquest.names(reached.kept.key)
+
+    def _moved(self) -> list[Fact]:
+        """What the others are to know when the workers belong to another cluster than before."""
+        me = self.plan.drivers.get(self.scheduler.driver)
+        if me is None or me.pool == self._executor.pool:
+            return []
+        return [msgspec.structs.replace(me, pool=self._executor.pool, at=time.time())]
+
+    def _perform(self) -> None:
+        self._catch_up()
+        if self.scheduler.back_at() is not None:
+            self.scheduler.tick(self._executor.clock())
+        instructions = self.scheduler.schedule()
+        # What is begun is claimed first, by a record that is written only if nothing is unknown here: of two drivers
+        # that would begin the same, one finds the other's claim.
+        while not self._append(claims := self.scheduler.claims(instructions)):
+            self._catch_up()
+            instructions = self.scheduler.without_clashes(instructions)
+        for fact in claims:
+            self._answers += self.scheduler.learn(fact)
+        if self._eviction is not None:
+            self._eviction.clear_the_way(self.plan)
+        for instruction in instructions:
+            match instruction:
+                case StartChain():
+                    self._executor.start(instruction.worker, instruction.chain)
+                case AmendChain():
+                    self._executor.amend(instruction.amendment)
+                case StopChain():
+                    self._executor.stop(instruction.chain, keep=instruction.keep)
+
+    def _record(self, facts: Sequence[Fact]) -> None:
+        """Write facts that hold whatever others have written meanwhile, which is folded first."""
+        while not self._append(facts):
+            self._catch_up()
+
+    def _append(self, facts: Sequence[Fact]) -> bool:
+        """Write facts, unless there is something in the journal that is not folded yet."""
+        records = [_encode(fact) for fact in (*self._unwritten, *facts)]
+        if records:
+            fences = {} if self._presence is None else self._presence.fences
+            if self._journal.append(records, expect=self.plan.cursor, fences=fences) is None:
+                return False
+            self.plan.cursor = self.plan.cursor.after(records)
+            self._unwritten.clear()
+        return True
+
+    def _catch_up(self) -> None:
+        """Fold what other drivers have written."""
+        fold_on(self._journal, self.plan, self._learn)
+
+    def _learn(self, fact: Fact) -> None:
+        if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver:
+            raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
+        self._answers += self.scheduler.learn(fact)

@@ -1,0 +1,140 @@
+"""Presence: this process's part in a plan that several work on, and which of the others are gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hpstage.driver.processes import is_alive, start_of
+from hpstage.errors import StoreError, UsageError
+from hpstage.plan.events import DriverId, DriverJoined
+from hpstage.store.leases import Leases
+
+# Seconds after which a driver that says nothing is taken for dead. Shorter loses work to a pause of its process or of
+# the store; longer lets what it had begun wait. The environment variable is for tests of just that; all drivers of a
+# plan must have the same.
+LEASE_SECONDS = float(os.environ.get("HPSTAGE_LEASE_SECONDS", "30"))
+
+
+def host_identity() -> str:
+    """Names the place where a process id means one process: host, boot, and space of process ids."""
+    parts = [socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        place = Path(path)
+        try:
+            parts.append(os.readlink(place) if place.is_symlink() else place.read_text().strip())
+        except OSError:
+            parts.append("")
+    return "/".join(parts)
+
+
+class Presence:
+    """Holds the leases of a driver and of the study that it drives, and renews them from a thread of its own.
+
+    A process that is stopped or cut off loses them after ``seconds``, and by then at the latest the others go on with
+    what it had begun. Its own writes are fenced with the driver's lease, so that none of them comes after that.
+    """
+
+    def __init__(self, leases: Leases, driver: DriverId, *, seconds: float = LEASE_SECONDS) -> None:
+        self._leases = leases
+        self._driver = driver
+        self._seconds = seconds
+        self._host = host_identity()
+        self._closing = threading.Event()
+        self._tokens: dict[str, int] = {}
+        self._renewing: threading.Thread | None = None
+
+    def enter(
+        self, study: str, identity: str, pool: str, checkpoints: str, others: Sequence[DriverJoined]
+    ) -> DriverJoined:
+        """Take the leases of this driver and of the study; returns what the others are to know.
+
+        Raises:
+            UsageError: another process drives the study.
+        """
+        name = f"study/{identity}"
+        self._free(name, others)
+        began = time.monotonic()
+        while (tokens := self._leases.acquire_all([_of(self._driver), name], self._driver, self._seconds)) is None:
+            held = self._leases.holder(name)
+            # An owner that is alive renews its lease: more seconds are left than there can be of a dead one's.
+            waited = time.monotonic() - began
+            renewed = held is not None and waited > 1.0 and held.seconds > self._seconds - waited + 1.0
+            if held is not None and (renewed or any(o.driver == held.owner and self._is_here(o) for o in others)):
+                raise UsageError(
+                    f"study {study!r} is being driven by another process ({held.owner}); wait until it ends, or give "
+                    f"this study another name"
+                )
+            time.sleep(0.1)
+        self._tokens = tokens
+        self._renewing = threading.Thread(target=self._renew, name="hpstage-leases", daemon=True)
+        self._renewing.start()
+        pid = os.getpid()
+        return DriverJoined(self._driver, pool, self._host, pid, time.time(), checkpoints, start_of(pid))
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """What this driver's writes depend on."""
+        return dict(self._tokens)
+
+    def is_gone(self, other: DriverJoined, studies: Iterable[str] = ()) -> bool:
+        """Has the other driver died, or said nothing for so long? If so, none of its writes will come any more.
+
+        ``studies``: identities of those of the plan; one that it drove is free then, so that its next call need not
+        wait for the lease to run out.
+        """
+        name = _of(other.driver)
+        if self._has_died(other):
+            held = self._leases.holder(name)
+            if held is not None:
+                self._leases.release(name, held.token)
+        token = self._leases.acquire(name, self._driver, self._seconds)
+        if token is None:
+            return False
+        self._leases.release(name, token)
+        for study in studies:
+            held = self._leases.holder(f"study/{study}")
+            if held is not None and held.owner == other.driver:
+                self._leases.release(f"study/{study}", held.token)
+        return True
+
+    def seems_gone(self, other: DriverJoined) -> bool:
+        """As :meth:`is_gone`, but changes nothing: a lease that ran out may be renewed yet."""
+        return self._has_died(other) or self._leases.holder(_of(other.driver)) is None
+
+    def _free(self, name: str, others: Sequence[DriverJoined]) -> None:
+        """Give back the lease of a study whose driver died on this host, so that nobody has to wait for it."""
+        held = self._leases.holder(name)
+        for other in others:
+            if held is not None and held.owner == other.driver and self._has_died(other):
+                self._leases.release(name, held.token)
+
+    def _has_died(self, other: DriverJoined) -> bool:
+        return other.host == self._host and not is_alive(other.pid, other.start)
+
+    def _is_here(self, other: DriverJoined) -> bool:
+        return other.host == self._host and is_alive(other.pid, other.start)
+
+    def close(self) -> None:
+        """Give the leases back."""
+        self._closing.set()
+        if self._renewing is not None:
+            self._renewing.join()
+            self._renewing = None
+            self._leases.release_all(self._tokens)
+            self._tokens = {}
+
+    def _renew(self) -> None:
+        while not self._closing.wait(self._seconds / 6):
+            try:
+                self._leases.renew_all(self._tokens, self._seconds)
+            except StoreError:
+                continue  # the driver's own writes say so; a store that comes back is renewed again
+
+
+def _of(driver: DriverId) -> str:
+    return f"driver/{driver}"

@@ -1,0 +1,113 @@
+"""One process's part in a plan: from folding the journal and joining the other drivers until it leaves them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.checkpoints.eviction import Eviction
+from hpstage.driver.driver import Driver, open_plan
+from hpstage.driver.inquest import Inquest
+from hpstage.driver.lease_keeper import Presence
+from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
+from hpstage.executor import Executor
+from hpstage.optuna.ledger import Ledger
+from hpstage.plan.events import DriverId, DriverJoined, StateKey, Verify, WorkerId
+from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.scheduler import Scheduler
+from hpstage.store import Journal, Leases
+
+logger = logging.getLogger("hpstage")
+
+
+@contextmanager
+def taking_part(
+    journal: Journal,
+    checkpoints: CheckpointStore,
+    hands: Executor,
+    ledger: Ledger,
+    *,
+    workload: StateKey,
+    described: Mapping[str, str],
+    sharing: bool,
+    checkpoint_every: int | None,
+    verify: Verify,
+    eviction: Eviction,
+    workers: Iterable[WorkerId] = (),
+) -> Iterator[Driver]:
+    """A driver that has joined the plan of ``journal``; it leaves at the end.
+
+    Args:
+        hands: opened, with ``checkpoints`` in use.
+        eviction: of ``checkpoints``.
+        workers: those that an earlier driver has left idle.
+
+    Raises:
+        UsageError: another process drives the study, or others on the plan keep their checkpoints elsewhere.
+        LeaseLost: this process stood still for so long that others have taken it for dead. Nothing it wrote after that
+            has counted, and it may join again.
+        HistoryChanged: the journal has lost records that this process has folded. It may join again, too.
+    """
+    plan = open_plan(journal, workload, described, sharing=sharing)
+    me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
+    presence = Presence(journal, me) if isinstance(journal, Leases) else None
+    scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every, verify=verify)
+    driver = Driver(
+        plan,
+        scheduler,
+        hands,
+        journal,
+        presence=presence,
+        eviction=eviction,
+        exact=described.get("environment:deterministic") != "no",
+        inquest=Inquest(checkpoints),
+        workers=workers,
+    )
+    with ExitStack() as leaving:
+        if presence is not None:
+            leaving.callback(presence.close)
+            place = checkpoints.identity()
+            _compare_with_last(plan, place, checkpoints)
+            joined = presence.enter(
+                ledger.name, ledger.identity(), hands.pool, place, others := list(plan.drivers.values())
+            )
+            driver.remember([joined])
+            driver.bury()
+            _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
+        try:
+            yield driver
+        except (LeaseLost, HistoryChanged):
+            raise  # it has left already, as the others see it; or they may not know it any more
+        except BaseException:
+            hands.close()  # nothing runs here any more when the others hear of it
+            with suppress(StoreError):  # of a store that is gone; the lease runs out by itself
+                driver.leave()
+            raise
+        if presence is not None:
+            driver.leave()
+
+
+def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStore) -> None:
+    """Say that states were kept elsewhere, which may be meant: the folder was removed, or another was given."""
+    if place and plan.place and place != plan.place and plan.kept:
+        logger.warning(
+            "The %d states that this plan keeps were saved in another place than %r is now; those that are not here "
+            "are trained again. If it is not mounted, stop, and mount it first.",
+            len(plan.kept),
+            checkpoints,
+        )
+
+
+def _check_place(place: str, others: Iterable[DriverJoined], driver: Driver) -> None:
+    """Drivers that keep checkpoints in different places would each take the other's for lost."""
+    for other in others:
+        if place and other.checkpoints and other.checkpoints != place:
+            driver.leave()
+            raise UsageError(
+                f"process {other.pid} on {other.host.partition('/')[0]} works on this plan and keeps its checkpoints "
+                f"in another place; give both the same with checkpoints="
+            )

@@ -1,0 +1,1 @@
+"""Training chains: in this process, or as if."""

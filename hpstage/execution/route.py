@@ -1,0 +1,82 @@
+"""The way a running chain is on, as amended while it runs. Shared by real and simulated workers. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from msgspec.structs import replace
+
+from hpstage.errors import InternalError
+from hpstage.plan.events import Amendment, Boundary, Chain, NodeId, Stage
+from hpstage.plan.keys import History
+from hpstage.plan.trail import Trail
+
+
+class Course:
+    """Stages and the boundaries ahead. A place is a step: the stages follow one another."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.stages = list(chain.stages)
+        self.boundaries: dict[int, Boundary] = {}
+        self.end: int | None = None
+        self._every = chain.keep_every
+        self._trail: tuple[int, Trail] | None = None  # of the stage of this index
+        for boundary in chain.boundaries:
+            if not self._passes(boundary.node, boundary.step):
+                raise InternalError(
+                    f"{chain.id} has a boundary at step {boundary.step} of node {boundary.node}, beside it"
+                )
+            self.boundaries[boundary.step] = boundary
+        if chain.end is not None:
+            self.end = chain.end.step
+
+    def index_at(self, step: int) -> int:
+        """Index of the stage on which the state at ``step`` is reached; of the first for the state before it."""
+        return bisect_left(self.stages, step, key=_stop)
+
+    def stage_at(self, step: int) -> Stage:
+        return self.stages[self.index_at(step)]
+
+    def own(self, step: int, *, keep: bool = True) -> Boundary:
+        """A boundary that the chain sets itself, at a step after its first: nobody knows more of it than its place."""
+        index = self.index_at(step)
+        if self._trail is None or self._trail[0] != index:
+            stage = self.stages[index]
+            self._trail = index, Trail(History(stage.history), stage.start, stage.forms)
+        return Boundary(self.stages[index].node, step, self._trail[1].key(step), evaluate=False, keep=keep)
+
+    def keep_at(self, step: int) -> None:
+        """Have the state at ``step`` kept, whatever else is to be done there."""
+        self.boundaries[step] = replace(self.boundaries.get(step) or self.own(step), keep=True)
+
+    def keeps(self, step: int) -> bool:
+        """Is the state at ``step`` kept because of its number alone?"""
+        return self._every is not None and step % self._every == 0
+
+    def amend(self, amendment: Amendment, position: int) -> list[tuple[NodeId, int]]:
+        """Take a change in; return the boundaries for which it came too late."""
+        missed: list[tuple[NodeId, int]] = []
+        self.stages += amendment.stages
+        for boundary in amendment.boundaries:
+            if boundary.step <= position or not self._passes(boundary.node, boundary.step):
+                missed.append((boundary.node, boundary.step))
+            else:
+                self.boundaries[boundary.step] = boundary
+        self.end = None
+        end = amendment.end
+        if end is not None:
+            if end.step <= position or not self._passes(end.node, end.step):
+                missed.append((end.node, end.step))
+            else:
+                self.end = end.step
+        return missed
+
+    def _passes(self, node: NodeId, step: int) -> bool:
+        index = self.index_at(step)
+        if index == len(self.stages) or step < self.stages[0].start:
+            return False
+        return self.stages[index].node == node
+
+
+def _stop(stage: Stage) -> int:
+    return stage.stop

@@ -1,0 +1,437 @@
+"""Trains chains in this process: the worker's side, shared by every executor that really trains."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from typing import Literal
+
+from hpstage.checkpoints.live import LiveCache
+from hpstage.checkpoints.patience import Patient
+from hpstage.checkpoints.store import CheckpointStore
+from hpstage.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointFull,
+    CheckpointMissing,
+    StateError,
+    UsageError,
+)
+from hpstage.execution.route import Course
+from hpstage.execution.verification import ForkVerification, explain
+from hpstage.plan.events import (
+    Amendment,
+    Boundary,
+    BoundaryMissed,
+    BoundaryReached,
+    Chain,
+    ChainEnded,
+    ForkVerified,
+    Stage,
+    StateKey,
+    UserFailure,
+    WorkerId,
+    to_metrics,
+)
+from hpstage.schedule import Scalar, varies
+from hpstage.trainable import Trainable, checked_metrics
+
+ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
+
+
+class Control:
+    """How a running chain is reached from other threads: amendments and the wish that it stop."""
+
+    def __init__(self) -> None:
+        self._amendments: deque[Amendment] = deque()
+        self._lock = threading.Lock()
+        self.called = False  # read at every step without the lock: a stale value costs one step
+        self.stopped: Literal["at once", "kept"] | None = None
+        self.paused = False
+
+    def amend(self, amendment: Amendment) -> None:
+        with self._lock:
+            self._amendments.append(amendment)
+            self.called = True
+
+    def stop(self, *, keep: bool = False) -> None:
+        """Have the chain end at its next step; with ``keep`` its state there is kept first."""
+        with self._lock:
+            self.stopped = "kept" if keep else "at once"
+            self.called = True
+
+    def pause(self) -> None:
+        """Have the chain look up at its next step. From a signal handler, which may have come between any two lines
+        here: no lock."""
+        self.paused = True
+        self.called = True
+
+    def take(self) -> list[Amendment]:
+        """Amendments since the last call, in order. What else was wished is read afterwards, so that none is missed."""
+        with self._lock:
+            self.called = False  # first: a call that comes after it stands
+            taken = list(self._amendments)
+            self._amendments.clear()
+            return taken
+
+
+class Values(dict[str, Scalar]):
+    """Every hyper-parameter's value at the present step of a stage; only those that vary are computed anew."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__({name: form.value(stage.start) for name, form in stage.forms.items()})
+        self._varying = [(name, form) for name, form in stage.forms.items() if varies(form)]
+
+    def move(self, step: int) -> None:
+        for name, form in self._varying:
+            self[name] = form.value(step)
+
+
+class _Flight:
+    """A chain under way: where it is, and what it has done since its last report."""
+
+    __slots__ = (
+        "_began",
+        "_kept_at",
+        "_turned_at",
+        "announced",
+        "at_boundary",
+        "chain",
+        "course",
+        "index",
+        "kept",
+        "load_seconds",
+        "parent",
+        "since",
+        "source",
+        "stage",
+        "step",
+        "train_seconds",
+    )
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.course = Course(chain)
+        self.index = 0
+        self.stage = self.course.stages[0]
+        self.step = self.since = self.stage.start  # ``since``: the first step that was not reported yet
+        self.kept = self.step  # where a state was last kept, or training began
+        self.announced = False  # that the state at ``step`` would be kept
+        self.parent = chain.source  # the last kept state on the way
+        self.source: Literal["fresh", "continued", "live", "disk"] | None = None
+        self.load_seconds = 0.0
+        self.train_seconds = 0.0
+        self.at_boundary = False
+        self._began: float | None = None
+        self._kept_at = self._turned_at = time.perf_counter()  # when that was; when the step under way began
+
+    def coming(self) -> Boundary | None:
+        """The boundary at the end of the step that is about to begin. The chain sets one itself where it is due."""
+        step, course, chain = self.step + 1, self.course, self.chain
+        due = course.keeps(step)
+        if chain.keep_seconds is not None:
+            now = time.perf_counter()
+            due |= now - self._kept_at + now - self._turned_at > chain.keep_seconds  # one like the last is too much
+            self._turned_at = now
+        if step not in course.boundaries:
+            if due:
+                course.boundaries[step] = course.own(step)
+            elif chain.time_first and self.source is not None:
+                course.boundaries[step] = course.own(step, keep=False)
+        return course.boundaries.get(step)
+
+    def has_kept(self) -> None:
+        """The state at the present step is kept."""
+        self.kept, self._kept_at = self.step, time.perf_counter()
+
+    def turn(self) -> None:
+        """On to the next stage; the end of a stage is always a boundary, so all before it was reported."""
+        self.index += 1
+        self.stage = self.course.stages[self.index]
+        self.since = self.stage.start
+
+    def start_clock(self) -> None:
+        self._began = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        if self._began is not None:
+            self.train_seconds += time.perf_counter() - self._began
+            self._began = None
+
+
+class ChainRunner:
+    """Runs chains one after the other on one trainable.
+
+    Not thread-safe: one chain at a time. ``run`` is a generator of reports; between two of them nothing is
+    trained, so that an executor in this process may act on each report at once.
+
+    Args:
+        trainable: what is trained; it stays set up between chains, so that a chain that goes on where the last
+            one ended loads nothing.
+        checkpoints: where states are kept.
+        live: states kept in memory.
+        worker: the name in reports.
+        clock: the time in reports.
+    """
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        checkpoints: CheckpointStore,
+        live: LiveCache,
+        *,
+        worker: WorkerId,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._trainable = trainable
+        self._checkpoints = Patient(checkpoints)
+        self._live = live
+        self._worker = worker
+        self._clock = clock
+        self._stands_at: StateKey | None = None  # the state that the trainable is in, if it has a key
+        self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
+        self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
+
+    def run(self, chain: Chain, control: Control) -> Generator[ChainReport | None, None, None]:
+        """Train a chain to its end; the last report is its ``ChainEnded``. ``None`` where it was told to pause."""
+        flight = _Flight(chain)
+        try:
+            self._checkpoints.enter(lambda: bool(control.stopped) or control.paused)
+            self._enter(chain, flight)
+        except CheckpointError as error:
+            yield self._over(flight, _outcome(error), message=str(error))
+            return
+        except Exception as error:
+            yield self._over(flight, "failed", failure=_failure(error))
+            return
+        try:
+            outcome = yield from self._train(flight, control)
+        except CheckpointError as error:
+            yield self._over(flight, _outcome(error), message=str(error))
+        except Exception as error:
+            if flight.at_boundary:
+                flight.step -= 1  # the state cannot be had, as if the step before it had failed
+            yield self._over(flight, "failed", failure=_failure(error))
+        else:
+            yield self._over(flight, outcome)
+
+    def _train(
+        self, flight: _Flight, control: Control
+    ) -> Generator[ChainReport | None, None, Literal["done", "stopped"]]:
+        """Train from the chain's source on; reports boundaries, and returns how the chain ended."""
+        course = flight.course
+        values = Values(flight.stage)
+        verification = None
+        if flight.chain.verify:
+            length = sum(stage.stop - stage.start for stage in course.stages)
+            verification = ForkVerification(
+                self._trainable, flight.chain.initial, self._train_step, flight.step, length
+            )
+        flight.start_clock()
+        trained = False  # a step that was not verified yet
+        while True:
+            boundary = course.boundaries.pop(flight.step, None)
+            if boundary is not None:
+                self._settle()
+                flight.stop_clock()
+                yield self._reach(flight, boundary)
+                flight.start_clock()
+            if verification is not None and trained:
+                # After the boundary: a process that dies here has lost nothing.
+                flight.stop_clock()
+                stood_at, trained = self._stands_at, False
+                verification.after(flight.step - 1, values, flight.announced)
+                if verification.over:
+                    flight.load_seconds += verification.seconds
+                    yield self._verified(flight, verification)
+                    if verification.difference is not None:
+                        return "stopped"
+                    verification = None
+                    self._stands_at = stood_at
+                flight.start_clock()
+            if boundary is not None and (flight.step == course.end or not (course.boundaries or control.called)):
+                return "done"
+            if control.called:
+                for amendment in control.take():
+                    for node, step in course.amend(amendment, flight.step):
+                        yield BoundaryMissed(flight.chain.id, self._worker, node, step, flight.step)
+                stopped = control.stopped
+                if stopped == "kept" and flight.step > flight.kept:
+                    if self._announce is None or flight.announced:
+                        course.keep_at(flight.step)
+                        course.end = flight.step
+                        continue
+                    course.end = flight.step + 1
+                    course.keep_at(course.end)
+                elif stopped or not course.boundaries:
+                    self._settle()
+                    return "stopped" if stopped else "done"
+                if control.paused:
+                    control.paused = False
+                    flight.stop_clock()
+                    yield None
+                    flight.start_clock()
+                    continue
+            if flight.step == flight.stage.stop:
+                flight.turn()
+                values = Values(flight.stage)
+                continue
+            coming = flight.coming()
+            flight.announced = coming is not None and (coming.evaluate or coming.keep)
+            values.move(flight.step)
+            self._train_step(flight.step, values, flight.announced)
+            flight.step += 1
+            trained = True
+
+    def _train_step(self, step: int, values: Mapping[str, Scalar], report: bool) -> None:
+        if self._announce is not None:
+            self._announce(report)
+        self._stands_at = None
+        self._trainable.train(step, values)
+
+    def _verified(self, flight: _Flight, verification: ForkVerification) -> ForkVerified:
+        difference = verification.difference
+        return ForkVerified(
+            chain=flight.chain.id,
+            worker=self._worker,
+            node=flight.stage.node,
+            step=verification.fork,
+            steps=verification.steps,
+            seconds=verification.seconds,
+            at=self._clock(),
+            difference=None
+            if difference is None
+            else explain(difference, verification.steps, by_measuring=verification.by_measuring),
+        )
+
+    def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        """Metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
+        self._stands_at = None
+        try:
+            self._trainable.setup(initial)
+            return checked_metrics(self._trainable.evaluate())
+        except UsageError:
+            raise  # a misuse that training cannot mend
+        except Exception:
+            # Many models cannot be evaluated untrained (scikit-learn's raise NotFittedError). What is really wrong
+            # comes up again, with its traceback, in the first chain.
+            return None
+
+    def _enter(self, chain: Chain, flight: _Flight) -> None:
+        """Bring the trainable to the chain's source, and note how."""
+        began = time.perf_counter()
+        if chain.source is None:
+            self._stands_at = None
+            self._trainable.setup(chain.initial)
+            flight.source = "fresh"
+        elif self._stands_at == chain.source:
+            flight.source = "continued"
+        else:
+            self._stands_at = None
+            state = self._live.get(chain.source)
+            flight.source = "live"
+            if state is None:
+                state = self._checkpoints.load(chain.source)
+                flight.source = "disk"
+            self._trainable.setup(chain.initial)
+            self._trainable.load_state_dict(state)
+            self._stands_at = chain.source
+        flight.load_seconds = time.perf_counter() - began
+
+    def _settle(self) -> None:
+        """Let work that was handed to a device finish, so that its time is counted where it belongs."""
+        if self._synchronize is not None:
+            self._synchronize()
+
+    def _reach(self, flight: _Flight, boundary: Boundary) -> BoundaryReached:
+        """Do what a boundary asks; afterwards the flight counts from here."""
+        flight.at_boundary = True
+        metrics: dict[str, float] | None = None
+        failure: UserFailure | None = None
+        kept = None
+        began = time.perf_counter()
+        if boundary.evaluate:
+            try:
+                metrics = checked_metrics(self._trainable.evaluate())
+            except StateError:
+                raise  # training cannot go on from what it has left
+            except Exception as error:
+                failure = _failure(error)
+        evaluated = time.perf_counter()
+        if boundary.keep:
+            self._stands_at = boundary.key
+            if boundary.key != flight.parent:
+                state = self._trainable.state_dict()
+                kept = self._checkpoints.save(boundary.key, state, step=boundary.step, parent=flight.parent)
+                self._live.put(boundary.key, state)
+        saved = time.perf_counter()
+        report = BoundaryReached(
+            chain=flight.chain.id,
+            worker=self._worker,
+            node=boundary.node,
+            start=flight.since,
+            step=boundary.step,
+            at=self._clock(),
+            train_seconds=flight.train_seconds,
+            load_seconds=flight.load_seconds,
+            evaluate_seconds=evaluated - began if boundary.evaluate else 0.0,
+            save_seconds=saved - evaluated if kept is not None else 0.0,
+            source=flight.source,
+            metrics=None if metrics is None else to_metrics(metrics),
+            kept=kept,
+            failure=failure,
+        )
+        flight.since, flight.train_seconds = flight.step, 0.0
+        flight.source, flight.load_seconds = None, 0.0
+        flight.at_boundary = False
+        if boundary.keep:
+            flight.has_kept()
+        if kept is not None:
+            flight.parent = boundary.key
+        return report
+
+    def _over(
+        self,
+        flight: _Flight,
+        outcome: Literal["done", "stopped", "failed", "unreadable", "cut_off", "full"],
+        *,
+        failure: UserFailure | None = None,
+        message: str = "",
+    ) -> ChainEnded:
+        if outcome in ("failed", "unreadable"):
+            self._stands_at = None
+        flight.stop_clock()
+        return ChainEnded(
+            chain=flight.chain.id,
+            worker=self._worker,
+            outcome=outcome,
+            at=self._clock(),
+            node=flight.stage.node,
+            step=flight.step,
+            failure=failure,
+            message=message,
+            wasted_steps=max(0, flight.step - flight.since),
+            wasted_seconds=flight.train_seconds + flight.load_seconds,
+        )
+
+
+def _outcome(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]:
+    """How a chain ends by an error of its checkpoints. What is not known to be anything else may pass."""
+    if isinstance(error, CheckpointMissing | CheckpointCorrupt):
+        return "unreadable"
+    return "full" if isinstance(error, CheckpointFull) else "cut_off"
+
+
+def _failure(error: BaseException) -> UserFailure:
+    """An exception as text, its traceback cut to the user's own frames."""
+    frames = error.__traceback__
+    here = __file__
+    while frames is not None and frames.tb_frame.f_code.co_filename == here:
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
+    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    return UserFailure(summary=summary, traceback=text, kinds=kinds)

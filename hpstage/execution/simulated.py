@@ -1,0 +1,352 @@
+"""SimulatedExecutor: workers on a virtual clock, under the real driver.
+
+For tests of scheduling and recovery, and for predicting makespans: nothing is trained, time jumps from event to
+event, and faults happen when the test says.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from hpstage.checkpoints.store import CheckpointStore
+from hpstage.errors import InternalError
+from hpstage.execution.route import Course
+from hpstage.executor import Environment, Executor
+from hpstage.plan.events import (
+    Amendment,
+    BoundaryMissed,
+    BoundaryReached,
+    Chain,
+    ChainEnded,
+    ChainId,
+    Kept,
+    NodeId,
+    Report,
+    Stage,
+    StateKey,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+    to_metrics,
+)
+from hpstage.schedule import Scalar, varies
+
+StepSeconds = Callable[[Mapping[str, Scalar]], float]
+Measure = Callable[[StateKey, int], dict[str, float]]
+
+
+def value_of_key(key: StateKey, step: int) -> dict[str, float]:
+    """A metric that depends on the state and on nothing else: uniform in [0, 1)."""
+    return {"value": int(key, 16) / 16 ** len(key)}
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A chain on a simulated worker."""
+
+    chain: Chain
+    worker: WorkerId
+    course: Course
+    place: int  # where it stood at ``since``
+    since: float
+    counted_from: int  # first step not yet reported
+    kept: int  # where a state was last kept, or training began
+    kept_at: float  # and when
+    load: float
+    source: Literal["fresh", "continued", "live", "disk"] | None
+    own: int | None = None  # a boundary ahead that it has set itself
+    halt: int | None = None  # where it was told to stop
+    keep: bool = False  # and to keep its state there
+    version: int = 0
+
+
+class SimulatedExecutor(Executor):
+    """``workers`` workers on a virtual clock.
+
+    Args:
+        workers: how many.
+        step_seconds: seconds per step, or a function of the values at that step.
+        evaluate_seconds, load_seconds, save_seconds: cost of each such act.
+        measure: metrics of a state; by default ``{"value": ...}`` from its key.
+        state_bytes: what each checkpoint takes.
+        kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        step_seconds: float | StepSeconds = 1.0,
+        evaluate_seconds: float = 0.0,
+        load_seconds: float = 0.0,
+        save_seconds: float = 0.0,
+        measure: Measure = value_of_key,
+        state_bytes: int = 0,
+        kept: set[StateKey] | None = None,
+    ) -> None:
+        self._step_seconds = step_seconds
+        self._evaluate_seconds = evaluate_seconds
+        self._load_seconds = load_seconds
+        self._save_seconds = save_seconds
+        self._measure = measure
+        self._state_bytes = state_bytes
+        self.kept: set[StateKey] = set() if kept is None else kept
+        self._now = 0.0
+        self._order = count()
+        self._agenda: list[tuple[float, int, Callable[[], list[Report]]]] = []
+        self._flights: dict[ChainId, _Flight] = {}
+        self._stand: dict[WorkerId, StateKey | None] = {}
+        self._names = count()
+        self.busy_seconds = 0.0
+        self.trained: list[tuple[NodeId, int, int]] = []  # every stretch of steps that any worker finished
+        for _ in range(workers):
+            self.join(0.0)
+
+    # --- what tests make happen ---------------------------------------------------------------------------
+
+    def join(self, after: float) -> WorkerId:
+        """A new worker comes ``after`` seconds from now."""
+        worker = WorkerId(f"sim-{next(self._names)}")
+
+        def come() -> list[Report]:
+            self._stand[worker] = None
+            return [WorkerJoined(worker, self._now)]
+
+        self._at(after, come)
+        return worker
+
+    def kill(self, worker: WorkerId, after: float) -> None:
+        """A worker dies ``after`` seconds from now, with the chain it runs."""
+
+        def die() -> list[Report]:
+            if worker not in self._stand:
+                return []
+            del self._stand[worker]
+            self._flights = {id: flight for id, flight in self._flights.items() if flight.worker != worker}
+            return [WorkerLeft(worker, self._now)]
+
+        self._at(after, die)
+
+    def _at(self, after: float, act: Callable[[], list[Report]]) -> None:
+        heapq.heappush(self._agenda, (self._now + after, next(self._order), act))
+
+    # --- Executor -----------------------------------------------------------------------------------------
+
+    def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
+        return Environment({"simulated": "1"})
+
+    def use(self, checkpoints: CheckpointStore) -> None:
+        """Checkpoints are imaginary here."""
+
+    def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        return None
+
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        if worker not in self._stand or any(f.worker == worker for f in self._flights.values()):
+            raise InternalError(f"{chain.id} was started on {worker}, which is not an idle worker")
+        source: Literal["fresh", "continued", "live", "disk"] = "fresh"
+        load = 0.0
+        if chain.source is not None:
+            if chain.source not in self.kept:
+                ended = ChainEnded(chain.id, worker, "unreadable", self._now, message="not kept")
+                self._at(0.0, lambda: [ended])
+                return
+            continued = self._stand[worker] == chain.source
+            source, load = ("continued", 0.0) if continued else ("disk", self._load_seconds)
+        course = Course(chain)
+        start = course.stages[0].start
+        begins = self._now + load
+        flight = _Flight(chain, worker, course, start, begins, start, start, begins, load, source)
+        self._flights[chain.id] = flight
+        self._aim(flight, extra=load)
+
+    def amend(self, amendment: Amendment) -> None:
+        flight = self._flights.get(amendment.chain)
+        if flight is None:
+            return
+        place, left_over = self._progress(flight)
+        missed = flight.course.amend(amendment, place)
+        if missed:
+            late: list[Report] = [
+                BoundaryMissed(flight.chain.id, flight.worker, node, step, place) for node, step in missed
+            ]
+            self._at(0.0, lambda: late)
+        flight.place, flight.since = place, self._now - left_over
+        self._aim(flight, extra=-left_over)
+
+    def stop(self, chain: ChainId, *, keep: bool = False) -> None:
+        flight = self._flights.get(chain)
+        if flight is None:
+            return
+        place, left_over = self._progress(flight)
+        flight.place, flight.since = place, self._now - left_over
+        stands = left_over <= 1e-12 or place in flight.course.boundaries
+        flight.halt, flight.keep = place if stands else place + 1, keep
+        self._aim(flight, extra=-left_over)
+
+    def wait(self, timeout: float | None) -> list[Report]:
+        reports: list[Report] = []
+        if timeout == 0.0 and self._agenda and self._agenda[0][0] > self._now:
+            return reports  # nobody waits: time stands still
+        while self._agenda and (not reports or self._agenda[0][0] <= self._now):
+            self._now, _, act = heapq.heappop(self._agenda)
+            reports += act()
+        if timeout and not reports:
+            self._now += timeout  # nothing is to come, and the caller waits for the time alone
+        return reports
+
+    def clock(self) -> float:
+        return self._now
+
+    def close(self) -> None:
+        self._agenda.clear()
+
+    # --- the course of a chain ----------------------------------------------------------------------------
+
+    def _step_seconds_at(self, stage: Stage, step: int) -> float:
+        if not callable(self._step_seconds):
+            return self._step_seconds
+        return self._step_seconds({name: form.value(step) for name, form in stage.forms.items()})
+
+    def _is_even(self, stage: Stage) -> bool:
+        """Do all steps of the stage take the same time?"""
+        return not callable(self._step_seconds) or not any(map(varies, stage.forms.values()))
+
+    def _seconds_between(self, flight: _Flight, start: int, stop: int) -> float:
+        """Seconds for steps ``[start, stop)``; in one go where they all take the same time."""
+        seconds = 0.0
+        while start < stop:
+            stage = flight.course.stage_at(start + 1)
+            until = min(stop, stage.stop)
+            if self._is_even(stage):
+                seconds += (until - start) * self._step_seconds_at(stage, start)
+            else:
+                seconds += sum(self._step_seconds_at(stage, step) for step in range(start, until))
+            start = until
+        return seconds
+
+    def _walk(self, flight: _Flight, step: int, last: int, seconds: float) -> tuple[int, float]:
+        """Where training from ``step`` gets in so many seconds, to ``last`` at most; and the seconds left over."""
+        while step < last:
+            stage = flight.course.stage_at(step + 1)
+            stop = min(stage.stop, last)
+            whole = self._seconds_between(flight, step, stop)
+            if seconds >= whole - 1e-12:
+                seconds, step = seconds - whole, stop
+                continue
+            even = self._is_even(stage)
+            while seconds >= (each := self._step_seconds_at(stage, step)) - 1e-12:
+                steps = max(1, int(seconds / each)) if even and each else 1
+                seconds, step = seconds - steps * each, step + steps
+            break
+        return step, seconds
+
+    def _progress(self, flight: _Flight) -> tuple[int, float]:
+        """Where the chain stands now, and the seconds spent on the step under way (below 0: it is still loading)."""
+        spent = self._now - flight.since
+        if spent <= 0:
+            return flight.place, spent
+        return self._walk(flight, flight.place, min(flight.course.boundaries), spent)
+
+    def _set_own(self, flight: _Flight) -> None:
+        """Set the next boundary that the chain sets itself, if one is due before those that were set for it."""
+        course, chain, place = flight.course, flight.chain, flight.place
+        if flight.own is not None and flight.own > place:
+            course.boundaries.pop(flight.own, None)  # as it was due before the chain was amended
+        first, own, keep = min(course.boundaries), None, True
+        if chain.keep_every is not None:
+            own = (place // chain.keep_every + 1) * chain.keep_every
+        elif chain.keep_seconds is not None:
+            left = chain.keep_seconds - (flight.since - flight.kept_at)
+            own = max(place + 1, self._walk(flight, place, first, left)[0])
+        if chain.time_first and flight.source is not None:
+            own, keep = place + 1, False
+        flight.own = own if own is not None and place < own < first else None
+        if flight.own is not None:
+            course.boundaries[flight.own] = course.own(flight.own, keep=keep)
+
+    def _aim(self, flight: _Flight, extra: float) -> None:
+        """Put the chain's next boundary, or the place where it stops, on the agenda."""
+        flight.version += 1
+        self._set_own(flight)
+        place = min(flight.course.boundaries)
+        if flight.halt is not None:
+            place = min(place, flight.halt)
+            if flight.keep and place == flight.halt > flight.kept:
+                flight.course.keep_at(place)
+        seconds = extra + self._seconds_between(flight, flight.place, place)
+        boundary = flight.course.boundaries.get(place)
+        if boundary is not None:
+            seconds += self._evaluate_seconds * boundary.evaluate + self._save_seconds * boundary.keep
+        self._at(max(0.0, seconds), self._if_current(flight, lambda: self._arrive(flight, place)))
+
+    def _if_current(self, flight: _Flight, act: Callable[[], list[Report]]) -> Callable[[], list[Report]]:
+        version = flight.version
+
+        def guarded() -> list[Report]:
+            if self._flights.get(flight.chain.id) is not flight or flight.version != version:
+                return []
+            return act()
+
+        return guarded
+
+    def _arrive(self, flight: _Flight, place: int) -> list[Report]:
+        course, chain, worker = flight.course, flight.chain, flight.worker
+        reports: list[Report] = []
+        if place in course.boundaries:
+            reports.append(self._reach(flight, place))
+        done = place == course.end or not course.boundaries
+        if not done and place != flight.halt:
+            self._aim(flight, extra=0.0)
+            return reports
+        del self._flights[chain.id]
+        wasted = place - flight.counted_from
+        if wasted:
+            self._stand[worker] = None
+        reports.append(
+            ChainEnded(
+                chain.id,
+                worker,
+                "done" if done else "stopped",
+                self._now,
+                node=course.stage_at(place).node,
+                step=place,
+                wasted_seconds=self._seconds_between(flight, flight.counted_from, place),
+                wasted_steps=wasted,
+            )
+        )
+        return reports
+
+    def _reach(self, flight: _Flight, place: int) -> BoundaryReached:
+        boundary = flight.course.boundaries.pop(place)
+        start = flight.counted_from
+        trained = self._seconds_between(flight, start, place)
+        if boundary.keep:
+            self.kept.add(boundary.key)
+            flight.kept, flight.kept_at = place, self._now
+        self._stand[flight.worker] = boundary.key if boundary.keep else None
+        if place > start:
+            self.trained.append((boundary.node, start, place))
+        self.busy_seconds += trained + flight.load
+        report = BoundaryReached(
+            chain=flight.chain.id,
+            worker=flight.worker,
+            node=boundary.node,
+            start=start,
+            step=place,
+            at=self._now,
+            train_seconds=trained,
+            load_seconds=flight.load,
+            evaluate_seconds=self._evaluate_seconds if boundary.evaluate else 0.0,
+            save_seconds=self._save_seconds if boundary.keep else 0.0,
+            source=flight.source,
+            metrics=to_metrics(self._measure(boundary.key, place)) if boundary.evaluate else None,
+            kept=Kept(boundary.key, self._state_bytes, boundary.key) if boundary.keep else None,
+        )
+        flight.load, flight.source = 0.0, None
+        flight.place, flight.since, flight.counted_from = place, self._now, place
+        return report

@@ -1,0 +1,134 @@
+"""Verifying a fork: steps trained straight through and from the state that a fork would load are compared.
+
+What is compared is all that training can reach, not weights alone: a hidden counter is seen before it has an effect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from hpstage.capture.portrait import LOCAL, Difference, differences, first_difference
+from hpstage.checkpoints.state_tree import digest, reread
+from hpstage.schedule import Scalar
+from hpstage.trainable import Trainable
+
+_STATE = "the state"
+Step = Callable[[int, Mapping[str, Scalar], bool], None]
+_FORK_AFTER = 2
+"""Steps after which the fork is made, if there are as many: by then optimizers have their state."""
+_STEPS, _SLOW = 2, 10.0
+"""Steps that are trained twice; one alone where it takes longer than so many seconds."""
+
+
+class ForkVerification:
+    """Goes along with training, and turns back once: tell it of each step that was trained.
+
+    Args:
+        trainable: as it is trained, at a step that it is told by :attr:`begun`.
+        initial: the values at step 0.
+        train: trains a step of it, under values, and whether it is told that a report is wanted.
+        begun: the step at which it begins.
+        length: how many steps there are to come. One alone cannot be verified.
+    """
+
+    def __init__(
+        self, trainable: Trainable, initial: Mapping[str, Scalar], train: Step, begun: int, length: int
+    ) -> None:
+        self._trainable = trainable
+        self._initial = dict(initial)
+        self._train = train
+        self.fork = begun + max(1, min(_FORK_AFTER, length - 1))
+        self._steps = min(_STEPS, begun + length - self.fork)
+        self.seconds = 0.0
+        self.steps = 0
+        self.difference: Difference | None = None
+        self.by_measuring = False
+        """Whether the difference is one between steps with a report and steps without."""
+        self.over = False
+        self._state: object = None
+        self._at_fork: dict[str, str] = {}
+        self._trained: list[tuple[int, dict[str, Scalar], bool]] = []
+        self._began = time.perf_counter()
+
+    def after(self, step: int, hp: Mapping[str, Scalar], report: bool) -> None:
+        """``step`` was trained under ``hp``, and told whether a ``report`` was wanted.
+
+        Raises:
+            StateError: a state cannot be captured, or not be loaded.
+        """
+        if step + 1 < self.fork or self.over:
+            return
+        began = time.perf_counter()
+        if step + 1 == self.fork:
+            self._state = reread(self._trainable.state_dict())
+            self._at_fork = portrait_of(self._trainable)
+        else:
+            self._trained.append((step, dict(hp), report))
+            if len(self._trained) == self._steps or began - self._began > _SLOW:
+                self._compare()
+                self.over = True
+        self.seconds += time.perf_counter() - began
+        self._began = time.perf_counter()
+
+    def _compare(self) -> None:
+        straight = portrait_of(self._trainable)
+        close = getattr(self._trainable, "close", None)
+        if close is not None:
+            close()  # as a process that begins anew
+        self._load()
+        answered = bool(getattr(self._trainable, "answers_for_state", False))
+        loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
+        for step, hp, report in self._trained:
+            self._train(step, hp, report)
+        self.steps = len(self._trained)
+        self.difference = first_difference(
+            straight, portrait_of(self._trainable), from_the_start=loaded, answered=answered
+        )
+        if self.difference is None and hasattr(self._trainable, "announce"):
+            self._compare_measuring(straight)
+        self._state = None
+
+    def _compare_measuring(self, straight: dict[str, str]) -> None:
+        """Code that measures within a step does so where it is told to, which in a tree is not where it is alone."""
+        self._load()
+        (step, hp, report), *others = self._trained
+        self._train(step, hp, not report)
+        for step, hp, report in others:
+            self._train(step, hp, report)
+        self.difference = first_difference(_but_locals(straight), _but_locals(portrait_of(self._trainable)))
+        self.by_measuring = self.difference is not None
+
+    def _load(self) -> None:
+        self._trainable.setup(self._initial)
+        self._trainable.load_state_dict(reread(self._state))
+
+
+def _but_locals(portrait: dict[str, str]) -> dict[str, str]:
+    """Without what holds the measurements: local variables, and the state as a whole."""
+    return {p: text for p, text in portrait.items() if LOCAL not in p and LOCAL not in text and p != _STATE}
+
+
+def portrait_of(trainable: Trainable) -> dict[str, str]:
+    """All of a trainable that two runs are compared by: its state, and what else it can tell."""
+    portrait: Callable[[], dict[str, str]] | None = getattr(trainable, "portrait", None)
+    told = {} if portrait is None else portrait()
+    return {**told, _STATE: digest(trainable.state_dict())}
+
+
+def explain(difference: Difference, steps: int, *, by_measuring: bool = False) -> str:
+    """What a difference means, and what to do."""
+    path, straight, forked = difference
+    if by_measuring:
+        return (
+            f"measuring changes training: {path} is {straight} after {steps} steps, and {forked} where one asks "
+            f"for a report and did not before, or does not and did. What is done only where run.wants_report is true "
+            f"must leave all as it was: call model.eval() before it and model.train() after it; what is noted there "
+            f"and no training hangs on is named in `stateless`"
+        )
+    return (
+        f"training goes on otherwise from a kept state than straight through: after {steps} more steps {path} is "
+        f"{forked} from the state and {straight} straight through. Something that training changes is in no state: "
+        f"keep it on the trainable or attach it, or make it a function of the step; if no training hangs on it, name "
+        f"it in `stateless`"
+    )

@@ -1,0 +1,51 @@
+"""A state that was kept, trained again, and is another: what differs, and the two ways of getting there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hpstage.checkpoints.state_tree import differing
+from hpstage.plan.events import Fact, ForkVerified, StateDiffers, StateReached
+
+_SOURCES = {
+    "fresh": "from the beginning of training",
+    "continued": "going on where the worker stood",
+    "live": "from a state in the worker's memory",
+    "disk": "from a checkpoint",
+    None: "straight on",
+}
+
+
+def difference(facts: Iterable[Fact], again: StateReached, names: Sequence[str]) -> StateDiffers:
+    """What to remember of a state that differs from the one kept first.
+
+    Args:
+        facts: the journal.
+        again: how it was reached now.
+        names: of its leaves, if they are known.
+    """
+    first = next(
+        fact
+        for fact in facts
+        if isinstance(fact, StateReached) and (fact.node, fact.step) == (again.node, again.step) and fact.kept
+    )
+    assert first.kept is not None
+    assert again.kept is not None
+    where = differing(first.kept.marks, again.kept.marks, names)
+    return StateDiffers(again.node, again.step, again.worker, again.at, where, (_way(first), _way(again)))
+
+
+def explain(fact: StateDiffers | ForkVerified) -> str:
+    if isinstance(fact, ForkVerified):
+        return fact.difference or "the fork is exact"
+    what = f"the first thing that differs is {fact.where}" if fact.where else "what differs cannot be told"
+    first, again = fact.ways
+    return (
+        f"the state after step {fact.step} was trained again, and is another: {what}. First trained {first}; now "
+        f"{again}. Something in training is a function neither of the state nor of the step (the time, a thread, an "
+        f"order that hangs on addresses, a file): `hpstage check` on the trainable looks for it"
+    )
+
+
+def _way(fact: StateReached) -> str:
+    return f"from step {fact.start} on worker {fact.worker}, {_SOURCES[fact.source]}"

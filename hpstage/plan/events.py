@@ -1,0 +1,499 @@
+"""Values that cross a boundary: chains and reports between driver and workers, facts in the journal.
+
+All are frozen ``msgspec`` structs: tagged, validated on decoding, JSON all the way, never pickle.
+Seconds are wall-clock durations; ``at`` is a time on the executor's clock (seconds since the epoch, or virtual).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, NewType
+
+import msgspec
+
+from hpstage.schedule import Form, Scalar, Schedule
+
+NodeId = NewType("NodeId", int)
+"""Position of a node in the plan, in order of creation. Equal for everyone who folds the same journal."""
+TrialId = NewType("TrialId", str)
+"""Names a trial within a plan: ``"<study name>/<number>"``."""
+WorkerId = NewType("WorkerId", str)
+DriverId = NewType("DriverId", str)
+"""Names a driver: one process's part in a plan, from when it joins until it leaves or its lease runs out."""
+ChainId = NewType("ChainId", str)
+StateKey = NewType("StateKey", str)
+"""Names for ever what training has produced: 32 hex digits (see ``keys.py``)."""
+
+
+Verify = Literal["first-fork", "all", "off"]
+"""Which forks are verified: the first of a workload, one of each chain, or none."""
+
+Metrics = dict[str, float | str]
+"""Metrics as they travel: JSON has no NaN and no infinities, so these are texts (``"nan"``, ``"inf"``, ``"-inf"``)."""
+
+
+def to_metrics(numbers: Mapping[str, float]) -> Metrics:
+    return {name: to_metric(value) for name, value in numbers.items()}
+
+
+def to_metric(value: float) -> float | str:
+    return value if math.isfinite(value) else repr(value)
+
+
+def to_numbers(metrics: Metrics) -> dict[str, float]:
+    """Raises ValueError for a text that is no number."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
+class StateRef(msgspec.Struct, frozen=True, order=True):
+    """A state: ``node``'s line trained up to ``step`` (exclusive of step ``step`` itself)."""
+
+    node: NodeId
+    step: int
+
+
+# --- what a worker is asked to do -------------------------------------------------------------------------
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Steps ``[start, stop)`` of one node; ``forms`` give every hyper-parameter's value at each step, names sorted.
+
+    ``history`` is the digest of all values that the line has seen up to and including those at ``start``
+    (:class:`hpstage.plan.keys.History`): with it, whoever trains the stage can name each state on it.
+    """
+
+    node: NodeId
+    start: int
+    stop: int
+    forms: dict[str, Form]
+    history: bytes
+
+
+class Boundary(msgspec.Struct, frozen=True):
+    """What to do when the line has been trained up to ``step``: evaluate it, keep its state under ``key``."""
+
+    node: NodeId
+    step: int
+    key: StateKey
+    evaluate: bool
+    keep: bool
+
+
+class Chain(msgspec.Struct, frozen=True):
+    """Consecutive stages for one worker.
+
+    ``source`` is the kept state to fork (``None``: start fresh). ``initial`` holds the values at step 0, from
+    which the trainable is set up. ``boundaries`` are in the order in which the line passes them; a boundary at
+    the source itself (a kept state that is only to be evaluated) comes first. ``parent`` of each kept state in
+    its manifest is the previous boundary or source on the line. The chain is over at its last boundary, or sooner at
+    the boundary ``end``: it knows the way on from there, in case ``end`` is moved while it runs.
+
+    Besides at its boundaries a chain keeps its state by itself, since no word could reach it at the right step:
+    ``keep_every``: at each multiple of so many steps, counted from the beginning of training; ``keep_seconds``: so many
+    seconds after it last kept one, at the latest. ``time_first``: it reports its first step, for what a step takes.
+    """
+
+    id: ChainId
+    source: StateKey | None
+    source_ref: StateRef | None
+    initial: dict[str, Scalar]
+    stages: tuple[Stage, ...]
+    boundaries: tuple[Boundary, ...]
+    end: StateRef | None = None
+    keep_every: int | None = None
+    keep_seconds: float | None = None
+    time_first: bool = False
+    verify: bool = False
+    """Whether a fork is verified at its beginning: see :mod:`hpstage.execution.verification`."""
+
+
+class Amendment(msgspec.Struct, frozen=True):
+    """A change to a running chain: stages to go on with, boundaries ahead (replacing those at the same state), and
+    where it is to end now (``None``: at its last boundary)."""
+
+    chain: ChainId
+    stages: tuple[Stage, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
+    end: StateRef | None = None
+
+
+# --- what comes back --------------------------------------------------------------------------------------
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A state published in the checkpoint store. ``digest`` is that of its content (tensors and structure)."""
+
+    key: StateKey
+    bytes: int
+    digest: str
+    marks: str = ""
+    """Of its leaves, to tell which of them differ when the state is trained again."""
+
+
+class UserFailure(msgspec.Struct, frozen=True):
+    """An exception in the user's code: its one-line summary, full traceback, and the names of its classes.
+
+    ``kinds`` holds the qualified name of the exception's class and of its bases, so that ``catch`` can be honoured
+    without sending the exception itself.
+    """
+
+    summary: str
+    traceback: str
+    kinds: tuple[str, ...] = ()
+
+
+class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
+    """A running chain stands at a boundary, set for it or by itself, and has done what the boundary asked.
+
+    ``start`` is the step from which ``train_seconds`` count: the previous boundary, or the beginning of the
+    stage. A report covers steps of one node only; the end of each stage is always reported.
+    """
+
+    chain: ChainId
+    worker: WorkerId
+    node: NodeId
+    start: int
+    step: int
+    at: float
+    train_seconds: float
+    load_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    save_seconds: float = 0.0
+    source: Literal["fresh", "continued", "live", "disk"] | None = None  # on a chain's first report
+    metrics: Metrics | None = None
+    kept: Kept | None = None
+    failure: UserFailure | None = None  # evaluate() failed here; training goes on
+
+
+class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
+    """An amendment came too late: the chain had already passed ``step`` of ``node`` and stands at ``position``."""
+
+    chain: ChainId
+    worker: WorkerId
+    node: NodeId
+    step: int
+    position: int
+
+
+class ForkVerified(msgspec.Struct, frozen=True, tag=True):
+    """``steps`` steps after ``step`` of ``node`` were trained straight through and from the state at ``step``.
+
+    ``difference``: what was not the same then, in words. As a report and in the journal alike.
+    """
+
+    chain: ChainId
+    worker: WorkerId
+    node: NodeId
+    step: int
+    steps: int
+    seconds: float
+    at: float
+    difference: str | None = None
+
+
+class ChainEnded(msgspec.Struct, frozen=True, tag=True):
+    """A chain is over; the worker is free, or gone.
+
+    ``done``: trained to its end. ``stopped``: told to. ``failed``: the user's training code raised at ``step`` of
+    ``node``. ``unreadable``: the source could not be loaded (missing or corrupt). ``cut_off``: the worker cannot use
+    the place of the checkpoints, which tells nothing of what is kept there. ``full``: there was no room for a
+    checkpoint. ``lost``: the worker or its task vanished. ``wasted_seconds`` and ``wasted_steps`` count training after
+    the last boundary that is reported nowhere else.
+    """
+
+    chain: ChainId
+    worker: WorkerId
+    outcome: Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "lost"]
+    at: float
+    node: NodeId | None = None
+    step: int | None = None
+    failure: UserFailure | None = None
+    message: str = ""
+    wasted_seconds: float = 0.0
+    wasted_steps: int = 0
+
+
+class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
+    worker: WorkerId
+    at: float
+
+
+class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
+    """The worker is gone; a chain that ran on it is lost.
+
+    ``died``: its process ended or fell silent, for which the chain may be to blame. ``closed``: it was retired, scaled
+    down, restarted or told to end. ``unreachable``: it was lost together with the scheduler. ``message``: how its
+    process ended, if that is known.
+    """
+
+    worker: WorkerId
+    at: float
+    reason: Literal["died", "closed", "unreachable"] = "died"
+    message: str = ""
+
+
+Report = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded | WorkerJoined | WorkerLeft
+
+
+# --- what the scheduler wants done ------------------------------------------------------------------------
+
+
+class StartChain(msgspec.Struct, frozen=True):
+    worker: WorkerId
+    chain: Chain
+
+
+class AmendChain(msgspec.Struct, frozen=True):
+    amendment: Amendment
+
+
+class StopChain(msgspec.Struct, frozen=True):
+    """The chain is to end at its next step; with ``keep`` its state there is kept, and nothing is lost."""
+
+    chain: ChainId
+    keep: bool
+
+
+Instruction = StartChain | AmendChain | StopChain
+
+
+# --- what is remembered: the journal ----------------------------------------------------------------------
+
+
+class PlanCreated(msgspec.Struct, frozen=True, tag=True):
+    """First event of a journal: its format, the workload it belongs to, and what tells it from other plans of that."""
+
+    format: int
+    workload: StateKey
+    described: dict[str, str]
+    id: str = ""
+
+
+class TrialAdded(msgspec.Struct, frozen=True, tag=True):
+    trial: TrialId
+    schedules: dict[str, Schedule]
+    steps: int
+
+
+class TargetAsked(msgspec.Struct, frozen=True, tag=True):
+    """``driver`` wants ``trial`` trained to ``step`` and evaluated: by whom, is all the same."""
+
+    trial: TrialId
+    step: int
+    driver: DriverId = DriverId("")
+
+
+class StateReached(msgspec.Struct, frozen=True, tag=True):
+    """Steps ``[start, step)`` of ``node`` are trained; what is known and kept of the state at ``step``."""
+
+    node: NodeId
+    start: int
+    step: int
+    worker: WorkerId
+    at: float
+    train_seconds: float
+    load_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    save_seconds: float = 0.0
+    source: Literal["fresh", "continued", "live", "disk"] | None = None
+    metrics: Metrics | None = None
+    kept: Kept | None = None
+    chain: ChainId | None = None
+
+
+class StateLost(msgspec.Struct, frozen=True, tag=True):
+    """The checkpoint of a kept state is gone or unusable."""
+
+    node: NodeId
+    step: int
+    reason: str
+
+
+class StateDiffers(msgspec.Struct, frozen=True, tag=True):
+    """A state that had been kept was trained again, and is another: some part of training is not exact.
+
+    ``where``: the first leaf that differs, if it can be told; ``ways``: how each of the two came about, in words.
+    """
+
+    node: NodeId
+    step: int
+    worker: WorkerId
+    at: float
+    where: str | None
+    ways: tuple[str, str]
+
+
+class StageFailed(msgspec.Struct, frozen=True, tag=True):
+    """The user's code raised: in training at ``step``, or in evaluating the state at ``step``."""
+
+    node: NodeId
+    step: int
+    evaluating: bool
+    failure: UserFailure
+
+
+class ChainLost(msgspec.Struct, frozen=True, tag=True):
+    """Training after the last boundary that was thrown away. ``outcome``: as of the chain's end (:class:`ChainEnded`),
+    or how its worker left (:class:`WorkerLeft`), with the ``message`` of either."""
+
+    node: NodeId
+    step: int
+    worker: WorkerId
+    at: float
+    outcome: str
+    seconds: float
+    steps: int
+    message: str = ""
+
+
+class DriverJoined(msgspec.Struct, frozen=True, tag=True):
+    """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker; ``checkpoints`` names
+    the place where its states are kept; ``start`` tells its process from later ones with its id, such as the first
+    process of a container that was started again."""
+
+    driver: DriverId
+    pool: str
+    host: str
+    pid: int
+    at: float
+    checkpoints: str = ""
+    start: str = ""
+
+
+class DriverLeft(msgspec.Struct, frozen=True, tag=True):
+    """A driver is gone: its chains are over, and nobody waits for what it asked for."""
+
+    driver: DriverId
+    at: float
+    reason: Literal["ended", "gone"]
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Steps ``[start, stop)`` of a node."""
+
+    node: NodeId
+    start: int
+    stop: int
+
+
+class ChainStarted(msgspec.Struct, frozen=True, tag=True):
+    """A driver's right to train these stretches, until the chain is closed or the driver gone. It is written before
+    the chain is started, on the condition that the driver knew all that was written before."""
+
+    chain: ChainId
+    driver: DriverId
+    worker: WorkerId
+    stretches: tuple[Stretch, ...]
+    at: float
+
+
+class ChainProlonged(msgspec.Struct, frozen=True, tag=True):
+    """The chain goes on with these stretches."""
+
+    chain: ChainId
+    stretches: tuple[Stretch, ...]
+
+
+class ChainClosed(msgspec.Struct, frozen=True, tag=True):
+    """The chain is over; what it did not reach is open again."""
+
+    chain: ChainId
+    at: float
+
+
+class SearchStarted(msgspec.Struct, frozen=True, tag=True):
+    """A call of ``optimize`` began to propose trials. ``study``: its name, or where another study of that name (not of
+    that ``identity``) uses the plan, something longer. It is over at its :class:`SearchEnded`; until then a call that
+    is the same in all of these continues it. One that ``extends`` takes over the trials of the study's last search.
+    ``directions`` are the study's, "maximize" or "minimize": they tell those who read the plan what is good."""
+
+    study: str
+    algorithm: str
+    metric: tuple[str, ...]
+    steps: int
+    n_trials: int | None
+    sampler: str
+    at: float
+    extends: bool = False
+    identity: str = ""
+    directions: tuple[str, ...] = ()
+
+    def same_call(self, other: SearchStarted) -> bool:
+        return msgspec.structs.replace(self, at=other.at, directions=other.directions) == other
+
+
+class RandomState(msgspec.Struct, frozen=True):
+    """A NumPy ``RandomState``; ``key`` (base64) is left out where it is that of the state recorded before."""
+
+    pos: int
+    has_gauss: int
+    gauss: float
+    key: str | None
+
+
+class ForkedFrom(msgspec.Struct, frozen=True):
+    """A trial is ``donor`` up to ``step``, and the space's trial under ``params`` from there on. These are written as
+    Python writes them: JSON has no infinities, and a NaN equals nothing."""
+
+    donor: TrialId
+    step: int
+    params: dict[str, str]
+
+
+class TrialProposed(msgspec.Struct, frozen=True, tag=True):
+    """The study's trial ``number`` belongs to the search under way; ``sampler`` holds the sampler's random states
+    after it was proposed (or, with ``number`` None, before the first).
+
+    ``fork``: an algorithm made it out of another. ``extends``: it takes the place of a trial that was finished before
+    it was carried on. ``params`` are the study's, for those who read the plan without it: what is no JSON scalar is
+    written as Python writes it."""
+
+    study: str
+    number: int | None
+    trial: TrialId | None
+    sampler: dict[str, RandomState]
+    fork: ForkedFrom | None = None
+    extends: TrialId | None = None
+    params: dict[str, bool | int | float | str | None] = {}
+
+
+class TrialEnded(msgspec.Struct, frozen=True, tag=True):
+    """The study has finished a trial: nothing more is asked of it. Nothing hangs on this but what is kept and shown.
+
+    ``values``: the last that were told, one for each metric of the search, as in :data:`Metrics`; ``step``: the
+    farthest that was asked of it."""
+
+    study: str
+    trial: TrialId
+    state: Literal["COMPLETE", "PRUNED", "FAIL"]
+    values: tuple[float | str, ...] | None
+    step: int
+    at: float
+
+
+class SearchEnded(msgspec.Struct, frozen=True, tag=True):
+    study: str
+    at: float
+
+
+Fact = (
+    PlanCreated
+    | TrialAdded
+    | TargetAsked
+    | StateReached
+    | StateLost
+    | StateDiffers
+    | ForkVerified
+    | StageFailed
+    | ChainLost
+    | DriverJoined
+    | DriverLeft
+    | ChainStarted
+    | ChainProlonged
+    | ChainClosed
+    | SearchStarted
+    | TrialProposed
+    | TrialEnded
+    | SearchEnded
+)

@@ -1,0 +1,76 @@
+"""Keys: the one canonical encoding, and the names of workloads and states that are hashed from it.
+
+A state's key hashes the workload and the *history of values*: at which step which hyper-parameter took which
+value. It is a function of the values that training has seen and of nothing else: not of how a schedule was
+written or cut, nor of the names of trials and studies, nor of the order of a dict, nor of ``1`` against ``1.0``.
+Equal keys mean equal training, and training that has seen equal values has equal keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping
+
+from hpstage.plan.events import StateKey
+from hpstage.schedule import Scalar
+
+# Part of every key. A change to the encoding or to its meaning must change it.
+VERSION = b"hpstage-key-2"
+_DIGEST_SIZE = 16
+
+
+def encode(value: Scalar) -> bytes:
+    """Canonical, tagged, self-delimiting bytes of a scalar. Numbers are those of ``schedule.canonical``."""
+    if value is None:
+        return b"n"
+    if value is True:
+        return b"t"
+    if value is False:
+        return b"f"
+    if isinstance(value, int):
+        return b"i%d;" % value
+    if isinstance(value, float):
+        return b"d" + struct.pack(">d", value)
+    text = value.encode()
+    return b"s%d:" % len(text) + text
+
+
+def workload_key(described: Mapping[str, str]) -> StateKey:
+    """Key of what besides the schedules decides training: trainable, code, data, numerics, environment."""
+    told = [encode(name) + encode(described[name]) for name in sorted(described)]
+    return StateKey(_digest(VERSION + b"workload" + b"".join(told)).hexdigest())
+
+
+class History:
+    """The values that a line of training has seen, as a chain of digests: 16 bytes, whatever the length of the line.
+
+    So it can be sent to whoever is to train the line on, and to name the states there.
+    """
+
+    __slots__ = ("digest",)
+
+    def __init__(self, digest: bytes) -> None:
+        self.digest = digest
+
+    @classmethod
+    def new(cls, workload: StateKey, names: Iterable[str], *, salt: str = "") -> History:
+        """Nothing seen yet. ``salt`` sets a line apart that must share with none (a trial trained alone)."""
+        told = [encode(workload), encode(salt), *(b"," + encode(name) for name in names)]
+        return cls(_digest(VERSION + b"history" + b"".join(told)).digest())
+
+    def changed(self, step: int, changes: Iterable[tuple[str, Scalar]]) -> History:
+        """From ``step`` on these hyper-parameters have these values. Steps ascend; names are sorted.
+
+        Values that stay the same are not changes: the encoding would depend on where a history was cut.
+        """
+        told = [encode(name) + encode(value) for name, value in changes]
+        return History(_digest(self.digest + b"@%d;" % step + b"".join(told)).digest())
+
+    def key(self, step: int) -> StateKey:
+        """Key of the state after ``step`` steps; all changes before ``step`` have been told, and none after."""
+        return StateKey(_digest(self.digest + b"=%d;" % step).hexdigest())
+
+
+def _digest(told: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(told, digest_size=_DIGEST_SIZE)

@@ -1,0 +1,146 @@
+"""The parts of the search plan's tree: nodes, the states on their lines, and the ways of trials through it. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hpstage.plan.events import DriverId, Kept, NodeId, StateRef, TrialId
+from hpstage.plan.keys import History
+from hpstage.plan.trail import Trail
+from hpstage.schedule import Form, Scalar, Schedule, varies
+
+_TRUE, _FALSE = object(), object()  # stand for the booleans in look-ups: Python holds True == 1
+
+
+def distinct(value: Scalar) -> object:
+    return value if value.__class__ is not bool else (_TRUE if value else _FALSE)
+
+
+class State:
+    """What is asked, known and kept of a node's line after ``step`` steps."""
+
+    __slots__ = ("digest", "failed", "kept", "metrics", "node", "step", "used", "waiting")
+
+    def __init__(self, node: Node, step: int) -> None:
+        self.node = node
+        self.step = step
+        self.metrics: dict[str, float] | None = None
+        self.kept: Kept | None = None
+        self.digest: str | None = None  # of what was kept first, also when it is kept no more
+        self.used = 0.0  # when it was last kept or trained on from
+        self.waiting: dict[TrialId, DriverId] = {}  # trials that ask for the metrics, in order of asking; for whom
+
+    @property
+    def ref(self) -> StateRef:
+        return StateRef(self.node.id, self.step)
+
+
+class Node:
+    """Training from step ``start`` on under one set of forms, continuing ``parent``'s line."""
+
+    __slots__ = (
+        "_trail",
+        "children",
+        "forms",
+        "id",
+        "names",
+        "parent",
+        "reach",
+        "seconds",
+        "start",
+        "states",
+        "trained",
+        "varying",
+    )
+
+    def __init__(self, id: NodeId, parent: Node | None, start: int, names: tuple[str, ...], forms: tuple[Form, ...]):
+        self.id = id
+        self.parent = parent
+        self.start = start
+        self.names = names  # sorted
+        self.forms = forms  # in the order of names
+        self.varying = tuple([i for i, form in enumerate(forms) if varies(form)])
+        self.children: dict[int, dict[tuple[object, ...], Node]] = {}
+        self.states: dict[int, State] = {}
+        self.reach = start  # the farthest step that any trial asked for
+        self.trained = 0  # steps trained, repetitions counted
+        self.seconds = 0.0  # that this training took
+        self._trail: Trail | None = None
+
+    def values(self, step: int) -> tuple[Scalar, ...]:
+        return tuple(form.value(step) for form in self.forms)
+
+    def hyperparameters(self, step: int) -> dict[str, Scalar]:
+        return dict(zip(self.names, self.values(step), strict=True))
+
+    def ancestry(self) -> list[Node]:
+        """This node's line from the root on, itself last."""
+        line: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            line.append(node)
+            node = node.parent
+        line.reverse()
+        return line
+
+    def begin(self, nothing: History) -> None:
+        """Let a root's line begin with nothing seen."""
+        self._trail = self._on_from(nothing.changed(0, zip(self.names, self.values(0), strict=True)))
+
+    def seen(self, step: int) -> History:
+        """The values that the line has seen before ``step``, which lies after the node's start. O(1) for constant
+        forms, else amortised O(1) a step."""
+        if self._trail is None:
+            assert self.parent is not None
+            history = self.parent.seen(self.start)
+            before = self.parent.values(self.start - 1)
+            changed = [
+                (name, now)
+                for name, now, then in zip(self.names, self.values(self.start), before, strict=True)
+                if distinct(now) != distinct(then)
+            ]
+            self._trail = self._on_from(history.changed(self.start, changed) if changed else history)
+        return self._trail.before(step)
+
+    def _on_from(self, history: History) -> Trail:
+        return Trail(history, self.start, dict(zip(self.names, self.forms, strict=True)))
+
+
+@dataclass(slots=True)
+class PlannedTrial:
+    """A trial's way through the tree: node ``path[i]`` up to step ``stops[i]``."""
+
+    id: TrialId
+    steps: int
+    path: tuple[Node, ...]
+    stops: tuple[int, ...]
+    schedules: Mapping[str, Schedule]
+    targets: set[int] = field(default_factory=set)  # the steps asked for
+    asked: int = 0  # the farthest of them
+    fresh: dict[NodeId, int] = field(default_factory=dict)  # steps of each node that no trial had asked for before
+
+    @property
+    def shared(self) -> int:
+        """Steps asked for that another trial had asked for before."""
+        return self.asked - sum(self.fresh.values())
+
+    def shared_until(self, step: int) -> Iterator[tuple[Node, int]]:
+        """Steps up to ``step``, by node, that another trial had asked for before."""
+        for node, start, stop in self.legs(self.asked):
+            # Of a node, the steps that are fresh come last.
+            yield node, max(0, min(stop - self.fresh.get(node.id, 0), step) - start)
+
+    def node_at(self, step: int) -> Node:
+        """The node on whose line the state after ``step`` steps stands (1 <= step <= steps)."""
+        return self.path[bisect_left(self.stops, step)]
+
+    def legs(self, stop: int) -> Iterator[tuple[Node, int, int]]:
+        """``(node, start, stop)`` along the way to step ``stop``."""
+        start = 0
+        for node, end in zip(self.path, self.stops, strict=True):
+            if start >= stop:
+                return
+            yield node, start, end if end < stop else stop
+            start = end

@@ -1,0 +1,523 @@
+"""The search plan: the persistent tree of nodes, folded from the journal. Pure.
+
+Trials are lines of training. Lines that see equal values from step 0 on are one line; where values part, a node
+begins. The tree is a trie over the values at each step, compressed: a node holds one *form* per
+hyper-parameter and is never split; children attach to it at any step. At one step of one node, children are told
+apart by their values at that step, so that finding the way costs a look-up per segment and not per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hpstage.errors import InternalError, UsageError
+from hpstage.plan.events import (
+    ChainClosed,
+    ChainId,
+    ChainLost,
+    ChainProlonged,
+    ChainStarted,
+    DriverId,
+    DriverJoined,
+    DriverLeft,
+    Fact,
+    ForkVerified,
+    Kept,
+    NodeId,
+    PlanCreated,
+    SearchEnded,
+    SearchStarted,
+    StageFailed,
+    StateDiffers,
+    StateKey,
+    StateLost,
+    StateReached,
+    StateRef,
+    TargetAsked,
+    TrialAdded,
+    TrialEnded,
+    TrialId,
+    TrialProposed,
+    UserFailure,
+    to_numbers,
+)
+from hpstage.plan.node_tree import NodeTree
+from hpstage.plan.nodes import Node, PlannedTrial, State, distinct
+from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.totals import Merged, Totals
+from hpstage.store.cursor import Cursor
+
+FORMAT = 2
+"""Version of the journal's events. A plan of another format is refused, never guessed at."""
+
+
+@dataclass(slots=True)
+class SearchRecord:
+    """A search as its study left it: what an interrupted call needs to go on."""
+
+    started: SearchStarted
+    before: Totals
+    proposed: list[TrialProposed] = field(default_factory=list)
+    open: dict[TrialId, None] = field(default_factory=dict)  # trials that are not over, in order
+    ended: bool = False
+
+
+class SearchPlan:
+    """The fold of a journal. ``apply`` takes a fact; an illegal fact raises and changes nothing.
+
+    ``sharing=False`` keeps every trial on a line of its own: what a search without a stage tree would train.
+    """
+
+    def __init__(self, workload: StateKey, *, sharing: bool = True) -> None:
+        self.workload = workload
+        self.sharing = sharing
+        self.id: str = workload
+        """Tells the plan from all others, of its workload as well: a study may be searched on several."""
+        self.cursor = Cursor()  # behind the last record of the journal that was folded
+        self._tree = NodeTree(workload, sharing=sharing)
+        self.nodes = self._tree.nodes
+        self.trials: dict[TrialId, PlannedTrial] = {}
+        self.totals = Totals()
+        self.failures: list[StageFailed] = []
+        # Steps in which training raised, as long as a driver is on the plan: all that are there at one time agree that
+        # it does, and a call that comes after them tries again.
+        self.failed: dict[NodeId, tuple[int, UserFailure]] = {}
+        self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
+        self.kept: dict[StateKey, State] = {}
+        self.kept_bytes = 0
+        self.differences: list[StateDiffers | ForkVerified] = []  # where training was found not to be exact
+        self.verified = False  # a fork of this workload was verified
+        self.ended: dict[TrialId, TrialEnded] = {}
+        self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
+        self.place = ""  # where the last driver that joined keeps its checkpoints
+        self.chains: dict[ChainId, OpenChain] = {}
+        self.losses: dict[StateRef, list[ChainLost]] = {}  # workers that died in a row on the way from a state
+        self.milestones = self._tree.milestones
+        self.partings = self._tree.partings
+        self.searches: dict[str, SearchRecord] = {}  # the latest of each study
+
+    @property
+    def position(self) -> int:
+        """Records of the journal that were folded."""
+        return self.cursor.position
+
+    # --- folding ------------------------------------------------------------------------------------------
+
+    def apply(self, fact: Fact) -> None:
+        _HANDLERS[fact.__class__](self, fact)
+
+    def _create(self, fact: PlanCreated) -> None:
+        if fact.format != FORMAT:
+            raise UsageError(other_format(fact.format))
+        if fact.workload != self.workload:
+            raise InternalError("a journal of another workload was folded")
+        self.id = fact.id or fact.workload
+
+    def _lose(self, fact: StateLost) -> None:
+        self._node(fact.node)
+        state = self.nodes[fact.node].states.get(fact.step)
+        if state is None:
+            raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
+        self._keep(state, None)  # two drivers may find the same checkpoint gone, and both say so
+
+    def _fail(self, fact: StageFailed) -> None:
+        self._node(fact.node)
+        self.failures.append(fact)
+        self.losses.pop(StateRef(fact.node, fact.step), None)
+        for state in self.beyond(fact):
+            state.waiting.clear()
+        if not fact.evaluating:
+            known = self.failed.get(fact.node)
+            self.failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
+
+    def _waste(self, fact: ChainLost) -> None:
+        self._node(fact.node)
+        self.totals.steps_wasted += fact.steps
+        self.totals.wasted_seconds += fact.seconds
+        if fact.outcome in ("died", "lost"):
+            self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
+
+    def _start(self, fact: ChainStarted) -> None:
+        chain = OpenChain(fact.driver, fact.worker, list(fact.stretches))
+        source = self.source_of(chain)
+        if source is not None and source.used < fact.at:
+            source.used = fact.at
+        self.chains[fact.chain] = chain
+
+    def _prolong(self, fact: ChainProlonged) -> None:
+        if fact.chain in self.chains:
+            self.chains[fact.chain].prolong(fact.stretches)
+
+    def _close(self, fact: ChainClosed) -> None:
+        self.chains.pop(fact.chain, None)
+
+    def _join(self, fact: DriverJoined) -> None:
+        self.drivers[fact.driver] = fact
+        self.place = fact.checkpoints or self.place
+
+    def _leave(self, fact: DriverLeft) -> None:
+        self.drivers.pop(fact.driver, None)
+        self.forget(fact.driver)
+        if not self.drivers:
+            self.failed.clear()
+
+    def _begin(self, fact: SearchStarted) -> None:
+        before = replace(self.totals, sources=dict(self.totals.sources))
+        last = self._search(fact.study) if fact.extends else SearchRecord(fact, before)
+        self.searches[fact.study] = record = SearchRecord(fact, before)
+        if fact.extends:
+            record.proposed, record.open = list(last.proposed), dict(last.open)
+
+    def _propose(self, fact: TrialProposed) -> None:
+        record = self._search(fact.study)
+        record.proposed.append(fact)
+        if fact.trial is not None:
+            record.open[fact.trial] = None
+
+    def _finish(self, fact: TrialEnded) -> None:
+        self._search(fact.study).open.pop(fact.trial, None)
+        self.ended[fact.trial] = fact
+
+    def _end(self, fact: SearchEnded) -> None:
+        record = self._search(fact.study)
+        record.ended = True
+        record.open.clear()
+
+    def _search(self, study: str) -> SearchRecord:
+        if study not in self.searches:
+            raise InternalError(f"no search was started for study {study!r}")
+        return self.searches[study]
+
+    def _node(self, id: NodeId) -> Node:
+        if not 0 <= id < len(self.nodes):
+            raise InternalError(f"no node {id} in a plan of {len(self.nodes)}")
+        return self.nodes[id]
+
+    def _reached(self, fact: StateReached) -> None:
+        node = self._node(fact.node)
+        start, step = fact.start, fact.step
+        if not node.start <= start <= step or step <= node.start:
+            raise InternalError(f"steps {start} to {step} do not lie on node {fact.node}")
+        if fact.kept is not None and fact.kept.key != (key := self.key(node, step)):
+            raise InternalError(f"step {step} of node {fact.node} is the state {key}, and was kept as {fact.kept.key}")
+        state = self.touch(node, step)
+        steps = step - start
+        if self.losses:
+            self.losses.pop(StateRef(node.id, start), None)
+        node.trained += steps
+        node.seconds += fact.train_seconds
+        totals = self.totals
+        totals.steps_trained += steps
+        totals.train_seconds += fact.train_seconds
+        totals.load_seconds += fact.load_seconds
+        totals.evaluate_seconds += fact.evaluate_seconds
+        totals.save_seconds += fact.save_seconds
+        if fact.source is not None:
+            totals.sources[fact.source] = totals.sources.get(fact.source, 0) + 1
+            totals.loads += fact.source in ("live", "disk")
+        if fact.metrics is not None:
+            totals.evaluations += 1
+            numbers = to_numbers(fact.metrics)
+            state.metrics = numbers if state.metrics is None else state.metrics | numbers
+            state.waiting.clear()
+        if fact.kept is not None:
+            totals.saves += 1
+            self._keep(state, fact.kept)
+            state.digest = state.digest or fact.kept.digest
+            state.used = max(state.used, fact.at)
+        chain = None if fact.chain is None else self.chains.get(fact.chain)
+        if chain is not None:
+            chain.reached = state
+
+    def _differ(self, fact: StateDiffers) -> None:
+        self._node(fact.node)
+        self.differences.append(fact)
+
+    def _verify(self, fact: ForkVerified) -> None:
+        self._node(fact.node)
+        self.verified = fact.difference is None
+        if fact.difference is not None:
+            self.differences.append(fact)
+
+    def _keep(self, state: State, kept: Kept | None) -> None:
+        if state.kept is not None:
+            self.kept_bytes -= state.kept.bytes
+            del self.kept[state.kept.key]
+        if kept is not None:
+            self.kept_bytes += kept.bytes
+            self.kept[kept.key] = state
+        state.kept = kept
+
+    def _add(self, fact: TrialAdded) -> None:
+        known = self.trials.get(fact.trial)
+        if known is not None:
+            if known.steps < fact.steps or dict(known.schedules) != dict(fact.schedules):
+                self._extend(known, fact)
+            return
+        path, stops = self._tree.walk(fact)
+        self.trials[fact.trial] = PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules)
+
+    def _extend(self, known: PlannedTrial, fact: TrialAdded) -> None:
+        """The trial again, for more steps or other ones than it was asked for. What it was asked for stays as it is."""
+        self.check(fact)
+        known.path, known.stops = self._tree.walk(fact)
+        known.steps, known.schedules = fact.steps, fact.schedules
+
+    def check(self, fact: TrialAdded) -> None:
+        """Refuse a trial that was trained under other schedules before.
+
+        Raises:
+            UsageError: naming the trial and the hyper-parameter.
+        """
+        known = self.trials.get(fact.trial)
+        if known is None or not known.asked:
+            return
+        if fact.steps < known.asked or fact.schedules.keys() != known.schedules.keys():
+            raise UsageError(
+                f"trial {fact.trial} was trained to step {known.asked} with {', '.join(sorted(known.schedules))}; it "
+                f"cannot become one of {fact.steps} steps with {', '.join(sorted(fact.schedules))}"
+            )
+        for name, schedule in sorted(fact.schedules.items()):
+            if schedule.until(known.asked) != known.schedules[name].until(known.asked):
+                raise UsageError(
+                    f"trial {fact.trial} was trained to step {known.asked} under another schedule of {name!r}; a "
+                    f"trial's past is fixed: keep the space's schedules as they were up to there"
+                )
+
+    def forget(self, driver: DriverId) -> None:
+        """The driver is gone, and with it its chains and what it waits for."""
+        self.chains = {id: chain for id, chain in self.chains.items() if chain.driver != driver}
+        for (trial, _), state in self._open.pop(driver, {}).items():
+            if state.waiting.get(trial) == driver:
+                del state.waiting[trial]
+
+    def wanted_by(self, driver: DriverId) -> list[State]:
+        """States that the driver waits for."""
+        open = self._open.get(driver, {})
+        return list({id(s): s for (trial, _), s in open.items() if s.waiting.get(trial) == driver}.values())
+
+    def wanted(self) -> Iterator[State]:
+        """States that any driver waits for. O(those), amortised: what was answered is looked at once."""
+        for driver, open in self._open.items():
+            for target in [target for target, state in open.items() if state.waiting.get(target[0]) != driver]:
+                del open[target]
+            yield from open.values()
+
+    def open_trials(self) -> Iterator[PlannedTrial]:
+        """Trials that are not over: an algorithm may train them on. Those of a search that ended, or that another has
+        replaced, are."""
+        for record in self.searches.values():
+            for trial in record.open:
+                if trial in self.trials:
+                    yield self.trials[trial]
+
+    def studies(self) -> set[str]:
+        """Identities of the studies that have searched on the plan."""
+        return {record.started.identity for record in self.searches.values()}
+
+    def source_of(self, chain: OpenChain) -> State | None:
+        """The state that a chain starts from; ``None``: the beginning of training."""
+        first = chain.stretches[0]
+        node = self._node(first.node)
+        if first.start > node.start:
+            return node.states.get(first.start)
+        return None if node.parent is None else node.parent.states.get(first.start)
+
+    def will_keep(self, ref: StateRef) -> bool:
+        """Is a chain under way to this state, so that it may keep it (again)?"""
+        return any(chain.will_pass(ref) for chain in self.chains.values())
+
+    def beyond(self, failed: StageFailed) -> Iterator[State]:
+        """The states that a failure puts out of reach; those of the evaluation that failed, if it was one."""
+        node = self.nodes[failed.node]
+        if failed.evaluating:
+            state = node.states.get(failed.step)
+            if state is not None:
+                yield state
+            return
+        below = [(node, failed.step)]
+        while below:
+            line, step = below.pop()
+            for at in sorted(line.states):
+                if at > step:
+                    yield line.states[at]
+            for at, children in line.children.items():
+                if at > step:
+                    below += [(child, child.start) for child in children.values()]
+
+    def failure_on(self, trial: TrialId, step: int) -> UserFailure | None:
+        """Why ``trial`` cannot be trained to ``step`` now."""
+        if not self.failed:
+            return None
+        for node, _, stop in self.trials[trial].legs(step):
+            failed = self.failed.get(node.id)
+            if failed is not None and stop > failed[0]:
+                return failed[1]
+        return None
+
+    # --- asking -------------------------------------------------------------------------------------------
+
+    def touch(self, node: Node, step: int) -> State:
+        """The state at ``step`` of ``node``, made if it was not yet spoken of."""
+        state = node.states.get(step)
+        if state is None:
+            state = node.states[step] = State(node, step)
+        return state
+
+    def target(self, trial: TrialId, step: int) -> State:
+        """The state that is ``trial`` trained to ``step``. O(log segments)."""
+        planned = self.trials.get(trial)
+        if planned is None:
+            raise InternalError(f"trial {trial} was asked for but never added")
+        if not 1 <= step <= planned.steps:
+            raise InternalError(f"step {step} was asked of trial {trial}, which ends at {planned.steps}")
+        return self.touch(planned.node_at(step), step)
+
+    def ask(self, fact: TargetAsked) -> list[tuple[Node, int]]:
+        """Account for a target. Whoever asks first for a step of a node pays for it. O(segments).
+
+        Returns:
+            The nodes of which it is the first to ask for a step, and up to where.
+        """
+        state = self.target(fact.trial, fact.step)
+        if state.metrics is None and self.failure_on(fact.trial, fact.step) is None:
+            state.waiting[fact.trial] = fact.driver
+            self._open.setdefault(fact.driver, {})[fact.trial, fact.step] = state
+        planned, step = self.trials[fact.trial], fact.step
+        planned.targets.add(step)
+        gains: list[tuple[Node, int]] = []
+        if step <= planned.asked:
+            return gains
+        self.totals.steps_asked += step - planned.asked
+        planned.asked = step
+        for node, _, stop in planned.legs(step):
+            if stop > node.reach:
+                fresh = stop - node.reach
+                planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
+                self.totals.steps_unique += fresh
+                node.reach = stop
+                gains.append((node, stop))
+        return gains
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    @property
+    def steps_asked(self) -> int:
+        """Steps of all trials, as far as asked."""
+        return self.totals.steps_asked
+
+    @property
+    def steps_unique(self) -> int:
+        """Distinct steps among them."""
+        return self.totals.steps_unique
+
+    @property
+    def merge_rate(self) -> float:
+        """Steps of all trials / unique steps, as far as asked (arXiv 2006.11972, section 2)."""
+        return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
+
+    def merged(self, trials: Iterable[PlannedTrial]) -> Merged:
+        """What these trials ask for, each alone and all together. O(their segments)."""
+        steps_asked = steps_unique = 0
+        seconds_asked = seconds_unique = 0.0
+        reach: dict[NodeId, int] = {}
+        for trial in trials:
+            for node, start, stop in trial.legs(trial.asked):
+                cost = self.step_seconds(node)
+                steps_asked += stop - start
+                seconds_asked += (stop - start) * cost
+                fresh = stop - reach.get(node.id, start)
+                if fresh > 0:
+                    reach[node.id] = stop
+                    steps_unique += fresh
+                    seconds_unique += fresh * cost
+        return Merged(steps_asked, steps_unique, seconds_asked, seconds_unique)
+
+    def shared_seconds(self, trial: PlannedTrial, until: int | None = None) -> float:
+        """Estimated seconds of the steps, up to ``until``, that another trial had asked for before this one."""
+        step = trial.asked if until is None else until
+        return sum(shared * self.step_seconds(node) for node, shared in trial.shared_until(step))
+
+    def step_seconds(self, node: Node) -> float:
+        """Seconds per step: the node's own where it ran, else its nearest measured ancestor's, else the average."""
+        walk: Node | None = node
+        while walk is not None:
+            if walk.trained:
+                return walk.seconds / walk.trained
+            walk = walk.parent
+        return self.average_step_seconds()
+
+    def average_step_seconds(self) -> float:
+        """Seconds per step over the whole workload; 1.0 until something ran."""
+        totals = self.totals
+        return totals.train_seconds / totals.steps_trained if totals.steps_trained else 1.0
+
+    def key(self, node: Node, step: int) -> StateKey:
+        """The key of a state. O(1) for constant forms, else amortised O(steps) per node."""
+        return node.seen(step).key(step)
+
+    def validate(self) -> None:
+        """Assert every invariant of the tree. For tests and for hunting bugs: O(plan)."""
+        for index, node in enumerate(self.nodes):
+            assert node.id == index
+            assert len(node.names) == len(node.forms) and list(node.names) == sorted(node.names)
+            if node.parent is not None:
+                assert node.parent.id < node.id and node.parent.start < node.start, "children come after, and later"
+                assert node.parent.names == node.names
+            for step, siblings in node.children.items():
+                assert step > node.start
+                own = tuple(distinct(value) for value in node.values(step))
+                for values, child in siblings.items():
+                    assert child.parent is node and child.start == step
+                    assert tuple(distinct(v) for v in child.values(step)) == values != own, "a child parts at once"
+            for step, state in node.states.items():
+                assert state.step == step > node.start and state.node is node
+                if state.kept is not None:
+                    assert state.kept.key == self.key(node, step)
+                    assert self.kept[state.kept.key] is state
+        assert all(state.kept is not None and state.kept.key == key for key, state in self.kept.items())
+        assert self.kept_bytes == sum(state.kept.bytes for state in self.kept.values() if state.kept is not None)
+        unique: dict[int, int] = {}
+        for trial in self.trials.values():
+            assert trial.stops[-1] == trial.steps and list(trial.stops) == sorted(set(trial.stops))
+            for node, start, stop in trial.legs(trial.asked):
+                assert node.start == start < stop
+                unique[node.id] = max(unique.get(node.id, 0), stop - start)
+            fresh = trial.fresh.values()
+            assert trial.asked == max(trial.targets, default=0) and all(steps > 0 for steps in fresh)
+        assert self.steps_unique == sum(sum(trial.fresh.values()) for trial in self.trials.values())
+        assert self.steps_asked == sum(trial.asked for trial in self.trials.values())
+        assert self.steps_unique == sum(unique.values()) == sum(node.reach - node.start for node in self.nodes)
+
+
+# By type, since a match over all of them would take as long as what is done.
+_HANDLERS: dict[type, Callable[[SearchPlan, Any], object]] = {
+    PlanCreated: SearchPlan._create,
+    TrialAdded: SearchPlan._add,
+    TargetAsked: SearchPlan.ask,
+    StateReached: SearchPlan._reached,
+    StateLost: SearchPlan._lose,
+    StateDiffers: SearchPlan._differ,
+    ForkVerified: SearchPlan._verify,
+    StageFailed: SearchPlan._fail,
+    ChainLost: SearchPlan._waste,
+    ChainStarted: SearchPlan._start,
+    ChainProlonged: SearchPlan._prolong,
+    ChainClosed: SearchPlan._close,
+    DriverJoined: SearchPlan._join,
+    DriverLeft: SearchPlan._leave,
+    SearchStarted: SearchPlan._begin,
+    TrialProposed: SearchPlan._propose,
+    TrialEnded: SearchPlan._finish,
+    SearchEnded: SearchPlan._end,
+}
+
+
+def other_format(format: int) -> str:
+    age, remedy = ("a newer", "upgrade hpstage") if format > FORMAT else ("an older", "go on with that one")
+    return (
+        f"this store was written in format {format} by {age} hpstage; this one reads format {FORMAT}: {remedy}, or "
+        f"choose another store"
+    )

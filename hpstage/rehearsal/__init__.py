@@ -1,0 +1,1 @@
+"""Before anything is spent: what a search will take."""

@@ -1,0 +1,452 @@
+"""preflight: what a search would train, take and keep, before anything is trained.
+
+The search is rehearsed: the study, the algorithm, the driver and the scheduler are the real ones, on workers of a
+virtual clock. What is not real are metrics, but for those that a plan has measured before. A search whose decisions
+hang on them (an algorithm that stops early, a sampler that learns) is rehearsed several times, each with other values,
+and its figures are ranges.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import optuna
+
+from hpstage.algorithm import Algorithm
+from hpstage.algos import FullTraining
+from hpstage.checkpoints.needed import kept_states
+from hpstage.errors import UsageError
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.optuna.ledger import samplers
+from hpstage.plan.events import StateReached
+from hpstage.plan.plan import SearchPlan
+from hpstage.rehearsal.costs import Costs, StepSeconds
+from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
+from hpstage.schedule import Scalar
+from hpstage.search.optimize import _BLIND, optimize
+from hpstage.search.result import Result
+from hpstage.search.space import Space, describe
+from hpstage.store import MemoryJournal
+
+# Samplers that stop when they have proposed everything.
+_ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
+# Looks at kept states that a rehearsal may take to find the most that were needed at one time.
+_LOOKS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over all rehearsals."""
+
+    median: float
+    low: float
+    high: float
+
+    def text(self, style: Callable[[float], str]) -> str:
+        if style(self.low) == style(self.high):
+            return style(self.median)
+        return f"{style(self.median)} ({style(self.low)} to {style(self.high)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The search on so many workers. Seconds are those of a wall clock, but ``worker_seconds``."""
+
+    workers: int
+    makespan: Spread
+    lower_bound: Spread
+    """No schedule of the same work is shorter: max(critical path, unique work / workers)."""
+    alone_bound: Spread
+    """The same without sharing: no schedule that trains each trial alone is shorter."""
+    worker_seconds: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What a search would take. In seconds if ``timed``, else with a step in place of each second."""
+
+    algorithm: str
+    sampler: str
+    exact: bool
+    """Nothing hangs on metrics: every figure that is counted in steps is the search's own."""
+    rehearsals: int
+    """How many sets of random metrics the ranges are over."""
+    measured: Spread
+    """Evaluations whose metrics were measured before, on another plan."""
+    drawn: Spread
+    """Those whose metrics were drawn at random."""
+    timed: bool
+    trials: Spread
+    steps_asked: Spread
+    """Steps of all trials, as far as the algorithm asks."""
+    steps_unique: Spread
+    """Distinct steps among them."""
+    steps_trained: Spread
+    merge_rate: Spread
+    cost_weighted_merge_rate: Spread
+    worker_seconds_alone: Spread
+    worker_seconds: Spread
+    saved_seconds: Spread
+    checkpoints: Spread
+    """How many are kept in all."""
+    checkpoints_needed: Spread
+    """The most of them that are needed at one time."""
+    checkpoint_bytes: int
+    """What each takes; 0 if it was not said."""
+    fleets: tuple[Fleet, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            ("trials", self.trials.text(_count)),
+            ("steps asked", self.steps_asked.text(_count)),
+            ("distinct steps", self.steps_unique.text(_count)),
+            ("merge rate", self.merge_rate.text(_ratio)),
+        ]
+        if self.steps_trained != self.steps_unique:
+            rows.insert(3, ("steps trained", self.steps_trained.text(_count)))
+        if (by_cost := self.cost_weighted_merge_rate.text(_ratio)) != rows[-1][1]:
+            rows.append(("by cost", by_cost))
+        if self.timed:
+            rows += [
+                ("GPU-hours", self.worker_seconds.text(_hours)),
+                ("without sharing", self.worker_seconds_alone.text(_hours)),
+                ("saved", self.saved_seconds.text(_hours)),
+            ]
+        rows += [
+            ("checkpoints kept", self._checkpoints(self.checkpoints)),
+            ("needed at most", self._checkpoints(self.checkpoints_needed)),
+        ]
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:<{width}}  {value}" for name, value in rows]
+        return "\n".join([*lines, "", *self._table(), "", *self._notes()])
+
+    def _checkpoints(self, number: Spread) -> str:
+        size = self.checkpoint_bytes
+        if not size:
+            return number.text(_count)
+        return f"{number.text(_count)}, {number.text(lambda count: _bytes(count * size))}"
+
+    def _table(self) -> list[str]:
+        style = _duration if self.timed else _count
+        cells = [["GPUs", "makespan", "lower bound", "makespan / bound", "without sharing, at least"]]
+        for fleet in self.fleets:
+            over = fleet.makespan.median / fleet.lower_bound.median
+            spreads = fleet.makespan, fleet.lower_bound, fleet.alone_bound
+            makespan, bound, alone = (spread.text(style) for spread in spreads)
+            cells.append([f"{fleet.workers}", makespan, bound, f"{over:.2f}", alone])
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells]
+
+    def _notes(self) -> Iterator[str]:
+        if not self.exact and not self.drawn.high:
+            yield (
+                f"{self.algorithm} with {self.sampler} decides by metrics, all of which were measured before: steps "
+                f"and merge rate are those that the search would have, from the beginning."
+            )
+        elif self.exact:
+            yield "Nothing hangs on metrics: steps and merge rate are those that the search will have."
+        else:
+            known = f" but for {self.measured.text(_count)} of them" if self.measured.high else ""
+            yield (
+                f"{self.algorithm} with {self.sampler} decides by metrics, which are not known yet{known}: median "
+                f"(least to most) of {self.rehearsals} rehearsals with random ones. Real ones agree more from step to "
+                f"step."
+            )
+        if not self.timed:
+            yield "Times are in steps: seconds per step were not given."
+
+
+def preflight(
+    space: Space,
+    *,
+    steps: int,
+    n_trials: int | None = None,
+    sampler: str | optuna.samplers.BaseSampler = "random",
+    seed: int = 0,
+    algorithm: Algorithm | None = None,
+    workers: Sequence[int] = (1, 2, 4, 8),
+    step_seconds: float | StepSeconds | None = None,
+    evaluate_seconds: float = 0.0,
+    load_seconds: float = 0.0,
+    save_seconds: float = 0.0,
+    checkpoint_bytes: int = 0,
+    checkpoint_every: int | None = None,
+    rehearsals: int = 9,
+    precedent: Precedent | None = None,
+) -> Preflight:
+    """Say what a search would train and take; nothing is trained.
+
+    Args:
+        space, steps, n_trials, algorithm, checkpoint_every: as for :func:`hpstage.optimize`.
+        sampler: one of Optuna's, which stays as it is, or the name of one (``"random"``, ``"tpe"``, ``"grid"``, ...).
+        seed: of a sampler that is named.
+        workers: how many, one rehearsal for each.
+        step_seconds: seconds per step, or a function of the values at that step. Without it, times are in steps and
+            no state is kept for safety alone, as is otherwise done about once a minute.
+        evaluate_seconds, load_seconds, save_seconds: cost of each such act.
+        checkpoint_bytes: what each checkpoint takes.
+        rehearsals: sets of random metrics, if something hangs on metrics.
+        precedent: a plan that was trained before; what it has measured is not random. What it has trained counts as
+            untrained all the same: the figures are those of a search from the beginning.
+
+    Raises:
+        UsageError: bad input, named.
+    """
+    algorithm = FullTraining() if algorithm is None else algorithm
+    _check(workers, rehearsals, steps, step_seconds, evaluate_seconds, load_seconds, save_seconds, checkpoint_bytes)
+    if checkpoint_every is None and step_seconds is None:
+        checkpoint_every = steps
+    costs = Costs(
+        step_seconds=1.0 if step_seconds is None else step_seconds,
+        evaluate_seconds=evaluate_seconds,
+        load_seconds=load_seconds,
+        save_seconds=save_seconds,
+        checkpoint_bytes=checkpoint_bytes,
+    )
+    own = named_sampler(sampler, space, steps, seed) if isinstance(sampler, str) else sampler
+    with quiet_optuna():
+        chain = samplers(optuna.create_study(sampler=own))
+        if n_trials is None and not isinstance(chain[-1], _ENDING):
+            raise UsageError(f"{type(own).__name__} has no end of its own; give n_trials")
+        exact = isinstance(algorithm, FullTraining) and len(chain) == 1 and isinstance(own, _BLIND)
+        direction: Literal["maximize", "minimize"] = (
+            "maximize" if precedent is not None and precedent.maximize else "minimize"
+        )
+        seeds = range(1 if exact else rehearsals)
+        runs: list[list[_Run]] = []
+        for count in workers:
+            runs.append([])
+            for values in seeds:
+                journal = MemoryJournal()
+                stand_in = StandIn(values, journal, precedent)
+                executor = SimulatedExecutor(
+                    count,
+                    step_seconds=costs.step_seconds,
+                    evaluate_seconds=costs.evaluate_seconds,
+                    load_seconds=costs.load_seconds,
+                    save_seconds=costs.save_seconds,
+                    state_bytes=costs.checkpoint_bytes,
+                    measure=stand_in,
+                )
+                result = optimize(
+                    optuna.create_study(study_name="preflight", sampler=copy.deepcopy(own), direction=direction),
+                    _Untrained(),
+                    space,
+                    metric="value",
+                    steps=steps,
+                    n_trials=n_trials,
+                    algorithm=algorithm,
+                    executor=executor,
+                    store=journal,
+                    checkpoint_every=checkpoint_every,
+                )
+                runs[-1].append(_Run(result, count, executor.clock(), stand_in))
+                if not stand_in.drawn:
+                    break  # the others would be the same
+    every = [run for group in runs for run in group]
+    saved = [run.result.savings for run in every]
+    return Preflight(
+        algorithm=repr(algorithm),
+        sampler=" over ".join(type(one).__name__ for one in chain),
+        exact=exact,
+        rehearsals=max(map(len, runs)),
+        measured=_spread(run.metrics.measured for run in every),
+        drawn=_spread(run.metrics.drawn for run in every),
+        timed=step_seconds is not None,
+        trials=_spread(one.trials for one in saved),
+        steps_asked=_spread(one.steps_asked for one in saved),
+        steps_unique=_spread(one.steps_unique for one in saved),
+        steps_trained=_spread(one.steps_trained for one in saved),
+        merge_rate=_spread(one.merge_rate for one in saved),
+        cost_weighted_merge_rate=_spread(one.cost_weighted_merge_rate for one in saved),
+        worker_seconds_alone=_spread(one.worker_seconds_alone for one in saved),
+        worker_seconds=_spread(one.worker_seconds for one in saved),
+        saved_seconds=_spread(one.saved_seconds for one in saved),
+        checkpoints=_spread(one.kept for one in saved),
+        checkpoints_needed=_spread(most_needed(run.result) for run in every),
+        checkpoint_bytes=checkpoint_bytes,
+        fleets=tuple(_fleet(group) for group in runs),
+    )
+
+
+class _Untrained:
+    """Stands for the trainable: simulated workers do not touch it."""
+
+    version = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    result: Result
+    workers: int
+    makespan: float
+    metrics: StandIn
+
+    @property
+    def lower_bound(self) -> float:
+        saved = self.result.savings
+        return max(saved.critical_path_seconds, (saved.train_seconds + saved.evaluate_seconds) / self.workers)
+
+    @property
+    def alone_bound(self) -> float:
+        saved = self.result.savings
+        return max(saved.critical_path_seconds, saved.worker_seconds_alone / self.workers)
+
+
+def _fleet(runs: Sequence[_Run]) -> Fleet:
+    return Fleet(
+        workers=runs[0].workers,
+        makespan=_spread(run.makespan for run in runs),
+        lower_bound=_spread(run.lower_bound for run in runs),
+        alone_bound=_spread(run.alone_bound for run in runs),
+        worker_seconds=_spread(run.result.savings.worker_seconds for run in runs),
+    )
+
+
+def _spread(values: Iterable[float]) -> Spread:
+    found = list(values)
+    return Spread(statistics.median(found), min(found), max(found))
+
+
+def most_needed(result: Result) -> int:
+    """The most checkpoints of a search that were needed at one time (:mod:`hpstage.checkpoints.needed`).
+
+    Looked for after each state that was kept; in a large plan after some of them, so that the work stays bounded.
+    """
+    kept = [place for place, fact in enumerate(result.journal) if isinstance(fact, StateReached) and fact.kept]
+    spacing = max(1, len(kept) * len(result.plan.kept) // _LOOKS)
+    looks = set(kept[::spacing])
+    plan = SearchPlan(result.plan.workload)
+    most = 0
+    for place, fact in enumerate(result.journal):
+        plan.apply(fact)
+        if place in looks:
+            most = max(most, sum(state.needed for state in kept_states(plan)))
+    return most
+
+
+def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samplers.BaseSampler:
+    """Optuna's sampler of this name, with or without ``Sampler``, in any case: ``"tpe"``, ``"CmaEsSampler"``.
+
+    ``"grid"`` is over all that the space's first trial can choose from.
+
+    Raises:
+        UsageError: there is none, the seed is none of NumPy's, it needs more than a seed, or the space has no grid.
+    """
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed is {seed}; give a whole number from 0 to {2**32 - 1:,}")
+    known = {kind.removesuffix("Sampler").lower(): kind for kind in optuna.samplers.__all__ if kind.endswith("Sampler")}
+    known.pop("base", None)
+    plain = name.lower().removesuffix("sampler").replace("-", "").replace("_", "")
+    if plain not in known:
+        raise UsageError(f"sampler is {name!r}; give one of {', '.join(sorted(known))}")
+    if plain == "grid":
+        return optuna.samplers.GridSampler(_grid(space, steps), seed=seed)
+    kind = getattr(optuna.samplers, known[plain])
+    try:
+        return kind(seed=seed) if "seed" in inspect.signature(kind).parameters else kind()  # type: ignore[no-any-return]
+    except TypeError as error:
+        raise UsageError(f"{known[plain]} needs more than a seed ({error}); make it, and pass it") from error
+
+
+def _grid(space: Space, steps: int) -> Mapping[str, Sequence[str | int | float | bool | None]]:
+    with quiet_optuna():
+        trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
+    describe(space, trial, steps)
+    grid: dict[str, Sequence[str | int | float | bool | None]] = {}
+    for name, distribution in trial.distributions.items():
+        match distribution:
+            case optuna.distributions.CategoricalDistribution(choices=choices):
+                grid[name] = choices
+            case optuna.distributions.IntDistribution(low=low, high=high, step=step, log=False):
+                grid[name] = range(low, high + 1, step)
+            case optuna.distributions.FloatDistribution(low=low, high=high, step=step) if step is not None:
+                grid[name] = [low + index * step for index in range(round((high - low) / step) + 1)]
+            case _:
+                raise UsageError(f"{name!r} has no grid: let it be categorical or have a step, or take another sampler")
+    return grid
+
+
+def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler, most: int) -> list[dict[str, Scalar]]:
+    """Up to ``most`` sets of values that early trials of a search train under, those that begin stages."""
+    with quiet_optuna():
+        study = optuna.create_study(sampler=copy.deepcopy(sampler))
+    found: dict[tuple[tuple[str, Scalar], ...], None] = {}
+    for _ in range(most):
+        schedules = describe(space, study.ask(), steps)
+        starts = {start for schedule in schedules.values() for start, _, _ in schedule.pieces() if start < steps}
+        for start in sorted(starts):
+            found[tuple((name, schedule.value(start)) for name, schedule in sorted(schedules.items()))] = None
+    return [dict(values) for values in list(found)[:most]]
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Studies that are only rehearsed are not announced."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _check(
+    workers: Sequence[int],
+    rehearsals: int,
+    steps: int,
+    step_seconds: float | StepSeconds | None,
+    evaluate_seconds: float,
+    load_seconds: float,
+    save_seconds: float,
+    checkpoint_bytes: int,
+) -> None:
+    """Refuse what :func:`optimize` will not see."""
+    if not workers or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in workers):
+        raise UsageError(f"workers is {workers!r}; give whole numbers above zero, such as (1, 2, 4, 8)")
+    for name, count, least in (("rehearsals", rehearsals, 1), ("checkpoint_bytes", checkpoint_bytes, 0)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise UsageError(f"{name} is {count!r}; it must be a whole number of at least {least}")
+    if isinstance(step_seconds, int | float) and not step_seconds > 0:
+        raise UsageError(f"step_seconds is {step_seconds!r}; it must be above zero")
+    acts = {"evaluate_seconds": evaluate_seconds, "load_seconds": load_seconds, "save_seconds": save_seconds}
+    for name, seconds in acts.items():
+        if not seconds >= 0:
+            raise UsageError(f"{name} is {seconds!r}; it must be a number of seconds, at least zero")
+        if seconds and step_seconds is None:
+            raise UsageError(f"{name} means nothing without step_seconds: times are then in steps")
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _ratio(number: float) -> str:
+    return f"{number:.2f}"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.4f} h" if seconds < 36_000 else f"{seconds / 3600:,.1f} h"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:,.1f} TB"

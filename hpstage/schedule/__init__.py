@@ -1,0 +1,277 @@
+"""Schedules: the constructors, and all that is needed to speak of schedules.
+
+Constructors are named and parameterised after ``torch.optim.lr_scheduler`` where torch has them, and give
+torch's values; the first argument is the base value. Composed with ``.then``, ``.until`` and ``.since``::
+
+    linear(0.1, start_factor=0.1, total_iters=5).until(5).then(cosine(0.1, T_max=95)).until(100)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+from hpstage.errors import ScheduleError
+from hpstage.schedule.forms import (
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Exponential,
+    Form,
+    Linear,
+    Polynomial,
+    Sampled,
+    Staircase,
+    agreement,
+    decayed,
+    varies,
+)
+from hpstage.schedule.scalars import Scalar, canonical, count, real, same
+from hpstage.schedule.segments import Schedule, Segment, as_schedule, shifted
+
+__all__ = [
+    "Constant",
+    "Cosine",
+    "CosineRestarts",
+    "Exponential",
+    "Form",
+    "Linear",
+    "Polynomial",
+    "Sampled",
+    "Scalar",
+    "Schedule",
+    "Segment",
+    "Staircase",
+    "agreement",
+    "as_schedule",
+    "canonical",
+    "constant",
+    "cosine",
+    "cosine_restarts",
+    "exponential",
+    "linear",
+    "multistep",
+    "onecycle",
+    "piecewise",
+    "polynomial",
+    "same",
+    "sampled",
+    "step",
+    "varies",
+    "wsd",
+]
+
+
+# --- plain values, pieces, tables -------------------------------------------------------------------------
+
+
+def constant(value: Scalar) -> Schedule:
+    """``value`` at every step."""
+    return Schedule((Segment(Constant(value)),))
+
+
+def piecewise(pieces: Mapping[int, Schedule | Scalar]) -> Schedule:
+    """From each key on its value or schedule, whose steps count from there; the last goes on as it does.
+
+    Covers torch's ConstantLR (``{0: value * factor, total_iters: value}``) and SequentialLR.
+    """
+    starts = [count("start", start) for start in pieces]
+    if not starts or starts[0] != 0:
+        raise ScheduleError(f"the pieces start at {starts}; the first must start at step 0")
+    segments: list[Segment] = []
+    for start, stop, piece in zip(starts, [*starts[1:], None], pieces.values(), strict=True):
+        schedule = as_schedule(piece)
+        if stop is not None:
+            if stop <= start:
+                raise ScheduleError(f"the pieces start at {starts}; the starts must increase")
+            length = schedule.length
+            if length is not None and length < stop - start:
+                raise ScheduleError(
+                    f"the piece that starts at {start} has {length} steps, but the next starts at {stop}; "
+                    f"start the next at {start + length} or add .then(...) to this one"
+                )
+            schedule = schedule.until(stop - start)
+        segments += shifted(schedule.segments, start)
+    return Schedule(tuple(segments))
+
+
+def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | None = None) -> Schedule:
+    """A callable asked once for each of ``steps`` steps, or the values of a sequence. Ends after them."""
+    if callable(source):
+        if steps is None:
+            raise ScheduleError("steps is missing; say for how many steps the callable is to be asked")
+        values = [source(at) for at in range(count("steps", steps))]
+    else:
+        if isinstance(source, str):
+            raise ScheduleError(f"{source!r} is one value and not a sequence of values; use constant({source!r})")
+        values = list(source)
+        if steps is not None and count("steps", steps) != len(values):
+            raise ScheduleError(f"steps is {steps}, but the sequence has {len(values)} values; leave steps out")
+    plain = []
+    for at, value in enumerate(values):
+        try:
+            plain.append(canonical(value))
+        except ScheduleError as error:
+            raise ScheduleError(f"at step {at}: {error}") from None
+    return Schedule((Segment(Sampled(tuple(plain)), len(plain)),) if plain else ())
+
+
+# --- after torch.optim.lr_scheduler -----------------------------------------------------------------------
+
+
+def multistep(value: float, milestones: Iterable[int], gamma: float = 0.1) -> Schedule:
+    """MultiStepLR: multiplied by ``gamma`` at each milestone; one that is listed twice counts twice."""
+    base, factor = real("value", value), real("gamma", gamma)
+    if not isinstance(milestones, Iterable):
+        raise ScheduleError(f"milestones is {milestones!r}; it must be a list of steps: [{milestones!r}]")
+    marks = sorted([count("milestones", mark) for mark in milestones])
+    segments = []
+    start = 0
+    for passed, mark in enumerate(marks):
+        if mark > start:
+            segments.append(Segment(Constant(decayed(base, factor, passed)), mark - start))
+            start = mark
+    segments.append(Segment(Constant(decayed(base, factor, len(marks)))))
+    return Schedule(tuple(segments))
+
+
+def step(value: float, step_size: int, gamma: float = 0.1) -> Schedule:
+    """StepLR: multiplied by ``gamma`` every ``step_size`` steps, for ever."""
+    width = count("step_size", step_size, least=1)
+    return _open(Staircase(real("value", value), real("gamma", gamma), width))
+
+
+def exponential(value: float, gamma: float) -> Schedule:
+    """ExponentialLR: multiplied by ``gamma`` at every step, for ever."""
+    return _open(Exponential(real("value", value), real("gamma", gamma)))
+
+
+def linear(value: float, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5) -> Schedule:
+    """LinearLR: a line from ``value * start_factor``, and from ``total_iters`` on ``value * end_factor``."""
+    base, steps = real("value", value), count("total_iters", total_iters, least=1)
+    first, last = real("start_factor", start_factor), real("end_factor", end_factor)
+    ramp = Linear(base * first, base * (last - first) / steps)
+    return Schedule((Segment(ramp, steps), Segment(Constant(base * last))))
+
+
+def polynomial(value: float, total_iters: int = 5, power: float = 1.0) -> Schedule:
+    """PolynomialLR: ``value * (1 - t / total_iters)**power``, and 0 from ``total_iters`` on."""
+    base, steps, exponent = (
+        real("value", value),
+        count("total_iters", total_iters, least=1),
+        real("power", power),
+    )
+    if exponent < 0:
+        raise ScheduleError(f"power is {power!r}; it must be at least 0")
+    if exponent == 0:
+        return constant(base)
+    if exponent == 1:
+        return linear(base, 1.0, 0.0, steps)
+    fall = Polynomial(0.0, base, steps, exponent, origin=steps)
+    return Schedule((Segment(fall, steps), Segment(Constant(0))))
+
+
+def cosine(value: float, T_max: int, eta_min: float = 0.0) -> Schedule:
+    """CosineAnnealingLR: ``value`` to ``eta_min`` in ``T_max`` steps along half a cosine, and back, for ever.
+
+    Add ``.until(T_max)`` for the fall alone.
+    """
+    half = count("T_max", T_max, least=1)
+    return _open(Cosine(real("value", value), real("eta_min", eta_min), float(half)))
+
+
+def cosine_restarts(value: float, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> Schedule:
+    """CosineAnnealingWarmRestarts: half a cosine down and a jump back, each ``T_mult`` times longer."""
+    first, growth = count("T_0", T_0, least=1), count("T_mult", T_mult, least=1)
+    return _open(CosineRestarts(real("value", value), real("eta_min", eta_min), first, growth))
+
+
+def onecycle(
+    max_value: float,
+    total_steps: int,
+    pct_start: float = 0.3,
+    anneal_strategy: Literal["cos", "linear"] = "cos",
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+    three_phase: bool = False,
+) -> Schedule:
+    """OneCycleLR: from ``max_value / div_factor`` to ``max_value``, to the start ``/ final_div_factor``.
+
+    Ends at ``total_steps``. The summit stands where torch has it: at ``pct_start * total_steps - 1``, and so
+    between two steps as a rule.
+    """
+    top, steps, share = (
+        real("max_value", max_value),
+        count("total_steps", total_steps),
+        real("pct_start", pct_start),
+    )
+    if not 0 <= share <= 1:
+        raise ScheduleError(f"pct_start is {pct_start!r}; it must be from 0 to 1")
+    if anneal_strategy not in ("cos", "linear"):
+        raise ScheduleError(f"anneal_strategy is {anneal_strategy!r}; it must be 'cos' or 'linear'")
+    divisor, final_divisor = real("div_factor", div_factor), real("final_div_factor", final_div_factor)
+    if divisor == 0 or final_divisor == 0:
+        raise ScheduleError("div_factor and final_div_factor divide; they cannot be 0")
+    first = top / divisor
+    last = first / final_divisor
+    joints = [share * steps - 1, 2 * share * steps - 2] if three_phase else [share * steps - 1]
+    heights = [first, top, first, last] if three_phase else [first, top, last]
+    segments = []
+    start, begin = 0, 0.0  # the phase's first step, and the point at which it begins
+    for end, above, below in zip([*joints, float(steps - 1)], heights, heights[1:], strict=False):
+        stop = min(max(math.floor(end) + 1, start), steps)
+        if end <= begin:
+            form: Form = Constant(below)
+        elif anneal_strategy == "cos":
+            form = Cosine(above, below, end - begin, begin)
+        else:
+            slope = (below - above) / (end - begin)
+            form = Linear(above + slope * (start - begin), slope, origin=start)
+        segments.append(Segment(form, stop - start))
+        start, begin = stop, end
+    return Schedule(tuple(segments))
+
+
+# --- beyond torch -----------------------------------------------------------------------------------------
+
+
+def wsd(
+    value: float,
+    steps: int,
+    *,
+    warmup: int,
+    decay: int,
+    final: float = 0.0,
+    decay_form: Literal["linear", "cosine", "1-sqrt"] = "linear",
+) -> Schedule:
+    """Warm-up, stable, decay (arXiv 2404.06395; the 1-sqrt form: arXiv 2405.18392). Ends at ``steps``.
+
+    Warm-up: its step t has ``value * (t + 1) / warmup``: none is spent at 0, and its last has ``value``.
+    Decay: its step t is ``t / decay`` of the way to ``final``: its first still has ``value`` (and is shared
+    with whoever decays later), and ``final`` is what step ``steps`` would have.
+    """
+    top, end = real("value", value), real("final", final)
+    total, rise, fall = count("steps", steps), count("warmup", warmup), count("decay", decay)
+    joint = total - fall
+    if rise > joint:
+        raise ScheduleError(f"warmup ({rise}) and decay ({fall}) are longer than steps ({total}); shorten one")
+    if decay_form not in ("linear", "cosine", "1-sqrt"):
+        raise ScheduleError(f"decay_form is {decay_form!r}; it must be 'linear', 'cosine' or '1-sqrt'")
+    segments = []
+    if rise > 1:
+        segments.append(Segment(Linear(top / rise, top / rise), rise - 1))
+    segments.append(Segment(Constant(top), joint - max(rise - 1, 0)))
+    if fall:
+        if decay_form == "linear":
+            form: Form = Linear(top, (end - top) / fall, origin=joint)
+        elif decay_form == "cosine":
+            form = Cosine(top, end, float(fall), origin=joint)
+        else:
+            form = Polynomial(top, end - top, fall, 0.5, origin=joint)
+        segments.append(Segment(form, fall))
+    return Schedule(tuple(segments))
+
+
+def _open(form: Form) -> Schedule:
+    return Schedule((Segment(form),))

@@ -1,0 +1,220 @@
+"""Schedules: one hyper-parameter as a function of the step, as segments laid end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from hpstage.errors import ScheduleError
+from hpstage.schedule.forms import Constant, Form, agreement
+from hpstage.schedule.scalars import MAX_STEPS, Scalar, count
+
+
+class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """``length`` steps of one form; ``None``: for ever."""
+
+    form: Form
+    length: int | None = None
+
+
+class Schedule(msgspec.Struct, frozen=True, gc=False):
+    """One hyper-parameter as a function of the step 0, 1, 2, ...
+
+    Made with the constructors of ``hpstage.schedule``. Construction brings it to a normal form: no empty
+    segments, no equal neighbours, constants where the value does not vary. Two schedules are equal if they
+    have the same length and the same value at every step, however they were written or cut; open ones, if
+    they agree up to the last joint and their last forms are equal.
+    """
+
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        if not _is_normal(self.segments):
+            msgspec.structs.force_setattr(self, "segments", _normal(self.segments))
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    @property
+    def length(self) -> int | None:
+        """How many steps it has; ``None`` if it goes on for ever."""
+        total = 0
+        for segment in self.segments:
+            if segment.length is None:
+                return None
+            total += segment.length
+        return total
+
+    def pieces(self) -> list[tuple[int, int | None, Form]]:
+        """``(start, stop, form)`` of each segment in order; the ``stop`` of an open one is ``None``."""
+        found: list[tuple[int, int | None, Form]] = []
+        start = 0
+        for segment in self.segments:
+            if segment.length is None:
+                found.append((start, None, segment.form))
+            else:
+                found.append((start, start + segment.length, segment.form))
+                start += segment.length
+        return found
+
+    def form_at(self, step: int) -> Form:
+        """The form at ``step``; ScheduleError past the end."""
+        if step >= 0:
+            end = 0
+            for segment in self.segments:
+                if segment.length is None:
+                    return segment.form
+                end += segment.length
+                if step < end:
+                    return segment.form
+        raise ScheduleError(f"the schedule has no step {step}; it covers [0, {self.length})")
+
+    def value(self, step: int) -> Scalar:
+        """The value at ``step``; ScheduleError past the end, or where it is not finite."""
+        return self.form_at(step).value(step)
+
+    def values(self, stop: int) -> Iterator[Scalar]:
+        """The values at steps 0 to ``stop - 1``."""
+        for start, end, form in self.pieces():
+            if start >= stop:
+                return
+            yield from map(form.value, range(start, stop if end is None else min(end, stop)))
+        if (length := self.length) is not None and length < stop:
+            raise ScheduleError(f"the schedule has no step {length}; it covers [0, {length})")
+
+    # --- composing ----------------------------------------------------------------------------------------
+
+    def then(self, other: Schedule | Scalar) -> Schedule:
+        """This, and at its end the other, whose steps count from the joint."""
+        joint = self.length
+        if joint is None:
+            raise ScheduleError("nothing can follow a schedule that goes on for ever; bound it with .until(step)")
+        return Schedule(self.segments + shifted(as_schedule(other).segments, joint))
+
+    def until(self, step: int) -> Schedule:
+        """The first ``step`` steps; ScheduleError if there are fewer."""
+        stop = self._within(step)
+        segments = []
+        for start, end, form in self.pieces():
+            if start >= stop:
+                break
+            segments.append(Segment(form, (stop if end is None else min(end, stop)) - start))
+        return Schedule(tuple(segments))
+
+    def since(self, step: int) -> Schedule:
+        """What is left after the first ``step`` steps; its own steps count from 0.
+
+        ``s.until(k).then(s.since(k)) == s``.
+        """
+        first = self._within(step)
+        segments = [
+            Segment(form, None if end is None else end - max(start, first))
+            for start, end, form in self.pieces()
+            if end is None or end > first
+        ]
+        return Schedule(shifted(segments, -first))
+
+    def _within(self, step: int) -> int:
+        step, length = count("step", step), self.length
+        if length is not None and step > length:
+            raise ScheduleError(
+                f"the schedule ends at step {length} and cannot be cut at step {step}; add .then(...) first"
+            )
+        return step
+
+    # --- comparing ----------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        if self.segments == other.segments:
+            return True
+        if self.length != other.length:
+            return False
+        mine, theirs = self.pieces(), other.pieces()
+        i = j = start = 0
+        while i < len(mine) and j < len(theirs):
+            my_end, their_end = mine[i][1], theirs[j][1]
+            if my_end is None and their_end is None:
+                return mine[i][2] == theirs[j][2]
+            stop = min(MAX_STEPS if my_end is None else my_end, MAX_STEPS if their_end is None else their_end)
+            if agreement(mine[i][2], theirs[j][2], start, stop) != stop:
+                return False
+            i += my_end == stop
+            j += their_end == stop
+            start = stop
+        return True
+
+    def __hash__(self) -> int:
+        # Of what equal schedules have in common however they are written: length, some values, the open form.
+        length = self.length
+        if length is None:
+            return hash((None, self.value(0), self.segments[-1].form))
+        if length == 0:
+            return 0
+        return hash((length, self.value(0), self.value(length // 2), self.value(length - 1)))
+
+
+def _is_normal(segments: tuple[Segment, ...]) -> bool:
+    """Is it sure that :func:`_normal` would change nothing? Of constants it is, as in plain values and in journals."""
+    left = MAX_STEPS
+    last = len(segments) - 1
+    before: object = _is_normal  # nothing equals it
+    for i, segment in enumerate(segments):
+        form, length = segment.form, segment.length
+        if form.__class__ is not Constant or form.scalar == before:
+            return False
+        before = form.scalar
+        if length is None:
+            return i == last
+        if not 0 < length <= left:
+            return False
+        left -= length
+    return True
+
+
+def _normal(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """The segments without empty ones, without equal neighbours, and in the plainest forms."""
+    plain: list[Segment] = []
+    start = 0
+    last = len(segments) - 1
+    for i, segment in enumerate(segments):
+        length = segment.length
+        if length is None:
+            if i != last:
+                raise ScheduleError("only the last segment of a schedule can be open; give the others a length")
+        elif not 0 <= length <= MAX_STEPS - start:
+            raise ScheduleError(f"a segment cannot have {length} steps; lengths are at least 0 and below 2**53")
+        elif length == 0:
+            continue
+        form = segment.form
+        if form.__class__ is Constant:
+            _add(plain, form, length, segment)
+        else:
+            # Every form is monotone, periodic or a table: finite at both ends is finite between them.
+            form.value(start)
+            if length is not None:
+                form.value(start + length - 1)
+            for simple, part in form.simplified(start, length):
+                _add(plain, simple, part, None)
+        if length is not None:
+            start += length
+    return tuple(plain)
+
+
+def _add(segments: list[Segment], form: Form, length: int | None, written: Segment | None) -> None:
+    """Append ``length`` steps of ``form``; ``written`` is a segment that says just that, if there is one."""
+    if segments and segments[-1].form == form:
+        before = segments[-1].length
+        segments[-1] = Segment(form, None if length is None or before is None else before + length)
+    else:
+        segments.append(Segment(form, length) if written is None else written)
+
+
+def shifted(segments: Iterable[Segment], by: int) -> tuple[Segment, ...]:
+    return tuple([Segment(segment.form.shifted(by), segment.length) for segment in segments])
+
+
+def as_schedule(x: Schedule | Scalar) -> Schedule:
+    """A schedule as it is; a plain value as a constant schedule."""
+    return x if isinstance(x, Schedule) else Schedule((Segment(Constant(x)),))

@@ -1,0 +1,458 @@
+"""The stage tree: what is still to train, where it can start, and how long the way from there is. Pure.
+
+The tree is transient: it is derived from the plan (what is kept), from the targets (what is wanted) and from the
+chains that run. It is kept incrementally; an event costs O(depth x log), whatever the number of trials.
+
+Vocabulary of this file. A state is a *source* if training can start from it (it is kept, or it is the beginning).
+A step of a line is *wanted* if a trial waits for its metrics, or if a child attached there needs its state. A
+*cover* is the part of a line that a running chain will train. A line is *needy* if something on it is wanted that
+neither a source on the line nor a cover leads to: then it needs its parent's state. A *head* is a source from which
+something wanted and uncovered can be trained now.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+
+from hpstage.plan.events import ChainId
+from hpstage.plan.nodes import Node
+from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.ordered import Ordered, StepMap
+from hpstage.scheduler.remaining import Weight, WorkLeft, steps_left
+
+# A change of a node's measured seconds per step below this fraction does not re-sort anything.
+_DRIFT = 0.1
+
+
+class Wanted:
+    """Why a step of a line is wanted."""
+
+    __slots__ = ("children", "evaluate")
+
+    def __init__(self) -> None:
+        self.evaluate = False
+        self.children: dict[int, Line] = {}  # needy lines attached here, by node id
+
+
+class Cover:
+    """Steps ``(start, stop]`` of a line that a running chain will still reach."""
+
+    __slots__ = ("chain", "start", "stop")
+
+    def __init__(self, chain: ChainId, start: int, stop: int) -> None:
+        self.chain = chain
+        self.start = start
+        self.stop = stop
+
+
+class Line:
+    """The transient side of a node."""
+
+    __slots__ = ("cost", "covers", "far", "heads", "length", "needy", "node", "sources", "wanted", "weighed")
+
+    def __init__(self, node: Node, cost: float) -> None:
+        self.node = node
+        self.cost = cost  # seconds per step, as used in ``far`` and ``length``
+        self.wanted: StepMap[Wanted] = StepMap()
+        self.sources: Ordered[int] = Ordered()  # kept steps after the start
+        self.covers: list[Cover] = []
+        self.needy = False
+        self.length = 0.0  # seconds of the longest remaining way, from the line's start
+        # Heap of (-seconds from the line's start, step, child node id or -1). Entries go stale and are dropped or
+        # renewed when they come to the top.
+        self.far: list[tuple[float, int, int]] = []
+        self.heads: dict[int, float] = {}  # step of each queued head -> the priority it is queued with
+        self.weighed = Weight()
+
+
+class StageTree:
+    """Wanted steps, sources and covers of a plan's lines; ready heads by the longest remaining way."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self._plan = plan
+        self._lines: list[Line] = []
+        self._queue: list[tuple[float, int, int]] = []  # (-seconds, node id, step) of heads; stale ones among them
+        self._default_cost = plan.average_step_seconds()
+        self._drifted = 0
+        self.evaluate_seconds = 0.0  # estimate for one evaluation
+        self.left = WorkLeft()
+        self.fresh: list[tuple[Line, int]] = []  # newly wanted steps; the scheduler takes them from here
+        for node in plan.nodes:
+            line = self.line(node)
+            line.sources.extend(sorted(step for step, state in node.states.items() if state.kept is not None))
+            self.left.weigh(line)
+
+    def line(self, node: Node) -> Line:
+        while len(self._lines) <= node.id:
+            fresh = self._plan.nodes[len(self._lines)]
+            self._lines.append(Line(fresh, self._estimate(fresh)))
+        return self._lines[node.id]
+
+    # --- changes ------------------------------------------------------------------------------------------
+
+    def want(self, node: Node, step: int) -> None:
+        """A trial waits for the metrics of this state."""
+        line = self.line(node)
+        wanted = line.wanted.get(step)
+        if wanted is None:
+            wanted = line.wanted[step] = Wanted()
+        if not wanted.evaluate:
+            wanted.evaluate = True
+            self.left.evaluations += 1
+            self._lengthen(line, step, -1)
+            self._settle(line, step)
+            self.fresh.append((line, step))
+
+    def unwant(self, node: Node, step: int) -> None:
+        """The metrics of this state are known, or nobody waits for them any more."""
+        line = self.line(node)
+        wanted = line.wanted.get(step)
+        if wanted is not None and wanted.evaluate:
+            wanted.evaluate = False
+            self.left.evaluations -= 1
+            if not wanted.children:
+                del line.wanted[step]
+            self._raise(line, step)
+            self._settle(line, step)
+
+    def kept(self, node: Node, step: int) -> None:
+        """The state became a source."""
+        line = self.line(node)
+        if step in line.sources:
+            return
+        line.sources.add(step)
+        wanted = line.wanted.get(step)
+        if wanted is not None and wanted.children:
+            children = list(wanted.children.values())
+            wanted.children.clear()
+            if not wanted.evaluate:
+                del line.wanted[step]
+            for child in children:
+                self._queue_head(child, child.node.start)
+            self._raise(line, step)
+        self._settle(line, step)
+
+    def lost(self, node: Node, step: int) -> None:
+        """The state is no source any more."""
+        line = self.line(node)
+        line.sources.discard(step)
+        line.heads.pop(step, None)
+        for child in node.children.get(step, {}).values():
+            below = self.line(child)
+            below.heads.pop(step, None)
+            if below.needy:
+                self._need(line, below)
+        self._settle(line, step)
+
+    def cover(self, node: Node, chain: ChainId, start: int, stop: int) -> None:
+        """A chain will train ``(start, stop]`` of this line; replaces what the chain covered of it."""
+        line = self.line(node)
+        before = next((cover.start for cover in line.covers if cover.chain == chain), start)
+        self._drop_cover(line, chain)
+        line.covers.append(Cover(chain, start, stop))
+        self._settle(line, stop)
+        # What the chain has passed without stopping there, since word of it came too late, is open again.
+        for step in list(line.wanted.steps.irange(before, start, inclusive=(False, True))):
+            self._settle(line, step)
+
+    def uncover(self, node: Node, chain: ChainId) -> None:
+        line = self.line(node)
+        for cover in line.covers:
+            if cover.chain == chain:
+                self._drop_cover(line, chain)
+                self._settle(line, cover.start)
+                for source in list(line.sources.irange(cover.start, cover.stop)):
+                    self._queue_head(line, source)
+                return
+
+    @staticmethod
+    def _drop_cover(line: Line, chain: ChainId) -> None:
+        line.covers = [cover for cover in line.covers if cover.chain != chain]
+
+    def measured(self, node: Node) -> None:
+        """The plan has learnt a node's seconds per step; re-sort if it matters."""
+        line = self.line(node)
+        cost = self._estimate(node)
+        default = self._plan.average_step_seconds()
+        if abs(default - self._default_cost) > 0.5 * self._default_cost:
+            self._default_cost = default
+            self._drifted = max(16, len(self._lines))
+        elif abs(cost - line.cost) > _DRIFT * line.cost:
+            self._drifted += 1
+            line.cost = cost
+            self._resort(line)
+            self._raise(line, node.start + 1)
+        self.left.weigh(line)
+        if self._drifted >= max(16, len(self._lines)):
+            self._reestimate()
+
+    def _estimate(self, node: Node) -> float:
+        return max(self._plan.step_seconds(node), 1e-9)
+
+    def _reestimate(self) -> None:
+        """Every line anew, leaves first: O(tree), once per as many drifts."""
+        self._drifted = 0
+        for line in self._lines:
+            line.cost = self._estimate(line.node)
+            self.left.weigh(line)
+        for line in reversed(self._lines):  # children come after their parents
+            self._resort(line)
+        for line in self._lines:
+            for step in list(line.heads):
+                self._queue_head(line, step)
+
+    # --- needs and heads ----------------------------------------------------------------------------------
+
+    def source_of(self, line: Line, step: int) -> int | None:
+        """The source from which ``step`` of the line can be trained now; ``None``: it waits for a chain or parent."""
+        source = self._last_source(line, step)
+        for cover in line.covers:
+            if cover.start < step and (source is None or cover.stop >= source):
+                return None
+        if source is None and self._begins(line):
+            source = line.node.start
+        return source
+
+    @staticmethod
+    def _last_source(line: Line, step: int) -> int | None:
+        return line.sources.last(step)
+
+    def _begins(self, line: Line) -> bool:
+        """Can the line be started: is its parent's state a source?"""
+        parent = line.node.parent
+        return parent is None or line.node.start in self.line(parent).sources
+
+    def cover_of(self, line: Line, step: int) -> Cover | None:
+        """The cover that will pass ``step``, if there is one."""
+        for cover in line.covers:
+            if cover.start < step <= cover.stop:
+                return cover
+        return None
+
+    def _settle(self, line: Line, step: int) -> None:
+        """Restore neediness and queued heads after a change at ``step`` of the line."""
+        needy = False
+        if line.wanted:
+            first = line.wanted.steps[0]
+            needy = (not line.sources or line.sources[0] > first) and all(c.start >= first for c in line.covers)
+        if needy != line.needy:
+            line.needy = needy
+            parent = line.node.parent
+            if not needy:
+                line.heads.pop(line.node.start, None)
+                if parent is not None:
+                    self._relieve(self.line(parent), line)
+            elif parent is None or self._begins(line):
+                self._queue_head(line, line.node.start)
+            else:
+                self._need(self.line(parent), line)
+        source = self._last_source(line, step)
+        if source is not None:
+            self._queue_head(line, source)
+        elif needy and self._begins(line):
+            self._queue_head(line, line.node.start)
+        self.left.weigh(line)
+
+    def _need(self, parent: Line, child: Line) -> None:
+        step = child.node.start
+        wanted = parent.wanted.get(step)
+        if wanted is None:
+            wanted = parent.wanted[step] = Wanted()
+        wanted.children[child.node.id] = child
+        self._lengthen(parent, step, child.node.id)
+        self._settle(parent, step)
+        self.fresh.append((parent, step))
+
+    def _relieve(self, parent: Line, child: Line) -> None:
+        step = child.node.start
+        wanted = parent.wanted.get(step)
+        if wanted is not None and wanted.children.pop(child.node.id, None) is not None:
+            if not wanted.children and not wanted.evaluate:
+                del parent.wanted[step]
+            self._raise(parent, step)
+            self._settle(parent, step)
+
+    def _queue_head(self, line: Line, step: int) -> None:
+        if self._open(line, step) is None:
+            line.heads.pop(step, None)
+            return
+        priority = self.remaining(line, step)
+        if line.heads.get(step) != priority:
+            line.heads[step] = priority
+            heapq.heappush(self._queue, (-priority, line.node.id, step))
+
+    def _open(self, line: Line, step: int) -> int | None:
+        """The first wanted step that training from the source at ``step`` would serve."""
+        at_start = step == line.node.start
+        if at_start:
+            if not line.needy or not self._begins(line):
+                return None
+        elif step not in line.sources:
+            return None
+        first = line.wanted.steps.first(step)
+        if first is None or self.source_of(line, first) != step:
+            return None
+        return first
+
+    def heads(self) -> Generator[tuple[float, Line, int], None, None]:
+        """Ready heads ``(remaining seconds, line, step)``, longest first; consuming one does not remove it.
+
+        Deterministic: ties go to the older node.
+        """
+        given: list[tuple[float, int, int]] = []
+        seen: set[tuple[int, int]] = set()
+        try:
+            while self._queue:
+                entry = heapq.heappop(self._queue)
+                negative, id, step = entry
+                line = self._lines[id]
+                if line.heads.get(step) != -negative or (id, step) in seen:
+                    continue  # stale: queued again since, or gone
+                if self._open(line, step) is None:
+                    del line.heads[step]
+                    continue
+                priority = self.remaining(line, step)
+                if priority != -negative:
+                    line.heads[step] = priority
+                    heapq.heappush(self._queue, (-priority, id, step))
+                    continue
+                given.append(entry)
+                seen.add((id, step))
+                yield priority, line, step
+        finally:
+            for entry in given:
+                heapq.heappush(self._queue, entry)
+
+    # --- lengths ------------------------------------------------------------------------------------------
+
+    def remaining(self, line: Line, step: int) -> float:
+        """Seconds of the longest way that starts at the source ``step`` of the line (its remaining critical path)."""
+        best = self.farthest(line, step)
+        if best is None:
+            return 0.0
+        return best[0] - (step - line.node.start) * line.cost
+
+    def farthest(self, line: Line, step: int) -> tuple[float, int, int] | None:
+        """``(seconds from the line's start, step, child id or -1)``: where the longest way from ``step`` leads."""
+        limit = self.limit(line, step)
+        if limit is None:
+            top = self._top(line)
+            if top is not None and top[1] >= step:
+                return -top[0], top[1], top[2]
+        best: tuple[float, int, int] | None = None
+        for at in line.wanted.steps.irange(step, limit, inclusive=(True, False)):
+            wanted = line.wanted[at]
+            if wanted.evaluate:
+                value = self._value(line, at, -1)
+                assert value is not None
+                if best is None or value > best[0]:
+                    best = value, at, -1
+            for id in wanted.children:
+                value = self._value(line, at, id)
+                assert value is not None
+                if best is None or value > best[0]:
+                    best = value, at, id
+        return best
+
+    def limit(self, line: Line, step: int) -> int | None:
+        """The first step after ``step`` that is reached from elsewhere: a later source, or beyond a cover's start."""
+        later = line.sources.first(step, inclusive=False)
+        for cover in line.covers:
+            if cover.start >= step and (later is None or cover.start + 1 < later):
+                later = cover.start + 1
+        return later
+
+    def _value(self, line: Line, step: int, child: int) -> float | None:
+        """Seconds from the line's start to the far end of the way by ``child`` (-1: to the evaluation there)."""
+        wanted = line.wanted.get(step)
+        if wanted is None:
+            return None
+        way = (step - line.node.start) * line.cost
+        if child < 0:
+            return way + self.evaluate_seconds if wanted.evaluate else None
+        below = wanted.children.get(child)
+        return None if below is None else way + below.length
+
+    def _top(self, line: Line) -> tuple[float, int, int] | None:
+        far = line.far
+        while far:
+            negative, step, child = far[0]
+            value = self._value(line, step, child)
+            if value is None:
+                heapq.heappop(far)
+            elif value != -negative:
+                heapq.heapreplace(far, (-value, step, child))
+            else:
+                return far[0]
+        return None
+
+    def _resort(self, line: Line) -> None:
+        line.far = [
+            (-value, step, child)
+            for step, wanted in line.wanted.items()
+            for child in (*wanted.children, -1)
+            if (value := self._value(line, step, child)) is not None
+        ]
+        heapq.heapify(line.far)
+        top = self._top(line)
+        line.length = -top[0] if top is not None else 0.0
+
+    def _lengthen(self, line: Line, step: int, child: int) -> None:
+        """A new way on the line; tell those above if it is the longest."""
+        value = self._value(line, step, child)
+        assert value is not None
+        heapq.heappush(line.far, (-value, step, child))
+        self._raise(line, step)
+
+    def _raise(self, line: Line, step: int) -> None:
+        """Recompute the length of a line whose ways by ``step`` changed; carry it to heads and parents."""
+        while True:
+            top = self._top(line)
+            length = -top[0] if top is not None else 0.0
+            changed = length != line.length
+            line.length = length
+            source = self.source_of(line, step)
+            if source is not None:
+                self._queue_head(line, source)
+                return
+            parent = line.node.parent
+            if not changed or not line.needy or parent is None:
+                return
+            above = self.line(parent)
+            step = line.node.start
+            heapq.heappush(above.far, (-((step - parent.start) * above.cost + length), step, line.node.id))
+            line = above
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def is_done(self) -> bool:
+        """Is nothing wanted? O(lines): for tests and the end of a run."""
+        return not any(line.wanted for line in self._lines)
+
+    def validate(self) -> None:
+        """Assert that the incremental structures equal what a recomputation gives. O(tree)."""
+        for line in self._lines:
+            node = line.node
+            assert list(line.sources) == sorted(s for s, state in node.states.items() if state.kept is not None)
+            for step, wanted in line.wanted.items():
+                assert step > node.start
+                assert wanted.evaluate or wanted.children
+                if wanted.evaluate:
+                    assert node.states[step].waiting
+                for id, child in wanted.children.items():
+                    assert child.needy and child.node.id == id and child.node.start == step
+                    assert step not in line.sources
+                source = self.source_of(line, step)
+                if source is not None:
+                    assert source in line.heads, f"wanted step {step} of node {node.id} has no head"
+                elif self._last_source(line, step) is None and all(c.start >= step for c in line.covers):
+                    assert line.needy and node.parent is not None
+                    assert node.id in self.line(node.parent).wanted[node.start].children
+            if line.wanted and line.needy and node.parent is not None and not self._begins(line):
+                assert node.id in self.line(node.parent).wanted[node.start].children
+        left = self.left
+        seconds = sum(steps_left(line) * line.cost for line in self._lines)
+        assert abs(left.seconds - seconds) <= 1e-6 * (1.0 + seconds)
+        assert left.evaluations == sum(wanted.evaluate for line in self._lines for wanted in line.wanted.values())
+        assert left.stages_left == sum(bool(line.wanted or steps_left(line)) for line in self._lines)

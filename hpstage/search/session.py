@@ -1,0 +1,337 @@
+"""One call of ``optimize`` at work: an Optuna study and an algorithm on one side, the driver on the other."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting
+from hpstage.driver.driver import Driver
+from hpstage.errors import TrainingError, UsageError
+from hpstage.optuna.ledger import Ledger
+from hpstage.plan.events import SearchEnded, SearchStarted, TrialEnded, UserFailure, to_metric
+from hpstage.scheduler.scheduler import Answer
+from hpstage.search.signals import Interruption
+from hpstage.search.trials import Roster, SessionTrial
+
+logger = logging.getLogger("hpstage")
+
+Callback = Callable[[optuna.Study, FrozenTrial], None]
+
+# How long to wait for reports before the clock, the progress line and Ctrl-C are looked at again.
+_HEARTBEAT = 0.5
+
+_STATES: dict[TrialState, Literal["COMPLETE", "PRUNED", "FAIL"]] = {
+    TrialState.COMPLETE: "COMPLETE",
+    TrialState.PRUNED: "PRUNED",
+    TrialState.FAIL: "FAIL",
+}
+
+
+class Session:
+    """Passes targets to the driver and results to the algorithm and the study, until the search is over."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        driver: Driver,
+        roster: Roster,
+        algorithm: Algorithm,
+        setting: Setting,
+        started: SearchStarted,
+        *,
+        callbacks: Sequence[Callback],
+        catch: tuple[type[BaseException], ...],
+        deadline: float | None,
+        interruption: Interruption,
+        on_change: Callable[[Session], None],
+    ) -> None:
+        self.states: Counter[TrialState] = Counter()  # of trials that are over
+        self.failed = 0  # trials that failed, each time that one did
+        self.best: float | None = None  # value of a trial that was completed in this call, if there is one objective
+        self.leading: tuple[float, int] | None = None  # the best value that was told at any step, and the step
+        self.saved_seconds = 0.0  # what others had trained for trials, as far as these have results
+        self.steps_over = 0  # steps that were asked of them
+        self._better = max if setting.maximize else min
+        self._ledger = ledger
+        self._driver = driver
+        self._roster = roster
+        self._search: Search = algorithm.start(setting, roster)
+        self.synchronous = algorithm.synchronous
+        self._started = started
+        self._callbacks = callbacks
+        self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in catch)
+        self._deadline = deadline
+        self._interruption = interruption
+        self._on_change = on_change
+        self._order: deque[tuple[int, int]] = deque()  # targets in the order of asking, if they are told in it
+        self._open: set[tuple[int, int]] = set()  # targets that were asked for and not told
+        self._known: dict[tuple[int, int], Answer] = {}  # answered, not yet told
+        self._warned: set[str] = set()
+        self._stopping = False
+        self._exhausted = False
+        self._closed = False
+        self._raised: UserFailure | None = None
+
+    @property
+    def name(self) -> str:
+        """The study's name in the plan."""
+        return self._started.study
+
+    @property
+    def trials(self) -> Sequence[SessionTrial]:
+        return self._roster.trials
+
+    @property
+    def expected(self) -> int | None:
+        """Trials that there will be, as far as it is known; ``None``: as many as time, or the space, allows."""
+        known, n_trials = len(self._roster.trials), self._started.n_trials
+        if self._exhausted:
+            return known
+        return None if n_trials is None else known + max(0, n_trials - self._roster.proposed)
+
+    @property
+    def stopping(self) -> bool:
+        """Is no trial proposed any more, though more were asked for?"""
+        return self._stopping
+
+    # --- the loop -----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until the algorithm is done, the time is up, or a failure that is not caught stops the study.
+
+        An interruption ends it early. Nothing is told any more then: the next call tells it, in the right order.
+        """
+        self._roster.begin()
+        for trial in self._roster.trials:
+            if trial.finished:
+                self._count(trial, 1)
+                if trial.id not in self._driver.plan.ended:
+                    self._note_end(trial)  # the study was told, and then the call was interrupted
+        for trial in list(self._roster.trials):
+            if trial.fork is None:
+                self._perform(self._search.added(trial.index))
+        while True:
+            self._propose()
+            if self._interruption.asked:
+                self._driver.finish()
+                return
+            if not self._open and (self._stopping or not self._more()):
+                break
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._drain()
+                return
+            self._take(self._driver.wait(self._patience()))
+            self._tell()
+            self._on_change(self)
+            if self._raised is not None:
+                self._drain()
+                raise TrainingError(
+                    f"a trial failed and `catch` does not name its exception: {self._raised.summary}\n"
+                    f"{self._raised.traceback}"
+                )
+        for fork in self._roster.unclaimed:
+            self._finish(fork, TrialState.PRUNED)  # an extended search decided otherwise
+        self._roster.end()
+        self._driver.finish()
+        self._driver.remember([SearchEnded(self._started.study, time.time())])
+
+    def _more(self) -> bool:
+        n_trials = self._started.n_trials
+        return not self._exhausted and (n_trials is None or self._roster.proposed < n_trials)
+
+    def _patience(self) -> float:
+        if self._deadline is None:
+            return _HEARTBEAT
+        return max(0.0, min(_HEARTBEAT, self._deadline - time.monotonic()))
+
+    def _take(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            self._known[self._roster.by_id[answer.trial].index, answer.step] = answer
+
+    def _drain(self) -> None:
+        """Let what runs come to its end and start nothing more. Open trials stay open: the next call goes on."""
+        self._stopping = True
+        self._driver.drain()
+        while self._driver.scheduler.running:
+            if self._interruption.asked:
+                self._driver.finish()
+                return
+            self._take(self._driver.wait(_HEARTBEAT))
+            self._tell()
+            self._on_change(self)
+
+    # --- asking -------------------------------------------------------------------------------------------
+
+    def _propose(self) -> None:
+        while not self._stopping and self._more() and self._search.room() > 0:
+            if self._interruption.asked:
+                return
+            self._exhausted = self._ledger.exhausted()
+            if self._exhausted:
+                break
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                return
+            self._perform(self._search.added(self._roster.propose().index))
+            self._stopping |= self._ledger.stopped
+        if not self._closed and (self._stopping or not self._more()):
+            self._closed = True
+            self._perform(self._search.closed())
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        trials = self._roster.trials
+        for action in actions:
+            match action:
+                case Ask(index, step):
+                    self._ask(trials[index], step)
+                case Fork():
+                    self._perform(self._search.forked(self._roster.fork(action).index, action))
+                case Finish(index, state):
+                    self._finish(trials[index], TrialState.COMPLETE if state == "complete" else TrialState.PRUNED)
+
+    def _ask(self, trial: SessionTrial, step: int) -> None:
+        target = trial.index, step
+        self._open.add(target)
+        if self.synchronous:
+            self._order.append(target)
+        if trial.finished and trial.barred is None:
+            if self._started.extends:
+                if step > self._roster.reach(trial):
+                    self._count(trial, -1)
+                    self._roster.carry_on(trial)
+            elif not self._driver.knows(trial.id, step):
+                # An asynchronous search that was interrupted decided otherwise then.
+                trial.barred = UserFailure(summary="ended in an earlier session", traceback="")
+        if trial.barred is not None and not self._driver.knows(trial.id, step):
+            self._known[target] = Answer(trial.id, step, None, trial.barred)
+        else:
+            self._driver.ask(trial.id, step)
+
+    # --- telling ------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Tell the algorithm what is known: in the order of asking if it is synchronous, else as it comes."""
+        if self.synchronous:
+            while self._order and self._order[0] in self._known and not self._interruption.asked:
+                self._tell_one(self._order.popleft())
+                # Before the next result is told: what a proposal knows must not hang on what came in together.
+                self._propose()
+        else:
+            for target in list(self._known):
+                if self._interruption.asked:
+                    return
+                self._tell_one(target)
+
+    def _tell_one(self, target: tuple[int, int]) -> None:
+        index, step = target
+        trial, answer = self._roster.trials[index], self._known.pop(target)
+        self._open.remove(target)
+        failure = answer.failure
+        if answer.metrics is not None:
+            missing = [name for name in self._started.metric if name not in answer.metrics]
+            if missing:
+                raise UsageError(missing_metric(missing[0], answer.metrics))
+            values = tuple(answer.metrics[name] for name in self._started.metric)
+            unknown = [name for name, value in zip(self._started.metric, values, strict=True) if math.isnan(value)]
+            if not unknown:
+                trial.values = values
+                trial.told = max(trial.told, step)
+                if self.leading is None or self._better(self.leading[0], values[0]) != self.leading[0]:
+                    self.leading = values[0], step
+                self._report(trial, step, values)
+                planned = self._driver.plan.trials[trial.id]
+                if planned.asked == step:
+                    self._note_saved(trial, self._driver.plan.shared_seconds(planned))
+                self._perform(self._search.told(index, step, values[0]))
+                return
+            # As in Optuna: the trial fails, and the study goes on whatever `catch` says.
+            failure = UserFailure(summary=f"{unknown[0]} is NaN at step {step}", traceback="")
+        assert failure is not None
+        self.failed += 1
+        if trial.barred is None or not trial.finished:
+            self._warn(trial, failure)
+        if not trial.finished:
+            attrs = {"hpstage:failure": failure.summary[:1000], "hpstage:traceback": failure.traceback[-20000:]}
+            self._ledger.note(trial.storage_id, attrs)
+            if failure.kinds and not any(kind in self._catch for kind in failure.kinds):
+                self._raised = self._raised or failure
+            self._finish(trial, TrialState.FAIL)
+        self._perform(self._search.failed(index))
+
+    def _report(self, trial: SessionTrial, step: int, values: tuple[float, ...]) -> None:
+        # Optuna keeps intermediate values of one objective only.
+        if not trial.finished and step not in trial.reported and len(values) == 1:
+            trial.reported.add(step)
+            self._ledger.report(trial.storage_id, step, values[0])
+
+    def _warn(self, trial: SessionTrial, failure: UserFailure) -> None:
+        """Say each failure once: many trials may fail of the same one."""
+        if failure.traceback in self._warned and failure.traceback:
+            return
+        self._warned.add(failure.traceback)
+        logger.warning("Trial %d failed: %s\n%s", trial.number, failure.summary, failure.traceback)
+
+    def _finish(self, trial: SessionTrial, state: TrialState) -> None:
+        if trial.finished:
+            return  # told in an earlier session
+        planned = self._driver.plan.trials.get(trial.id)
+        if planned is not None:
+            # An earlier session may have asked for more than it came to tell, and this one decided otherwise.
+            steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
+            attrs = {
+                "hpstage:steps": steps,
+                "hpstage:steps_shared": sum(shared for _, shared in planned.shared_until(steps)),
+                "hpstage:gpu_seconds_saved": round(self._driver.plan.shared_seconds(planned, steps), 3),
+            }
+            self._ledger.note(trial.storage_id, attrs)
+        frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
+        trial.state = frozen.state
+        self._note_end(trial)
+        self._count(trial, 1)
+        if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:
+            self.best = frozen.values[0] if self.best is None else self._better(self.best, frozen.values[0])
+        for callback in self._callbacks:
+            callback(self._ledger.study, frozen)
+        self._stopping |= self._ledger.stopped
+
+    def _count(self, trial: SessionTrial, by: Literal[1, -1]) -> None:
+        """Trials that are over, by state: one more, or one less that goes on."""
+        self.states[trial.state] += by
+        planned = self._driver.plan.trials.get(trial.id)
+        if planned is not None:
+            self.steps_over += by * planned.asked
+            self._note_saved(trial, self._driver.plan.shared_seconds(planned) if by == 1 else 0.0)
+
+    def _note_saved(self, trial: SessionTrial, seconds: float) -> None:
+        self.saved_seconds += seconds - trial.saved_seconds
+        trial.saved_seconds = seconds
+
+    def _note_end(self, trial: SessionTrial) -> None:
+        """Let the plan know what the study knows of a trial that is over."""
+        planned = self._driver.plan.trials.get(trial.id)
+        values = trial.values
+        if values is None and trial.state == TrialState.COMPLETE:  # told in an earlier session
+            values = tuple(self._ledger.trial(trial.storage_id).values)
+        self._driver.note(
+            TrialEnded(
+                study=self._started.study,
+                trial=trial.id,
+                state=_STATES[trial.state],
+                values=None if values is None else tuple(map(to_metric, values)),
+                step=0 if planned is None else planned.asked,
+                at=time.time(),
+            )
+        )
+
+
+def missing_metric(metric: str, metrics: Mapping[str, float]) -> str:
+    return (
+        f"evaluate() returned {', '.join(map(repr, sorted(metrics))) or 'nothing'}, but metric={metric!r} was asked for"
+    )

@@ -1,0 +1,373 @@
+"""The trials of one search: proposed by the sampler, forked by the algorithm, or taken over from an earlier call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from hpstage.algorithm import Fork, Trials
+from hpstage.driver.driver import Driver
+from hpstage.errors import ScheduleError, UsageError
+from hpstage.optuna.ledger import BecameAnother, Ledger
+from hpstage.optuna.sampler_state import SamplerState
+from hpstage.plan.events import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
+from hpstage.plan.plan import SearchPlan, SearchRecord
+from hpstage.schedule import Scalar, Schedule
+from hpstage.search.space import Space, describe, grown
+
+logger = logging.getLogger("hpstage")
+
+# User attributes of a fork: the donor's number, and the step up to which it is the donor.
+_ORIGIN = ("hpstage:donor", "hpstage:forked_at")
+# User attribute of a trial: the plan on which it is searched. One study may be searched on several.
+_PLAN = "hpstage:plan"
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True)
+class SessionTrial:
+    """A trial of a search: who it is in the study and in the plan, and how far it has come."""
+
+    index: int
+    number: int  # in the study
+    storage_id: int
+    id: TrialId
+    origin: TrialId  # its id before it was carried on, which names it as a donor
+    fork: ForkedFrom | None = None
+    state: TrialState = TrialState.RUNNING
+    values: tuple[float, ...] | None = None
+    reported: set[int] = field(default_factory=set)
+    told: int = 0  # the farthest step of which the study and the algorithm know the values
+    barred: UserFailure | None = None  # why nothing more can be trained of it
+    saved_seconds: float = 0.0  # what others had trained for it, as far as it has results
+
+    @property
+    def finished(self) -> bool:
+        return self.state.is_finished()
+
+
+class Roster(Trials):
+    """Makes the trials of a search, in the study and in the plan at once, and answers what algorithms look up."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        driver: Driver,
+        started: SearchStarted,
+        space: Space,
+        *,
+        before_first: Callable[[Mapping[str, Scalar]], None],
+    ) -> None:
+        self.trials: list[SessionTrial] = []
+        self.by_id: dict[TrialId, SessionTrial] = {}
+        self.proposed = 0  # how many of them the sampler proposed
+        self.unclaimed: list[SessionTrial] = []  # forks of an earlier call that the algorithm has not made again
+        self._cut_off: list[FrozenTrial] = []  # that an earlier call was making, and had not written into the plan
+        self._ledger = ledger
+        self._driver = driver
+        self._started = started
+        self._space = space
+        self._before_first = before_first
+        self._sampler = SamplerState(ledger.study.sampler)
+        # Where trials have one training in common: the plan, or what it would be if it shared.
+        self._lines = driver.plan if driver.plan.sharing else SearchPlan(driver.plan.workload)
+
+    # --- beginning ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start a search, or take over the trials of the one that was interrupted or is extended."""
+        self._begin()
+        known = {trial.number for trial in self.trials}
+        for frozen in self._ledger.trials():
+            ours = frozen.user_attrs.get(_PLAN) == self._driver.plan.id and not frozen.state.is_finished()
+            if ours and frozen.number not in known and self._id(frozen.number) not in self._driver.plan.trials:
+                if frozen.intermediate_values or not self._ledger.can_be_made_again(frozen):
+                    self._ledger.withdraw(frozen)
+                else:
+                    self._cut_off.append(frozen)
+
+    def end(self) -> None:
+        """The search is over: take back what nobody made again."""
+        for frozen in self._cut_off:
+            self._ledger.withdraw(frozen)
+        self._cut_off.clear()
+
+    def _id(self, number: int) -> TrialId:
+        return TrialId(f"{self._started.study}/{number}")
+
+    def _begin(self) -> None:
+        record = self._driver.plan.searches.get(self._started.study)
+        if record is not None and not record.ended and record.started.same_call(self._started):
+            self._take_over(record, [])
+        elif self._started.extends:
+            if record is None:
+                raise UsageError(
+                    f"extend=True, but this store knows no search of study {self._ledger.name!r}; leave extend out to "
+                    f"begin one"
+                )
+            _check_extension(record.started, self._started)
+            self._take_over(record, [self._started])
+        else:
+            self._warn_of_what_is_left(record)
+            state = self._sampler.take()
+            self._driver.remember([self._started, TrialProposed(self._started.study, None, None, state)])
+
+    def _take_over(self, record: SearchRecord, begin: list[SearchStarted]) -> None:
+        """Go on with the trials of a search; one that extends it begins with them."""
+        by_number = {trial.number: trial for trial in self._ledger.trials()}
+        trials = [(p, by_number[p.number]) for p in record.proposed if p.number is not None]
+        longer = self._lengthened(trials)
+        self._driver.remember(begin)
+        for added in longer:
+            self._plan(added, [])
+        for proposed, frozen in trials:
+            assert proposed.trial is not None
+            if proposed.extends is None:
+                id = proposed.trial
+                trial = self._enter(SessionTrial(len(self.trials), frozen.number, 0, id, id, proposed.fork))
+            else:
+                trial = self.by_id[proposed.extends]
+            trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, frozen._trial_id
+            trial.state, trial.reported = frozen.state, set(frozen.intermediate_values)
+            trial.told = max(trial.reported, default=0)
+            self.by_id[trial.id] = trial
+            if frozen.state == TrialState.FAIL or trial.id not in self._driver.plan.trials:
+                trial.barred = UserFailure(summary="failed in an earlier session", traceback="")
+        self.unclaimed = [trial for trial in self.trials if trial.fork is not None]
+        self._sampler.put([proposed.sampler for proposed in record.proposed])
+
+    def _lengthened(self, trials: Sequence[tuple[TrialProposed, FrozenTrial]]) -> list[TrialAdded]:
+        """The trials of an earlier search with schedules of this one's steps. Changes nothing."""
+        steps = self._started.steps
+        longer: dict[TrialId, TrialAdded] = {}
+        origins: dict[TrialId, TrialId] = {}
+        for proposed, frozen in trials:
+            planned = self._driver.plan.trials.get(proposed.trial or TrialId(""))
+            if planned is None:
+                continue  # a fork that could not be
+            origins[planned.id] = planned.id if proposed.extends is None else origins[proposed.extends]
+            schedules = dict(planned.schedules)
+            if planned.steps < steps:
+                try:
+                    first = int(str(origins[planned.id]).rpartition("/")[2])
+                    schedules = describe(self._space, self._ledger.stand_in(frozen, first), steps)
+                except UsageError:
+                    raise
+                except ValueError as error:  # of Optuna, about its parameters
+                    raise UsageError(
+                        f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
+                        f"proposed with ({error}); extend a search with its own space"
+                    ) from error
+                if proposed.fork is not None:
+                    schedules = grown(longer[proposed.fork.donor].schedules, proposed.fork.step, schedules)
+                for name, before in planned.schedules.items():
+                    if name not in schedules or schedules[name].until(planned.steps) != before:
+                        raise UsageError(
+                            f"trial {frozen.number} had another schedule of {name!r} in its first {planned.steps} "
+                            f"steps; an extension goes on with what was trained: let space() return the same schedules "
+                            f"up to there"
+                        )
+            longer[planned.id] = TrialAdded(planned.id, schedules, max(planned.steps, steps))
+        return list(longer.values())
+
+    def _warn_of_what_is_left(self, record: SearchRecord | None) -> None:
+        """Say what a new search leaves behind."""
+        name = self._started.study
+        if record is not None and not record.ended and record.open:
+            logger.warning(
+                "Study %r holds an interrupted search with other arguments (%s); its open trials stay as they are. "
+                "Make its call again to go on with it, or add extend=True to take over its trials.",
+                name,
+                record.started.algorithm,
+            )
+        elif record is not None and record.started.steps < self._started.steps:
+            logger.warning(
+                "The last search of study %r had %d steps; this one proposes new trials of %d. Add extend=True to "
+                "carry on the trials that are there.",
+                name,
+                record.started.steps,
+                self._started.steps,
+            )
+        for trial in self._ledger.trials():
+            searched = "hpstage:search" in trial.user_attrs and trial.state != TrialState.FAIL
+            if searched and trial.user_attrs.get(_PLAN) != self._driver.plan.id:
+                logger.warning(
+                    "Study %r holds trials of another plan (other code, data, environment or store): nothing of "
+                    "them is reused, and its best trial may be one of them. Use another study_name to keep them apart.",
+                    name,
+                )
+                return
+
+    # --- new trials ---------------------------------------------------------------------------------------
+
+    def propose(self) -> SessionTrial:
+        """One more trial of the sampler's."""
+        trial, schedules = self._make(self._attrs(), self._ledger.propose)
+        if not self.trials:
+            try:
+                self._before_first({name: schedule.value(0) for name, schedule in schedules.items()})
+            except Exception:
+                self._ledger.withdraw(self._ledger.trial(trial._trial_id))
+                raise
+        return self._add(trial, schedules, None)
+
+    def fork(self, fork: Fork) -> SessionTrial:
+        """The trial that an algorithm wants to grow out of another: made now, or by the call that was interrupted."""
+        donor = self.trials[fork.donor]
+        forked = ForkedFrom(donor.origin, fork.step, {name: repr(value) for name, value in fork.params.items()})
+        for made in self.unclaimed:
+            if made.fork == forked:
+                self.unclaimed.remove(made)
+                return made
+        origin = dict(zip(_ORIGIN, (donor.number, fork.step), strict=True))
+        trial, schedules = self._make(self._attrs(origin), lambda attrs: self._ledger.fork(fork.params, attrs))
+        try:
+            schedules = grown(self._driver.plan.trials[donor.id].schedules, fork.step, schedules)
+        except ScheduleError as error:
+            entered = self._add(trial, None, forked)
+            entered.barred = UserFailure(summary=str(error), traceback="")
+            return entered
+        return self._add(trial, schedules, forked)
+
+    def reach(self, trial: SessionTrial) -> int:
+        """The farthest step of which a trial has, or was asked for, its value."""
+        return max([0, self._driver.plan.trials[trial.id].asked, *trial.reported])
+
+    def carry_on(self, trial: SessionTrial) -> None:
+        """Let a finished trial gain a longer result, in a trial of the study that takes its place."""
+        before = self._ledger.trial(trial.storage_id)
+        origin = {name: before.user_attrs[name] for name in _ORIGIN if name in before.user_attrs}
+        attrs = self._attrs({**origin, "hpstage:extends": trial.number})
+        frozen = self._cut_off_with(attrs) or self._ledger.carry_on(before, attrs)
+        id = self._id(frozen.number)
+        planned = self._driver.plan.trials[trial.id]
+        state = self._sampler.take()
+        proposed = TrialProposed(
+            self._started.study, frozen.number, id, state, trial.fork, extends=trial.id, params=_written(frozen.params)
+        )
+        self._plan(TrialAdded(id, dict(planned.schedules), planned.steps), [proposed])
+        trial.id, trial.number, trial.storage_id, trial.state = id, frozen.number, frozen._trial_id, frozen.state
+        self.by_id[id] = trial
+
+    def _attrs(self, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+        """By which a trial is known whose making was cut off."""
+        return {"hpstage:search": self._started.study, _PLAN: self._driver.plan.id, **more}
+
+    def _cut_off_with(self, attrs: Mapping[str, Any]) -> FrozenTrial | None:
+        for frozen in self._cut_off:
+            if attrs == {name: value for name, value in frozen.user_attrs.items() if name.startswith("hpstage:")}:
+                self._cut_off.remove(frozen)
+                return frozen
+        return None
+
+    def _make(
+        self, attrs: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trial]
+    ) -> tuple[Trial, dict[str, Schedule]]:
+        """A trial of the study, and what the space says of it: the one that was being made when an earlier call was
+        cut off, if it becomes the same again; else a new one."""
+        cut_off = self._cut_off_with(attrs)
+        if cut_off is not None:
+            again = self._ledger.make_again(cut_off)
+            try:
+                schedules = self._describe(again)
+                self._ledger.check_made_again(again, cut_off)
+                return again, schedules
+            except BecameAnother:
+                self._ledger.finish(cut_off.number, None, TrialState.FAIL)
+        trial = make(attrs)
+        return trial, self._describe(trial)
+
+    def _describe(self, trial: Trial) -> dict[str, Schedule]:
+        try:
+            return describe(self._space, trial, self._started.steps)
+        except BecameAnother:
+            raise
+        except Exception:
+            self._ledger.finish(trial.number, None, TrialState.FAIL)
+            raise
+
+    def _add(self, trial: Trial, schedules: dict[str, Schedule] | None, fork: ForkedFrom | None) -> SessionTrial:
+        """Write a trial into the plan. ``schedules``: None for one that cannot be trained."""
+        id = self._id(trial.number)
+        proposed = TrialProposed(
+            self._started.study, trial.number, id, self._sampler.take(), fork, params=_written(trial.params)
+        )
+        if schedules is None:
+            self._driver.remember([proposed])
+        else:
+            self._plan(TrialAdded(id, schedules, self._started.steps), [proposed])
+        return self._enter(SessionTrial(len(self.trials), trial.number, trial._trial_id, id, id, fork))
+
+    def _plan(self, added: TrialAdded, along: Sequence[TrialProposed]) -> None:
+        self._driver.add([added], along)
+        if self._lines is not self._driver.plan:
+            self._lines.apply(added)
+
+    def _enter(self, trial: SessionTrial) -> SessionTrial:
+        self.trials.append(trial)
+        self.by_id[trial.id] = trial
+        self.proposed += trial.fork is None
+        return trial
+
+    # --- what the algorithm looks up ----------------------------------------------------------------------
+
+    def prefix(self, index: int, step: int) -> Hashable:
+        trial = self.trials[index]
+        planned = self._lines.trials.get(trial.id)
+        return trial.id if planned is None else planned.node_at(step).id
+
+    def params(self, index: int) -> Mapping[str, tuple[Any, BaseDistribution]]:
+        frozen = self._ledger.trial(self.trials[index].storage_id)
+        return {name: (value, frozen.distributions[name]) for name, value in frozen.params.items()}
+
+    def should_prune(self, index: int, step: int) -> bool:
+        trial = self.trials[index]
+        if any(later > step for later in trial.reported):
+            return False  # as an earlier session decided: the pruner knows more by now
+        if trial.finished:
+            return trial.state == TrialState.PRUNED
+        return self._ledger.should_prune(trial.storage_id)
+
+
+def _written(params: Mapping[str, Any]) -> dict[str, bool | int | float | str | None]:
+    """An Optuna trial's parameters as JSON scalars; of others (infinities, other choices) what Python writes."""
+    written: dict[str, bool | int | float | str | None] = {}
+    for name, value in params.items():
+        match value:
+            case None | bool() | str():
+                written[name] = value
+            case int() if -(2**63) <= value < 2**63:
+                written[name] = int(value)
+            case float() if isfinite(value):
+                written[name] = float(value)  # NumPy's are floats, too
+            case _:
+                written[name] = repr(value)
+    return written
+
+
+def name_in(plan: SearchPlan, ledger: Ledger) -> str:
+    """The study's name in the plan: its own, unless another study of that name was there first."""
+    identity = ledger.identity()
+    record = plan.searches.get(ledger.name)
+    if record is None or record.started.identity == identity:
+        return ledger.name
+    return f"{ledger.name}@{identity[:8]}"
+
+
+def _check_extension(last: SearchStarted, now: SearchStarted) -> None:
+    if last.metric != now.metric:
+        raise UsageError(
+            f"extend=True, but the last search of the study was for metric {', '.join(last.metric)}; extend it for the "
+            f"same metric, or use another study"
+        )
+    if last.steps > now.steps:
+        raise UsageError(
+            f"extend=True with steps={now.steps}, but the study's trials have {last.steps} steps already; extend them "
+            f"to as many or more"
+        )

@@ -1,0 +1,196 @@
+"""Where a search is remembered: the journal and the checkpoints behind ``store=`` and ``checkpoints=``."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from hpstage.checkpoints import CheckpointStore, open_checkpoints
+from hpstage.driver.driver import open_existing_plan
+from hpstage.errors import StoreError, UsageError
+from hpstage.plan.events import StateKey
+from hpstage.plan.plan import SearchPlan
+from hpstage.redaction import shown
+from hpstage.store import Journal, SQLiteJournal
+
+DEFAULT_ROOT = ".hpstage"
+_FILE = "plan.sqlite"
+_REDIS = ("redis", "rediss", "unix")
+
+
+@dataclass(slots=True)
+class Places:
+    """An opened journal and checkpoint store. ``folder`` is where they lie, if it is one folder."""
+
+    journal: Journal
+    checkpoints: CheckpointStore
+    folder: Path | None
+
+
+def open_places(
+    store: str | os.PathLike[str] | Journal | None,
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None,
+    *,
+    name: str,
+    workload: StateKey,
+    closing: ExitStack,
+) -> Places:
+    """Open what ``store`` and ``checkpoints`` name; what is opened here is closed by ``closing``.
+
+    ``store`` is a folder, the URL of a Redis server, a :class:`Journal`, or ``None``: a folder of the workload's own
+    below ``.hpstage``, so that an edited trainable begins another plan. In the same way a Redis server holds a plan for
+    each workload, unless the URL names one by ``?prefix=...``. ``checkpoints`` is a folder, any URL that fsspec knows,
+    a :class:`CheckpointStore`, or ``None``: a folder beside the journal (for a journal in memory, a temporary one).
+
+    Raises:
+        UsageError: a URL that cannot be, or a plan on a server with no place for its checkpoints.
+        StoreError: the store cannot be opened.
+        CheckpointError: nothing can be written where checkpoints are to be.
+    """
+    folder: Path | None = None
+    own = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name) or 'plan'}-{workload[:12]}"
+    if isinstance(store, Journal):
+        journal = store
+    elif _scheme(store) in _REDIS:
+        if checkpoints is None:
+            raise UsageError(
+                "a plan on a Redis server is shared by processes and hosts: say with checkpoints= where all of them "
+                "reach its checkpoints (a folder, or a URL such as s3://bucket/folder)"
+            )
+        journal = open_redis(str(store), own)
+        closing.callback(journal.close)
+    else:
+        folder = Path(DEFAULT_ROOT) / own if store is None else _folder(store)
+        _make(folder)
+        journal = SQLiteJournal(folder / _FILE)
+        closing.callback(journal.close)
+    if isinstance(checkpoints, CheckpointStore):
+        checkpoints.identity()  # from here on it stands for this place, also where it is sent
+        return Places(journal, checkpoints, folder)
+    if checkpoints is not None:
+        kept = open_checkpoints(checkpoints, workload)
+    elif folder is not None:
+        kept = open_checkpoints(folder / "checkpoints", workload)
+    else:
+        kept = open_checkpoints(closing.enter_context(tempfile.TemporaryDirectory(prefix="hpstage-")), workload)
+    kept.check()
+    kept.identity()
+    return Places(journal, kept, folder)
+
+
+def open_redis(url: str, prefix: str) -> Journal:
+    """The plan on a Redis server that ``url`` names by ``?prefix=``, else the one named ``prefix``."""
+    from hpstage.store.redis import RedisJournal
+
+    address, named = split_prefix(url)
+    return RedisJournal(address, prefix=named or f"hpstage:{prefix}")
+
+
+def split_prefix(url: str) -> tuple[str, str | None]:
+    """The URL of a Redis server without ``?prefix=``, and the prefix."""
+    # Not by urlunsplit: it makes unix:/path out of unix:///path.
+    base, _, query = url.partition("?")
+    options = dict(parse_qsl(query))
+    prefix = options.pop("prefix", None)
+    return f"{base}?{urlencode(options)}" if options else base, prefix
+
+
+def open_existing(
+    store: str, checkpoints: str | None, *, closing: ExitStack, sweep: bool = True
+) -> tuple[SearchPlan, Places]:
+    """Open a plan that is there, by where it is alone; ``store`` and ``checkpoints`` as for :func:`open_places`.
+
+    Args:
+        sweep: let a folder of checkpoints remove what dead writers have left in it.
+
+    Raises:
+        UsageError: a URL that names no plan (its message lists those that are there), or a plan on a server with no
+            place for its checkpoints.
+        StoreError: there is no plan, or it cannot be read.
+    """
+    folder = None if _scheme(store) in _REDIS else _folder(store)
+    if folder is None and checkpoints is None:
+        raise UsageError("say with --checkpoints where the checkpoints of this plan are: a folder, or a URL")
+    journal = open_journal(store, closing=closing)
+    place = folder / "checkpoints" if checkpoints is None and folder is not None else checkpoints
+    assert place is not None
+    plan = open_existing_plan(journal)
+    return plan, Places(journal, open_checkpoints(place, plan.workload, sweep=sweep), folder)
+
+
+def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only: bool = False) -> Journal:
+    """The journal of a plan that is there. Raises as :func:`open_existing` does.
+
+    Args:
+        read_only: for one who looks on and appends nothing.
+    """
+    journal: Journal
+    if _scheme(store) in _REDIS:
+        url = os.fspath(store)
+        _check_prefix(url)
+        journal = open_redis(url, "")
+    else:
+        folder = _folder(store)
+        if not (folder / _FILE).is_file():
+            raise StoreError(
+                f"there is no plan in {shown(str(folder))}: give a folder that holds {_FILE}, or a Redis server's URL"
+            )
+        journal = SQLiteJournal(folder / _FILE, read_only=read_only)
+    closing.callback(journal.close)
+    return journal
+
+
+def _check_prefix(url: str) -> None:
+    """See that the URL names a plan that is there: to open another would make it."""
+    from hpstage.store.redis_server import RedisServer
+
+    address, prefix = split_prefix(url)
+    server = RedisServer(address, patience=5.0)
+    try:
+        cursor, there = 0, set()
+        while True:
+            cursor, found = server.command("SCAN", cursor, "MATCH", "{*}:about", "COUNT", 1000)
+            there |= {key.decode().removeprefix("{").removesuffix("}:about") for key in found}
+            if not int(cursor):
+                break
+    finally:
+        server.close()
+    if prefix in there:
+        return
+    plans = ", ".join(f"?prefix={name}" for name in sorted(there)) or "none"
+    what = "name one" if prefix is None else f"{prefix!r} is none of them"
+    raise UsageError(f"plans at {server.where}: {plans}; {what}")
+
+
+def _scheme(location: str | os.PathLike[str] | None) -> str | None:
+    # At least two letters: "c:" is a drive.
+    scheme = None if location is None else re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", os.fspath(location))
+    return None if scheme is None else scheme[1].lower()
+
+
+def _folder(store: str | os.PathLike[str]) -> Path:
+    scheme = _scheme(store)
+    if scheme is not None:
+        raise UsageError(
+            f"store: there is no store of the kind {scheme}://; give a folder on a local disk, or a Redis server "
+            f"(redis://host:6379, rediss:// with TLS)"
+        )
+    return Path(store)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make the folder {shown(str(folder))}: {error.strerror}; choose another with store="
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise StoreError(
+            f"the folder {shown(str(folder))} is not writable; choose another with store=, or mend its permissions"
+        )
