@@ -36,7 +36,7 @@ from tests.dask.studies import (
     undisturbed,
     worker_of_this,
 )
-from tests.pure.searches import WORKLOAD
+from tests.unit.searches import WORKLOAD
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ from hpstage.report.book import Book
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.dask.studies import Steady, search
-from tests.pure.searches import WORKLOAD, searches
+from tests.unit.searches import WORKLOAD, searches
 
 
 def started(study: str) -> SearchStarted:

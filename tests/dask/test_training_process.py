@@ -23,7 +23,7 @@ from hpstage.store import MemoryJournal
 from tests.dask.processes import Processes, is_running
 from tests.dask.processes import until as until_true
 from tests.dask.toys import Counter, chain, ended, outcome, reached, until, wait_for, workers
-from tests.pure.searches import WORKLOAD
+from tests.unit.searches import WORKLOAD
 
 Open = Callable[..., DaskExecutor]
 

@@ -1,0 +1,417 @@
+"""The commands that read a store: status, tree and export say what is there, and change nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import optuna
+import pandas as pd
+import pytest
+from click.testing import Result as Outcome
+from typer.testing import CliRunner
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
+from hpstage.cli.app import app
+from hpstage.cli.terminal import clean
+from hpstage.driver.driver import open_plan
+from hpstage.driver.lease_keeper import Presence
+from hpstage.errors import HpstageError, StoreError, UsageError
+from hpstage.plan.events import (
+    ChainId,
+    ChainStarted,
+    DriverId,
+    Fact,
+    NodeId,
+    SearchStarted,
+    Stretch,
+    TargetAsked,
+    TrialAdded,
+    TrialId,
+    TrialProposed,
+    WorkerId,
+)
+from hpstage.report import frames
+from hpstage.store import RedisJournal, SQLiteJournal, Store
+from tests.redis_server import RedisServer
+from tests.toys import Failing
+from tests.unit.searches import WORKLOAD, trial
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+HOSTILE = "evil\x1b[31m\r\nna\u202eme\ud800"
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    a = s.piecewise({0: trial.suggest_int("a", 1, 2), 6: trial.suggest_int("late", 6, 7)})  # 7 fails
+    return {"a": a, "b": trial.suggest_categorical("b", [1.0, 2.0])}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, hpstage.Result]:
+    """A store with two studies on it, trained for real."""
+    folder = tmp_path_factory.mktemp("searched") / "a store"
+    for name in ("second", "first"):
+        study = optuna.create_study(
+            study_name=name, direction="minimize", sampler=optuna.samplers.RandomSampler(seed=len(name))
+        )
+        result = hpstage.optimize(
+            study,
+            Failing(),
+            space,
+            metric="score",
+            steps=16,
+            n_trials=8,
+            store=folder,
+            checkpoint_every=2,
+            algorithm=SuccessiveHalving(4, 2),
+            executor=hpstage.InlineExecutor(),
+            catch=(ArithmeticError,),
+        )
+    return folder, result
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return folder
+
+
+def write(journal: Store, facts: Sequence[Fact]) -> None:
+    import msgspec
+
+    open_plan(journal, WORKLOAD, {})
+    journal.append([msgspec.json.encode(fact) for fact in facts])
+
+
+def write_in(folder: Path, facts: Sequence[Fact]) -> None:
+    with closing(SQLiteJournal(folder / "plan.sqlite")) as journal:
+        write(journal, facts)
+
+
+def ask(trials: Sequence[TrialAdded], driver: str = "") -> list[Fact]:
+    return [*trials, *(TargetAsked(added.trial, added.steps, DriverId(driver)) for added in trials)]
+
+
+def begin(study: str, identity: str = "id", **changes: object) -> SearchStarted:
+    return SearchStarted(study, "FullTraining()", ("loss",), 8, 4, "RandomSampler", 0.0, identity=identity, **changes)  # type: ignore[arg-type]
+
+
+def run(*words: object) -> Outcome:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def told(*words: object) -> str:
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def status(*words: object) -> dict:
+    return json.loads(told("status", *words, "--json"))
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Everything in a folder but the auxiliary files of SQLite, whose presence says nothing."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
+
+
+def test_status_tells_what_the_search_said(searched: tuple[Path, hpstage.Result]) -> None:
+    folder, result = searched
+    found = status(folder)
+    plan, studies = found["plan"], {study["study"]: study for study in found["studies"]}
+    assert plan["steps_asked"] == result.plan.steps_asked and plan["steps_unique"] == result.plan.steps_unique
+    assert plan["steps_trained"] == result.plan.totals.steps_trained
+    assert plan["merge_rate"] == result.plan.merge_rate
+    assert plan["seconds_used"] + plan["seconds_saved"] == plan["seconds_alone"]
+    assert plan["seconds_used"] == pytest.approx(result.plan.totals.worker_seconds, abs=1e-3)
+    assert (plan["checkpoints"], plan["checkpoint_bytes"]) == (len(result.plan.kept), result.plan.kept_bytes)
+    mine = studies["first"]
+    assert mine["state"] == "ended"
+    states = [t.state.name for t in result.study.trials]
+    assert mine["trials"] == {state: states.count(state) for state in sorted(set(states))} and "FAIL" in mine["trials"]
+    (best,) = mine["best"]
+    assert (best["value"], best["trial"]) == (result.best_value, f"first/{result.best_trial.number}")
+    assert best["goal"] == "minimize"
+    assert mine["steps_asked"] == result.savings.steps_asked and mine["steps_unique"] == result.savings.steps_unique
+    assert sum(study["seconds_used"] for study in studies.values()) == plan["seconds_used"]
+    assert found["drivers"] == found["chains"] == []
+    table = told("status", folder)
+    assert f"score {result.best_value:.6g} (trial {result.best_trial.number})" in table
+
+
+def test_what_reads_a_store_leaves_it_as_it_is_also_what_a_dead_writer_left(
+    searched: tuple[Path, hpstage.Result], tmp_path: Path
+) -> None:
+    folder, _ = searched
+    # A checkpoint that was being written by a process that is gone: a search would sweep it.
+    aside = folder / "checkpoints" / ".tmp" / "rest of a writer"
+    aside.mkdir(parents=True)
+    (aside / "part").write_bytes(b"x")
+    os.utime(aside, (0, 0))
+    before = content(folder)
+    told("status", folder)
+    told("tree", folder)
+    told("export", folder, tmp_path / "tables")
+    told("report", folder, tmp_path / "report")
+    told("tree", folder, "--picture", tmp_path / "tree.png")
+    assert content(folder) == before
+
+
+def test_what_a_killed_writer_left_in_the_log_is_read_and_not_tidied_up(store: Path) -> None:
+    journal = SQLiteJournal(store / "plan.sqlite")
+    write(journal, ask([trial(0, {"a": s.constant(1)}, 8)]))
+    code = (
+        "import os, signal, sys; from hpstage.store import SQLiteJournal; import msgspec\n"
+        "from hpstage.plan.events import TargetAsked\n"
+        "journal = SQLiteJournal(sys.argv[1])\n"
+        "journal.append([msgspec.json.encode(TargetAsked('study/0', 4))])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(store / "plan.sqlite")], timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    log = (store / "plan.sqlite-wal").read_bytes()
+    assert status(store)["plan"]["records"] == len(journal) == 4
+    assert (store / "plan.sqlite-wal").read_bytes() == log
+    journal.close()
+
+
+def test_a_journal_that_is_only_read_refuses_writes_and_makes_no_file(store: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be opened"):
+        SQLiteJournal(store / "plan.sqlite", read_only=True)
+    assert list(store.iterdir()) == []
+    write_in(store, [])
+    with closing(SQLiteJournal(store / "plan.sqlite", read_only=True)) as journal:
+        with pytest.raises(StoreError, match="read-only"):
+            journal.append([b"{}"])
+        assert len(journal) == 1
+
+
+def test_drivers_chains_and_studies_are_alive_while_their_leases_are_held(store: Path) -> None:
+    with closing(SQLiteJournal(store / "plan.sqlite")) as journal:
+        here = Presence(journal, DriverId("here"))
+        joined = here.enter("alive", "identity of alive", "pool", "", [])
+        elsewhere = DriverId("elsewhere")
+        gone = type(joined)(elsewhere, "pool", "another host/boot/ns", 4711, 1.0)
+        trials = [trial(i, {"a": s.piecewise({0: 1, 4: 2 + i})}, 8) for i in range(2)]
+        facts: list[Fact] = [joined, gone, begin("alive", "identity of alive"), begin("left", "identity of left")]
+        for chain, driver in (("c-1", DriverId("here")), ("c-2", elsewhere)):
+            stretches = (Stretch(NodeId(0), 0, 4), Stretch(NodeId(1), 4, 8))
+            facts.append(ChainStarted(ChainId(chain), driver, WorkerId("tcp://w"), stretches, 5.0))
+        write(journal, [*ask(trials, "here"), *facts])
+        found = status(store)
+        lines = told("status", store)
+        here.close()
+        after = status(store)
+    assert {driver["driver"]: driver["alive"] for driver in found["drivers"]} == {"here": True, "elsewhere": False}
+    assert {study["study"]: study["state"] for study in found["studies"] if study["algorithm"]} == {
+        "alive": "running",
+        "left": "interrupted",
+    }
+    (chain,) = found["chains"]
+    assert (chain["chain"], chain["worker"], chain["node"], chain["step"]) == ("c-1", "tcp://w", 0, 0)
+    assert (chain["last"], chain["stop"]) == (1, 8)
+    assert re.search(r"tcp://w +c-1 .* 8 of node 1", lines) and re.search(r"another host +4711 +gone", lines)
+    assert after["chains"] == [] and not any(driver["alive"] for driver in after["drivers"])
+
+
+def test_a_journal_that_does_not_tell_what_is_better_has_both_ends_shown(store: Path) -> None:
+    from hpstage.plan.events import TrialEnded
+
+    trials = [TrialAdded(TrialId(f"x/{i}"), {"a": s.constant(i)}, 8) for i in range(3)]
+    ends = [TrialEnded("x", t.trial, "COMPLETE", (value,), 8, 0.0) for t, value in zip(trials, (2.0, "nan", 1.0))]  # noqa: B905
+    write_in(
+        store, [begin("x"), *ask(trials), *(TrialProposed("x", i, t.trial, {}) for i, t in enumerate(trials)), *ends]
+    )
+    (study,) = status(store)["studies"]
+    assert [(best["goal"], best["value"]) for best in study["best"]] == [("lowest", 1.0), ("highest", 2.0)]
+
+
+def test_a_watch_tells_what_comes_and_ends_with_ctrl_c(store: Path) -> None:
+    write_in(store, ask([trial(0, {"a": s.constant(1)}, 8)]))
+    words = [sys.executable, "-m", "hpstage", "status", str(store), "--watch", "--json", "--interval", "0.02"]
+    watching = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["plan"]["trials"] == 1
+        with closing(SQLiteJournal(store / "plan.sqlite")) as journal:
+            write(journal, ask([trial(1, {"a": s.constant(2)}, 8)]))
+        assert json.loads(watching.stdout.readline())["plan"]["trials"] == 2
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 0
+    finally:
+        watching.kill()
+        watching.communicate()
+
+
+@pytest.mark.redis
+def test_a_plan_on_a_server_is_read_by_its_url_alone(shared_redis: RedisServer) -> None:
+    with closing(RedisJournal(shared_redis.url, prefix="test-commands")) as journal:
+        write(journal, ask([trial(0, {"a": s.constant(1)}, 8)]))
+        url = f"{shared_redis.url}?prefix=test-commands"
+        assert status(url)["plan"]["steps_asked"] == 8
+        assert "0-8" in told("tree", url)
+        assert len(journal) == 3
+    with pytest.raises(UsageError, match="test-commands"):
+        CliRunner().invoke(app, ["status", shared_redis.url], catch_exceptions=False)
+
+
+def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple[Path, hpstage.Result]) -> None:
+    folder, result = searched
+    lines = told("tree", folder).splitlines()
+    plan = result.plan
+    asked = [node for node in plan.nodes if node.reach > node.start]
+    assert len(lines) == len(asked)
+    by_id = {int(re.match(r" *#(\d+) ", line)[1]): line for line in lines}  # type: ignore[index]
+    for node in asked:
+        line = by_id[node.id]
+        indent = len(line) - len(line.lstrip())
+        assert (indent == 0) == (node.parent is None) or len(node.parent.children) == 1  # type: ignore[union-attr]
+        assert f"  {node.start}-{node.reach}  " in line
+        through = sum(node in [leg[0] for leg in t.legs(t.asked)] for t in plan.trials.values())
+        assert re.search(rf"  {through} trials?$", line)
+        failed = any(failure.node == node.id for failure in plan.failures)
+        assert ("  failed  " in line) == failed
+        assert failed or "  done  " in line
+        assert any(state.kept for state in node.states.values()) == ("  kept at " in line)
+    assert sum("a 1 -> 7" in line or "a 2 -> 7" in line for line in lines) == len({f.node for f in plan.failures}) > 0
+
+
+def test_a_tree_that_is_too_long_is_cut_where_fewest_trials_pass_and_the_rest_counted(store: Path) -> None:
+    trials = [trial(i, {"a": s.piecewise({0: i % 2, 2: i % 8, 4: i})}, 8) for i in range(40)]
+    write_in(store, ask(trials))
+    everything = told("tree", store, "--lines", 1000).splitlines()
+    cut = told("tree", store, "--lines", 5).splitlines()
+    assert len(cut) == 6 and "left out" not in "".join(everything)
+    left_out = int(re.match(r"\.\.\. (\d+) nodes", cut[-1])[1])  # type: ignore[index]
+    assert left_out == len(everything) - 5
+    assert sum(int(n) for n in re.findall(r"\(\+ (\d+) nodes? below\)", cut[0] + cut[1])) > 0
+    assert all("waiting" in line for line in everything)
+    roots = told("tree", store, "--depth", 1).splitlines()
+    assert [line[0] for line in roots] == ["#", "#", "."]
+    below = sum(int(n) for n in re.findall(r"\(\+ (\d+) nodes? below\)", "".join(roots)))
+    assert below == int(re.match(r"\.\.\. (\d+)", roots[-1])[1]) == len(everything) - 2  # type: ignore[index]
+
+
+def test_a_trial_of_a_hundred_changes_stays_on_the_screen(store: Path) -> None:
+    write_in(store, ask([trial(0, {"a": s.piecewise({i: i for i in range(100)})}, 100)]))
+    lines = told("tree", store).splitlines()
+    assert len(lines) == 100 and all(line.startswith("#") for line in lines)
+
+
+def test_a_tree_of_one_study_shows_only_what_its_trials_pass(searched: tuple[Path, hpstage.Result]) -> None:
+    folder, result = searched
+    mine = {
+        node.id for id, t in result.plan.trials.items() if id.startswith("first/") for node, _, _ in t.legs(t.asked)
+    }
+    lines = told("tree", folder, "--study", "first").splitlines()
+    assert {int(line.split()[0][1:]) for line in lines} == mine
+    with pytest.raises(UsageError, match="no trial of study 'third'; there are: second, first"):
+        CliRunner().invoke(app, ["tree", str(folder), "--study", "third"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv"])
+def test_exported_tables_are_the_frames(searched: tuple[Path, hpstage.Result], tmp_path: Path, format: str) -> None:
+    folder, _ = searched
+    place = tmp_path / "new" / "tables"
+    for _ in range(2):  # the second replaces the first
+        told("export", folder, place, "--format", format)
+    found = frames(folder)
+    assert sorted(p.name for p in place.iterdir()) == sorted(
+        f"{name}.{format}" for name in ("trials", "stages", "states", "workers", "events")
+    )
+    for name in ("trials", "stages", "states", "workers", "events"):
+        path, frame = place / f"{name}.{format}", getattr(found, name)
+        if format == "parquet":
+            pd.testing.assert_frame_equal(pd.read_parquet(path), frame)
+        else:
+            read = pd.read_csv(path, dtype=frame.dtypes.to_dict())
+            pd.testing.assert_frame_equal(read, frame)
+
+
+def test_names_that_users_typed_do_not_reach_the_terminal_as_they_are(store: Path) -> None:
+    assert clean(HOSTILE) == "evil\\x1b[31m\\r\\nna\\u202eme\\ud800"
+    assert clean("größer 模型") == "größer 模型"
+    typed = HOSTILE.replace("\ud800", "")  # what JSON cannot carry, no journal holds
+    added = TrialAdded(TrialId(f"{typed}/0"), {f"lr{typed}": s.constant(f"sgd{typed}")}, 8)
+    joined = begin(typed)
+    write_in(store, [joined, *ask([added]), TrialProposed(typed, 0, added.trial, {})])
+    for text in (told("status", store), told("tree", store)):
+        assert "evil\\x1b[31m\\r\\n" in text
+        assert all(c == "\n" or c.isprintable() for c in text)
+
+
+def test_a_terminal_without_the_signs_of_a_name_gets_them_escaped(store: Path) -> None:
+    write_in(store, ask([TrialAdded(TrialId("größer/0"), {"a": s.constant("模型")}, 8)]))
+    for command, sign in (("status", b"gr\\xf6"), ("tree", b"\\u6a21")):
+        done = subprocess.run(
+            [sys.executable, "-m", "hpstage", command, str(store)],
+            env=os.environ | {"PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            timeout=60,
+        )
+        assert done.returncode == 0 and sign in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "tree", "export", "report"])
+def test_help_has_examples_and_what_is_no_store_is_told(command: str, tmp_path: Path) -> None:
+    helped = told(command, "--help")
+    assert f"hpstage {command} .hpstage/" in helped
+    place = [str(tmp_path / "out")] if command in ("export", "report") else []
+    done = subprocess.run(
+        [sys.executable, "-m", "hpstage", command, str(tmp_path / "nothing"), *place], capture_output=True, timeout=60
+    )
+    assert done.returncode == 1 and b"there is no plan in" in done.stderr
+    assert not (tmp_path / "out").exists() and not (tmp_path / "nothing").exists()
+    (tmp_path / "plan.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(StoreError, match="not a journal"):
+        CliRunner().invoke(app, [command, str(tmp_path), *place], catch_exceptions=False)
+
+
+def test_what_cannot_be_written_or_is_not_installed_is_told(
+    searched: tuple[Path, hpstage.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = searched
+    (tmp_path / "file").write_text("")
+    done = run("export", folder, tmp_path / "file")
+    assert isinstance(done.exception, UsageError) and "give another folder" in str(done.exception)
+    assert run("export", folder, tmp_path, "--format", "xml").exit_code == 2
+    assert isinstance(run("status", folder, "--interval", "0").exception, UsageError)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    done = run("export", folder, tmp_path)
+    assert isinstance(done.exception, HpstageError) and "--format csv" in str(done.exception)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    told("export", folder, tmp_path, "--format", "csv")
+    done = run("export", folder, tmp_path)
+    assert isinstance(done.exception, HpstageError) and "hpstage[report]" in str(done.exception)
+
+
+def test_looking_on_needs_nothing_heavy(searched: tuple[Path, hpstage.Result]) -> None:
+    folder, _ = searched
+    code = (
+        "import sys; from hpstage.cli.app import app\n"
+        "for command in ('status', 'tree'): app([command, sys.argv[1]], standalone_mode=False)\n"
+        "print(sorted({'torch', 'dask', 'distributed', 'optuna', 'pandas', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_search_of_an_earlier_build_is_continued_by_the_same_call() -> None:
+    assert begin("x").same_call(begin("x", directions=("maximize",))) and not begin("x").same_call(begin("y"))

@@ -1,0 +1,155 @@
+"""``hpstage report`` and the picture of ``hpstage tree``: from the store alone, and nothing of it is changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import optuna
+import pytest
+from click.testing import Result as Outcome
+from typer.testing import CliRunner
+
+from hpstage.algos import FullTraining
+from hpstage.cli.app import app
+from hpstage.errors import StoreError, UsageError
+from hpstage.report import write_report
+from hpstage.store import RedisJournal, SQLiteJournal
+from tests.redis_server import RedisServer
+from tests.unit.reports import HOSTILE, Page, read, search
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def run(*words: object) -> Outcome:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def told(*words: object) -> str:
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two studies on it."""
+    folder = tmp_path_factory.mktemp("searched") / "a store"
+    folder.mkdir()
+    with closing(SQLiteJournal(folder / "plan.sqlite")) as journal:
+        search(journal, name="early", n_trials=8)
+        search(journal, name=HOSTILE, n_trials=3, seed=1, algorithm=FullTraining())
+    return folder
+
+
+def test_the_report_is_that_of_the_store_and_its_place_is_printed(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert told("report", store, "--tables").strip() == str(Path("hpstage-report") / "index.html")
+    page = write_report(tmp_path / "library", store)
+    for path in page.parent.iterdir():
+        assert path.read_bytes() == (tmp_path / "hpstage-report" / path.name).read_bytes()
+    assert len(read(page.with_name("trials.csv"))) == 11
+
+
+def test_a_report_that_is_made_by_several_processes_is_the_same(store: Path, tmp_path: Path) -> None:
+    page = write_report(tmp_path / "one process", store)
+    words = [sys.executable, "-W", "error", "-m", "hpstage", "report", str(store), str(tmp_path / "forks"), "--tables"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in page.parent.iterdir():
+        assert path.read_bytes() == (tmp_path / "forks" / path.name).read_bytes()
+
+
+def test_a_report_is_without_tables_unless_they_are_asked_for(store: Path, tmp_path: Path) -> None:
+    told("report", store, tmp_path / "page")
+    page = write_report(tmp_path / "library", store, tables=False)
+    names = sorted(path.name for path in page.parent.iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "page").iterdir())
+    assert not [name for name in names if name.endswith(".csv")] and "savings.json" in names
+    assert page.read_bytes() == (tmp_path / "page" / "index.html").read_bytes()
+    text = Page(page).text
+    assert "trials.csv" not in text and "hpstage report --tables" in text
+    with_tables = Page(write_report(tmp_path / "tables", store))
+    assert "trials.csv" in with_tables.text and "--tables" not in with_tables.text
+
+
+def test_one_study_can_be_reported_and_an_unknown_one_is_told(store: Path, tmp_path: Path) -> None:
+    told("report", store, tmp_path / "one", "--study", "early", "--tables")
+    assert {row["study"] for row in read(tmp_path / "one" / "trials.csv")} == {"early"}
+    told("report", store, tmp_path / "two", "--study", HOSTILE)
+    assert HOSTILE in Page(tmp_path / "two" / "index.html").texts
+    done = subprocess.run(
+        [sys.executable, "-m", "hpstage", "report", str(store), str(tmp_path / "three"), "--study", "third"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and "the plan has no study 'third'; there are: 'early', " in done.stderr
+    assert "\u202e" not in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "three").exists()
+
+
+def test_what_cannot_be_written_is_told(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    done = run("report", store, tmp_path / "file")
+    assert isinstance(done.exception, UsageError) and "give another folder" in str(done.exception)
+    (tmp_path / "folder" / "index.html").mkdir(parents=True)
+    done = run("report", store, tmp_path / "folder")
+    assert isinstance(done.exception, UsageError)
+    assert not list((tmp_path / "folder").glob(".*"))  # nothing half written is left
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_report_needs_neither_pandas_nor_what_trains(store: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['pandas'] = None\n"
+        "from hpstage.cli.app import app\n"
+        "app(['report', sys.argv[1], sys.argv[2]], standalone_mode=False)\n"
+        "app(['tree', sys.argv[1], '--picture', sys.argv[2] + '/tree.svg'], standalone_mode=False)\n"
+        "heavy = {'torch', 'dask', 'distributed', 'optuna', 'redis', 'pyarrow', 'matplotlib.pyplot'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    words = [sys.executable, "-W", "error", "-c", code, str(store), str(tmp_path / "report")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]" and done.stderr == ""
+
+
+@pytest.mark.redis
+def test_a_plan_on_a_server_is_reported_by_its_url_alone(shared_redis: RedisServer, tmp_path: Path) -> None:
+    with closing(RedisJournal(shared_redis.url, prefix="test-report")) as journal:
+        result = search(journal, n_trials=4)
+        records = len(journal)
+        told("report", f"{shared_redis.url}?prefix=test-report", tmp_path / "server", "--tables")
+        assert len(journal) == records
+    result.write_report(tmp_path / "result")
+    for path in (tmp_path / "result").iterdir():
+        assert path.read_bytes() == (tmp_path / "server" / path.name).read_bytes()
+    with pytest.raises(UsageError, match="test-report"):
+        CliRunner().invoke(app, ["report", shared_redis.url, str(tmp_path / "no")], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF"), ("PNG", b"\x89")]
+)
+def test_the_tree_is_drawn_into_files_of_three_kinds(store: Path, tmp_path: Path, kind: str, begins: bytes) -> None:
+    for words in ((), ("--study", HOSTILE)):
+        path = tmp_path / f"tree {len(words)}.{kind}"
+        assert told("tree", store, "--picture", path, *words).strip() == str(path)
+        assert path.read_bytes().startswith(begins)
+
+
+def test_a_picture_that_cannot_be_is_told_before_anything_is_read(store: Path, tmp_path: Path) -> None:
+    for name in ("tree.gif", "tree"):
+        done = run("tree", tmp_path / "nothing", "--picture", tmp_path / name)
+        assert isinstance(done.exception, UsageError) and "ends in .png, .svg, .pdf" in str(done.exception)
+    done = run("tree", store, "--picture", tmp_path / "no folder" / "tree.png")
+    assert isinstance(done.exception, UsageError) and "give another file" in str(done.exception)
+    done = run("tree", store, "--picture", tmp_path / "tree.png", "--study", "third")
+    assert isinstance(done.exception, UsageError) and "no study 'third'" in str(done.exception)
+    assert isinstance(run("tree", tmp_path, "--picture", tmp_path / "tree.png").exception, StoreError)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,507 @@
+"""Tree-aware algorithms: trials that are one state at a step are one candidate there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpstage.algorithm import Algorithm, Ask, Finish, Trials
+from hpstage.algos import ASHA, Hyperband, MedianStopping, SuccessiveHalving
+from tests.unit.algos.test_algos import STEPS, Value, failures, mean, orders, play, setting, tables
+
+Target = tuple[int, int]
+
+HALVING = SuccessiveHalving(1, 3)
+SYNCHRONOUS: list[Algorithm] = [
+    HALVING,
+    SuccessiveHalving(2, 2),
+    Hyperband(1, 3),
+    Hyperband(2, 2),
+    MedianStopping(interval=2, grace=2, min_trials=1, window=3),
+    MedianStopping(min_trials=2, window=1),
+]
+ALGORITHMS: list[Algorithm] = [
+    *SYNCHRONOUS,
+    ASHA(1, 3, window=1),
+    ASHA(2, 2, window=4),
+    ASHA(1, 3, "stopping", window=1),
+    ASHA(2, 2, "stopping", window=4),
+    Hyperband(1, 3, "asynchronous", window=1),
+    Hyperband(2, 2, "asynchronous", window=4),
+]
+
+
+class Lines(Trials):
+    """Trials that train on the given values, one for each step: they are one while these are equal."""
+
+    def __init__(self, *lines: Sequence[object]) -> None:
+        self.lines = [tuple(line) for line in lines]
+
+    def prefix(self, index: int, step: int) -> Hashable:
+        return self.lines[index][:step]
+
+
+class Distinct(Trials):
+    """Trials that have nothing in common, under other names than the port's."""
+
+    def prefix(self, index: int, step: int) -> Hashable:
+        return f"trial {index} at {step}"
+
+
+@dataclass
+class Tree:
+    """Random trials with common beginnings; what they are told, and whether they fail, is their states'."""
+
+    trials: Lines
+    salt: int
+    failing_share: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.trials.lines)
+
+    def __repr__(self) -> str:
+        return f"Tree({self.trials.lines}, {self.salt}, {self.failing_share})"
+
+    def value(self, index: int, step: int) -> float:
+        """Few values, so that they tie often."""
+        return float(self._of_state("value", index, step).randint(-2, 2))
+
+    def failing(self, steps: int = STEPS) -> frozenset[Target]:
+        targets = ((index, step) for index in range(len(self)) for step in range(1, steps + 1))
+        return frozenset(t for t in targets if self._of_state("failure", *t).random() < self.failing_share)
+
+    def times(self, count: int) -> Tree:
+        """Every trial ``count`` times in a row."""
+        return replace(self, trials=Lines(*(line for line in self.trials.lines for _ in range(count))))
+
+    def _of_state(self, what: str, index: int, step: int) -> random.Random:
+        return random.Random(f"{what} {self.salt} {self.trials.prefix(index, step)}")
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 40, steps: int = STEPS, shares: Sequence[float] = (0.0, 0.2, 0.5, 0.8)) -> Tree:
+    starts = [start for start in (1, 2, 3, 5, 9) if start <= steps]
+    ends = [*starts[1:], steps + 1]
+    parts = st.tuples(*(st.sampled_from("aab") for _ in starts))
+    lines = [
+        "".join(letter * (end - start) for letter, start, end in zip(part, starts, ends, strict=True))
+        for part in draw(st.lists(parts, min_size=1, max_size=most))
+    ]
+    return Tree(Lines(*lines), draw(st.integers(0, 10**6)), draw(st.sampled_from(shares)))
+
+
+# --- laws -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_every_trial_ends_once_whatever_is_shared_and_whatever_fails(algorithm, data):
+    tree = data.draw(trees())
+    n = len(tree)
+    # A worker that is lost too often fails one of several trials of a state.
+    failing = tree.failing() | data.draw(failures(n))
+    ahead, stop_after = data.draw(st.integers(0, n)), data.draw(st.sampled_from([0, 5, 20, 10**9]))
+    play(
+        algorithm,
+        setting(n, maximize=data.draw(st.booleans()), adaptive=data.draw(st.booleans())),
+        tree.value,
+        order=data.draw(orders()),
+        failing=failing,
+        ahead=ahead,
+        stop_after=stop_after,
+        trials=tree.trials,
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@given(tree=trees(shares=[0.0]), order=orders())
+@settings(max_examples=25, deadline=None)
+def test_a_search_in_which_nothing_fails_has_a_complete_trial(algorithm, tree, order):
+    played = play(algorithm, setting(len(tree)), tree.value, order=order, trials=tree.trials)
+    assert "complete" in played.ends.values()
+
+
+@pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
+@given(tree=trees(), adaptive=st.booleans(), data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_resumed_synchronous_search_is_told_as_the_one_that_was_not_interrupted(algorithm, tree, adaptive, data):
+    about = setting(len(tree), adaptive=adaptive)
+    expected = play(algorithm, about, tree.value, failing=tree.failing(), trials=tree.trials)
+    ahead = data.draw(st.integers(0, len(tree)))
+    resumed = play(algorithm, about, tree.value, failing=tree.failing(), ahead=ahead, trials=tree.trials)
+    assert (resumed.asked, resumed.told, resumed.ends) == (expected.asked, expected.told, expected.ends)
+    assert resumed.proposed_after[ahead:] == expected.proposed_after[ahead:]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_of_trials_that_are_all_different_it_is_the_plain_algorithm(algorithm, data):
+    n = data.draw(st.integers(1, 40))
+    value, failing, order = data.draw(tables(n)), data.draw(failures(n)), data.draw(orders())
+    about = setting(n, maximize=data.draw(st.booleans()), adaptive=data.draw(st.booleans()))
+    aware = play(algorithm, about, value, order=order, failing=failing, trials=Distinct())
+    plain = play(replace(algorithm, tree_aware=False), about, value, order=order, failing=failing, trials=Distinct())
+    assert aware == plain
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@given(tree=trees(), order=orders())
+@settings(max_examples=25, deadline=None)
+def test_the_plain_algorithm_does_not_see_what_trials_have_in_common(algorithm, tree, order):
+    plain, about, failing = replace(algorithm, tree_aware=False), setting(len(tree)), tree.failing()
+    sharing = play(plain, about, tree.value, order=order, failing=failing, trials=tree.trials)
+    assert sharing == play(plain, about, tree.value, order=order, failing=failing)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        SuccessiveHalving(1, 2),
+        SuccessiveHalving(1, 3),
+        SuccessiveHalving(2, 2),
+        ASHA(1, 2, window=3),
+        ASHA(1, 3, "stopping", window=2),
+        MedianStopping(min_trials=2, window=3),
+    ],
+    ids=repr,
+)
+@given(tree=trees(most=25), times=st.integers(1, 4), maximize=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_copies_of_trials_change_nothing(algorithm, tree, times, maximize):
+    """Told in order, in windows that hold all copies: each does what its original does."""
+    single = play(
+        algorithm, setting(len(tree), maximize=maximize), tree.value, failing=tree.failing(), trials=tree.trials
+    )
+    many = tree.times(times)
+    if not isinstance(algorithm, SuccessiveHalving):
+        algorithm = replace(algorithm, window=algorithm.window * times)
+    copied = play(
+        algorithm, setting(len(many), maximize=maximize), many.value, failing=many.failing(), trials=many.trials
+    )
+    assert copied.ends == {index: single.ends[index // times] for index in range(len(many))}
+    assert copied.reached() == {
+        index: step for index in range(len(many)) if (step := single.reached().get(index // times)) is not None
+    }
+
+
+# --- successive halving and synchronous Hyperband ---------------------------------------------------------
+
+
+def halving(members: Sequence[int], tree: Tree, rungs: Sequence[int], eta: int) -> dict[int, int]:
+    """How far each member is asked for, in words of states: a rung is a set of them, and the best go on whole."""
+    failing = tree.failing(rungs[-1])
+    asked: dict[int, int] = {}
+    field, lost = list(members), 0
+    for step in rungs:
+        asked |= dict.fromkeys(field, step)
+        first: dict[Hashable, int] = {}
+        for index in field:
+            first.setdefault(tree.trials.prefix(index, step), index)
+        places = max(1, (len(first) + lost) // eta)
+        healthy = {state: index for state, index in first.items() if (index, step) not in failing}
+        best = sorted(healthy, key=lambda state: (tree.value(first[state], step), first[state]))[:places]
+        lost = places - len(best)
+        field = [index for index in field if tree.trials.prefix(index, step) in best]
+    return asked
+
+
+@given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2), (1, 2), (2, 4)]))
+@settings(max_examples=200, deadline=None)
+def test_halving_promotes_the_best_states_with_all_their_trials(tree, rule):
+    algorithm = SuccessiveHalving(*rule)
+    played = play(algorithm, setting(len(tree)), tree.value, failing=tree.failing(), trials=tree.trials)
+    assert dict(played.asked) == halving(range(len(tree)), tree, algorithm.rungs(STEPS), rule[1])
+
+
+@given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]))
+@settings(max_examples=100, deadline=None)
+def test_each_bracket_of_hyperband_promotes_the_best_states_of_its_trials(tree, rule):
+    algorithm = Hyperband(*rule)
+    played = play(algorithm, setting(len(tree)), tree.value, failing=tree.failing(), trials=tree.trials)
+    expected: dict[int, int] = {}
+    first = 0
+    while first < len(tree):
+        for bracket in algorithm.brackets(STEPS):
+            members = range(first, min(first + bracket.n_trials, len(tree)))
+            expected |= halving(members, tree, bracket.rungs, rule[1])
+            first += bracket.n_trials
+    assert dict(played.asked) == expected
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_of_different_trials_as_many_are_promoted_as_the_published_rule_says_whatever_fails(data):
+    """``n // eta**k`` of n trials to rung k, at least one, and no more than there are: with failures on any rung."""
+    n, eta = data.draw(st.integers(1, 100)), data.draw(st.sampled_from([2, 3]))
+    algorithm = SuccessiveHalving(1, eta)
+    fate, share = random.Random(data.draw(st.integers(0, 10**6))), data.draw(st.sampled_from([0.1, 0.5, 0.8]))
+    targets = [(index, step) for index in range(n) for step in range(1, STEPS + 1)]
+    failing = frozenset(target for target in targets if fate.random() < share)
+    played = play(algorithm, setting(n), data.draw(tables(n)), failing=failing, trials=Distinct())
+    rungs = algorithm.rungs(STEPS)
+    for k, (low, high) in enumerate(pairwise(rungs)):
+        told = sum(step == low for _, step in played.told)
+        promoted = sum(step == high for _, step in played.asked)
+        assert promoted == min(told, max(1, n // eta ** (k + 1)))
+
+
+# Nine trials in six states at step 1, of which the first is three trials, and the second two.
+NINE = Lines("AAAAAAAAA", "AAAABBBBB", "ABBBBBBBB", "BAAAAAAAA", "BBBBBBBBB", *("CDEF"[i] * 9 for i in range(4)))
+LOSSES = {"A": 0.1, "B": 0.2, "C": 0.3, "D": 0.4, "E": 0.5, "F": 0.6} | {"AAA": 0.1, "ABB": 0.3, "BAA": 0.2, "BBB": 0.4}
+
+
+def loss(index: int, step: int) -> float:
+    return LOSSES.get(NINE.lines[index][0] if step == 1 else "".join(map(str, NINE.lines[index][:3])), 0.0)
+
+
+def test_places_go_to_different_states_and_not_to_copies_of_one():
+    """By hand: of six candidates A and B go on with five trials; these are four at step 3, of which one goes on."""
+    aware = play(HALVING, setting(9), loss, trials=NINE)
+    assert [target for target in aware.asked if target[1] == 3] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)]
+    assert [target for target in aware.asked if target[1] == 9] == [(0, 9), (1, 9)]  # they part at step 5
+    plain = play(SuccessiveHalving(1, 3, tree_aware=False), setting(9), loss, trials=NINE)
+    assert plain.asked[9:] == [(0, 3), (1, 3), (2, 3), (0, 9)]  # three places for state A
+
+
+def test_a_state_that_fails_is_counted_with_the_candidates_and_takes_no_place():
+    failing = frozenset({(0, 1), (1, 1), (2, 1)})
+    played = play(HALVING, setting(9), loss, failing=failing, trials=NINE)
+    assert [index for index, step in played.asked if step == 3] == [3, 4, 5]  # B and C: two of six
+
+
+def test_a_state_goes_on_if_only_some_of_its_trials_failed():
+    played = play(HALVING, setting(9), loss, failing=frozenset({(0, 1), (2, 1)}), trials=NINE)
+    assert [index for index, step in played.asked if step == 3] == [1, 3, 4]
+
+
+# --- ASHA and asynchronous Hyperband ----------------------------------------------------------------------
+
+
+def promotions(
+    brackets: Sequence[Sequence[int]],
+    bracket_of: Callable[[int], int],
+    eta: int,
+    workers: int,
+    tree: Tree,
+    order: Sequence[int],
+) -> list[Target]:
+    """Algorithm 2 of the ASHA paper with states for configurations, in each of several brackets."""
+    failing = tree.failing(brackets[0][-1])
+    told: dict[tuple[int, int], list[int]] = {(b, step): [] for b, steps in enumerate(brackets) for step in steps}
+    promoted: set[Target] = set()
+    jobs: list[Target] = []
+    running: list[Target] = []
+    new = iter(range(len(tree)))
+    turns = iter(order)
+
+    def best_states(b: int, step: int) -> list[Hashable]:
+        """``top_k(rung, |rung| / eta)``, the rung being a set of states."""
+        first: dict[Hashable, int] = {}
+        for index in told[b, step]:
+            first.setdefault(tree.trials.prefix(index, step), index)
+        ranked = sorted(first, key=lambda state: (tree.value(first[state], step), first[state]))
+        return ranked[: len(ranked) // eta]
+
+    def get_job() -> Target | None:
+        for step in sorted({step for steps in brackets for step in steps[:-1]}, reverse=True):
+            for b, steps in enumerate(brackets):
+                if step not in steps:
+                    continue
+                for state in best_states(b, step):
+                    for index in sorted(told[b, step]):
+                        if tree.trials.prefix(index, step) == state and (index, step) not in promoted:
+                            promoted.add((index, step))
+                            return index, steps[steps.index(step) + 1]
+        index = next(new, None)
+        return None if index is None else (index, brackets[bracket_of(index)][0])
+
+    while True:
+        while len(running) < workers and (job := get_job()) is not None:
+            running.append(job)
+            jobs.append(job)
+        if not running:
+            return jobs
+        index, step = running.pop(next(turns, 0) % len(running))
+        if (index, step) not in failing:
+            told[bracket_of(index), step].append(index)
+
+
+@given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2), (1, 2)]), workers=st.integers(1, 8), order=orders())
+@settings(max_examples=200, deadline=None)
+def test_asha_promotes_the_trials_of_the_best_states_as_the_papers_algorithm_does(tree, rule, workers, order):
+    algorithm = ASHA(*rule, window=workers)
+    expected = promotions([algorithm.rungs(STEPS)], lambda index: 0, rule[1], workers, tree, order)
+    played = play(algorithm, setting(len(tree)), tree.value, order=order, failing=tree.failing(), trials=tree.trials)
+    assert played.asked[: len(expected)] == expected
+    if any(target[1] == STEPS and target not in tree.failing() for target in expected):
+        assert len(played.asked) == len(expected)
+
+
+@given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]), workers=st.integers(1, 8), order=orders())
+@settings(max_examples=100, deadline=None)
+def test_asynchronous_hyperband_promotes_the_trials_of_the_best_states_of_each_bracket(tree, rule, workers, order):
+    algorithm = Hyperband(*rule, "asynchronous", window=workers)
+    brackets = algorithm.brackets(STEPS)
+    dealt = [number for number, bracket in enumerate(brackets) for _ in range(bracket.n_trials)]
+    rungs = [bracket.rungs for bracket in brackets]
+    expected = promotions(rungs, lambda index: dealt[index % len(dealt)], rule[1], workers, tree, order)
+    played = play(algorithm, setting(len(tree)), tree.value, order=order, failing=tree.failing(), trials=tree.trials)
+    assert played.asked[: len(expected)] == expected
+    if any(target[1] == STEPS and target not in tree.failing() for target in expected):
+        assert len(played.asked) == len(expected)
+
+
+def told_by(losses: dict[str, float], lines: Lines) -> Value:
+    return lambda index, step: losses["".join(map(str, lines.prefix(index, step)))]
+
+
+def test_all_trials_of_a_state_go_on_and_those_that_come_to_it_later_at_once():
+    lines = Lines("Aaaa", "Abbb", "Bbbb", "Accc")
+    losses = {"A": 0.5, "B": 0.9, "Aa": 0.4, "Ab": 0.3, "Ac": 0.2, "Abbb": 0.3, "Accc": 0.2}
+    played = play(ASHA(1, 2, window=1), setting(4, steps=4), told_by(losses, lines), trials=lines)
+    assert played.asked == [
+        *[(0, 1), (1, 1)],  # one state is not two to choose from
+        (2, 1),
+        *[(0, 2), (1, 2)],  # the best of two, one after the other
+        (1, 4),  # they have parted: it is the best of two
+        (3, 1),
+        (3, 2),  # its state is still the best
+        (3, 4),
+    ]
+    assert played.ends == {0: "pruned", 1: "complete", 2: "pruned", 3: "complete"}
+
+
+def test_one_result_may_send_many_trials_on_as_many_as_the_window_holds():
+    search = ASHA(1, 2, window=3).start(setting(5, steps=2), Lines("Aa", "Ab", "Ac", "Ad", "Bb"))
+    for index in range(5):  # proposed by a call that was interrupted: more than the window
+        search.added(index)
+    assert [action for index in range(4) for action in search.told(index, 1, 0.1)] == []
+    assert search.told(4, 1, 0.2) == [Ask(0, 2), Ask(1, 2), Ask(2, 2)]
+    assert search.told(1, 2, 0.0) == [Finish(1, "complete"), Ask(3, 2)]
+
+
+def test_of_two_brackets_that_promote_at_one_step_the_first_does_so_first():
+    """Factor 2, four steps: trials 0 to 3 are compared at steps 1 and 2, trials 4 to 6 at step 2. By hand."""
+    lines = Lines("Aaaa", "Aabb", "Abbb", "Bbbb", "Cccc", "Dddd")
+    search = Hyperband(1, 2, "asynchronous", window=2).start(setting(6, steps=4), lines)
+    for index in range(6):  # proposed by a call that was interrupted: more than the window
+        search.added(index)
+    for index, step in [(0, 1), (1, 1), (2, 1), (4, 2)]:
+        assert search.told(index, step, 0.1) == []
+    assert search.told(3, 1, 0.2) == [Ask(0, 2)]  # state A is the best of two; there is room for one trial
+    assert search.told(0, 2, 0.1) == [Ask(1, 2)]
+    assert search.told(1, 2, 0.1) == [Ask(2, 2)]
+    assert search.told(2, 2, 0.2) == [Ask(0, 4)]  # state Aa is the best of two: trials 0 and 1
+    assert search.told(5, 2, 0.2) == [Ask(1, 4)]  # and not trial 4, the best of two in the second bracket
+    assert search.told(0, 4, 0.0) == [Finish(0, "complete"), Ask(4, 4)]
+
+
+def test_a_trial_waits_if_its_state_was_promoted_and_is_among_the_best_no_more():
+    lines = Lines("Aa", "Bb", "Cc", "Ab")
+    losses = {"A": 0.5, "B": 0.9, "C": 0.1, "Aa": 0.5, "Cc": 0.1}
+    played = play(ASHA(1, 2, window=1), setting(4, steps=2), told_by(losses, lines), trials=lines)
+    assert played.asked == [(0, 1), (1, 1), (0, 2), (2, 1), (2, 2), (3, 1)]  # one of three: C
+    assert played.ends == {0: "complete", 1: "pruned", 2: "complete", 3: "pruned"}
+
+
+def test_where_no_rung_promotes_the_best_state_of_the_highest_goes_on_with_its_trials():
+    lines = Lines("Aaa", "Abb", "Bbb")
+    losses = {"A": 0.1, "B": 0.2, "Aa": 0.4, "Ab": 0.3, "Abb": 0.0}
+    played = play(ASHA(1, 2, window=4), setting(2, steps=3), told_by(losses, lines), trials=lines)
+    assert played.asked == [(0, 1), (1, 1), (0, 2), (1, 2), (1, 3)]  # no rung of one state promotes
+    assert played.ends == {0: "pruned", 1: "complete"}
+
+
+@given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]), window=st.integers(1, 8), order=orders())
+@settings(max_examples=100, deadline=None)
+def test_the_stopping_variant_ranks_a_trials_state_among_those_told(tree, rule, window, order):
+    played = play(
+        ASHA(*rule, "stopping", window=window), setting(len(tree)), tree.value, order=order, trials=tree.trials
+    )
+    rungs: dict[int, dict[Hashable, tuple[float, int]]] = {}
+    for index, step in played.told:
+        if step == STEPS:
+            continue
+        rung, state = rungs.setdefault(step, {}), tree.trials.prefix(index, step)
+        rung.setdefault(state, (tree.value(index, step), index))
+        better = sum(other < rung[state] for other in rung.values())
+        goes_on = better < max(1, len(rung) // rule[1])
+        assert goes_on == (played.reached()[index] > step)
+
+
+def test_the_stopping_variant_does_not_stop_copies_of_the_best():
+    lines = Lines("Aa", "Aa", "Bb", "Bb", "Cc", "Dd")
+    losses = {"A": 0.5, "B": 0.9, "C": 0.2, "D": 0.4, "Aa": 0.0, "Cc": 0.0, "Dd": 0.0}
+
+    def complete(algorithm: ASHA) -> list[int]:
+        played = play(algorithm, setting(6, steps=2), told_by(losses, lines), trials=lines)
+        return [index for index, end in sorted(played.ends.items()) if end == "complete"]
+
+    assert complete(ASHA(1, 2, "stopping", window=1)) == [0, 1, 4, 5]  # D is second of C, D, A, B
+    # D is second of six, but so are three; the copy of A was second of two.
+    assert complete(ASHA(1, 2, "stopping", window=1, tree_aware=False)) == [0, 4, 5]
+
+
+# --- median stopping --------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_median_stopping_compares_a_trial_with_other_states_each_counted_once(data):
+    tree = data.draw(trees())
+    grace, interval = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4))
+    least, window, maximize = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 8)), data.draw(st.booleans())
+    algorithm = MedianStopping(interval, grace, least, window)
+    played = play(
+        algorithm,
+        setting(len(tree), maximize=maximize),
+        tree.value,
+        failing=tree.failing(),
+        trials=tree.trials,
+    )
+    averages: dict[int, dict[Hashable, float]] = {}
+    for index, step in played.told:
+        if step == STEPS:
+            continue
+        state = tree.trials.prefix(index, step)
+        losses = [
+            -tree.value(index, at) if maximize else tree.value(index, at)
+            for at in algorithm.evaluations(STEPS)
+            if at <= step
+        ]
+        others = sorted(average for other, average in averages.setdefault(step, {}).items() if other != state)
+        averages[step][state] = mean(losses)
+        middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
+        stopped = len(others) >= least and min(losses) > mean(middle)
+        assert stopped == all(asked[0] != index or asked[1] <= step for asked in played.asked)
+
+
+def test_copies_of_one_state_are_one_other():
+    lines = Lines("Aa", "Aa", "Aa", "Bb")
+    losses = {"A": 1.0, "B": 2.0, "Aa": 1.0, "Bb": 2.0}
+
+    def ends(algorithm: MedianStopping) -> str:
+        return play(algorithm, setting(4, steps=2), told_by(losses, lines), trials=lines).ends[3]
+
+    assert ends(MedianStopping(min_trials=2, window=1)) == "complete"  # one other is not enough
+    assert ends(MedianStopping(min_trials=2, window=1, tree_aware=False)) == "pruned"
+
+
+def test_a_trial_is_not_compared_with_its_own_state():
+    lines = Lines("Aa", "Ba", "Ca", "Cb")
+    losses = {"A": 1.0, "B": 4.0, "C": 3.0, "Aa": 1.0, "Ba": 4.0, "Ca": 3.0, "Cb": 3.0}
+
+    def ends(algorithm: MedianStopping) -> str:
+        return play(algorithm, setting(4, steps=2), told_by(losses, lines), trials=lines).ends[3]
+
+    # Others of the second C: 1 and 4, whose median is 2.5. With the first C among them it would be 3, and equal.
+    assert ends(MedianStopping(min_trials=2, window=1)) == "pruned"
+    assert ends(MedianStopping(min_trials=2, window=1, tree_aware=False)) == "complete"

@@ -1,0 +1,475 @@
+"""Searches under a budget of checkpoints: the same results, and nothing that is needed ever goes."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpstage import schedule as s
+from hpstage.checkpoints.eviction import Eviction, budget_bytes
+from hpstage.checkpoints.needed import kept_states
+from hpstage.driver.driver import open_plan
+from hpstage.errors import CheckpointError, UsageError
+from hpstage.execution.simulated import SimulatedExecutor, value_of_key
+from hpstage.plan.events import (
+    Chain,
+    ChainClosed,
+    ChainEnded,
+    ChainId,
+    ChainStarted,
+    DriverId,
+    Fact,
+    Kept,
+    NodeId,
+    Report,
+    StateKey,
+    StateLost,
+    StateReached,
+    Stretch,
+    TargetAsked,
+    TrialAdded,
+    TrialId,
+    WorkerId,
+)
+from hpstage.plan.plan import SearchPlan
+from hpstage.store.memory import MemoryJournal
+from tests.unit.checkpoints.test_kept_states import ended, proposed, started
+from tests.unit.driver.test_several_drivers import Study
+from tests.unit.driver.test_several_drivers import searches as wishes
+from tests.unit.searches import WORKLOAD, Search, histories, trial
+
+
+class Shelf:
+    """The checkpoints of simulated workers."""
+
+    def __init__(self, keys: set[StateKey] | None = None) -> None:
+        self.keys: set[StateKey] = set() if keys is None else keys
+
+    def delete(self, key: StateKey) -> None:
+        self.keys.discard(key)
+
+
+class Stuck(Shelf):
+    """Nothing can be removed."""
+
+    def delete(self, key: StateKey) -> None:
+        raise CheckpointError("no permission")
+
+
+class Log:
+    """A plan and its journal, without a driver. ``meanwhile`` is what others write before the next commit."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self.plan = plan
+        self.meanwhile: list[Fact] = []
+        self.commits = 0
+
+    def commit(self, facts: Sequence[Fact]) -> bool:
+        self.commits += 1
+        before, self.meanwhile = self.meanwhile, []
+        for fact in before or facts:
+            self.plan.apply(fact)
+        self.plan.cursor = self.plan.cursor.after([b""] * len(before or facts))
+        return not before
+
+
+def kept_line(count: int, every: int = 1) -> Log:
+    """A plan with one trial of ``count`` states kept along it, one byte and one second each."""
+    plan = SearchPlan(WORKLOAD)
+    plan.apply(trial(0, {"a": s.constant(1)}, count * every))
+    log = Log(plan)
+    for number in range(1, count + 1):
+        reach(log, number * every, every)
+    return log
+
+
+def reach(log: Log, step: int, steps: int = 1) -> None:
+    plan = log.plan
+    node = plan.trials[TrialId("study/0")].node_at(step)
+    key = plan.key(node, step)
+    plan.apply(
+        StateReached(node.id, step - steps, step, WorkerId("w"), float(step), 1.0 * steps, kept=Kept(key, 1, ""))
+    )
+    plan.cursor = plan.cursor.after([b""])
+
+
+def steps_kept(log: Log) -> list[int]:
+    return sorted(state.step for state in log.plan.kept.values())
+
+
+# --- laws -------------------------------------------------------------------------------------------------
+
+
+class Watched(SimulatedExecutor):
+    """Notes every chain whose source is gone when it is started."""
+
+    missing = 0
+
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        self.missing += chain.source is not None and chain.source not in self.kept
+        super().start(worker, chain)
+
+
+@given(st.lists(wishes(), min_size=1, max_size=3), st.integers(0, 6), st.integers(), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_its_state_gone(
+    wanted, budget, seed, batch
+) -> None:
+    choose = random.Random(seed)
+    journal, shelf = MemoryJournal(), Shelf()
+    studies = []
+    for number in range(len(wanted)):
+        # One that knows no budget among them; the first has one, and has the last word.
+        eviction = Eviction(shelf, choose.choice([budget, None]) if number else budget, batch=batch)
+        study = Study(f"s{number}", journal, shelf.keys, every=choose.choice([1, 2, 10**9]), eviction=eviction)
+        study.executor.__class__ = Watched
+        studies.append((study, eviction))
+    for (study, _), (trials, stops) in zip(studies, wanted, strict=True):
+        study.driver.remember([started(study.name)])
+        # In two parts, as an algorithm asks: first a rung, then on.
+        study.ask(trials, [max(1, stop // 2) for stop in stops])
+        study.driver.remember([proposed(f"{study.name}/{i}", study.name) for i in range(len(trials))])
+    promoted = set()
+    for _ in range(3000):
+        study, eviction = choose.choice(studies)
+        if study.done and study.name not in promoted:
+            promoted.add(study.name)
+            for i, stop in enumerate(wanted[int(study.name[1:])][1]):
+                study.driver.ask(TrialId(f"{study.name}/{i}"), stop)
+                study.asked += 1
+        elif len(promoted) == len(studies) and all(study.done for study, _ in studies):
+            break
+        study.turn()
+        wait([removal.done for removal in eviction._removing.values()])  # so that the seed decides the order of all
+    else:
+        raise AssertionError("the drivers hang")
+    for (study, _), (trials, _) in zip(studies, wanted, strict=True):
+        study.driver.remember([ended(f"{study.name}/{i}", study.name) for i in range(len(trials))])
+    for study, _ in studies:
+        for answer in study.answers:
+            key = study.plan.key(study.plan.trials[answer.trial].node_at(answer.step), answer.step)
+            assert answer.metrics == value_of_key(key, answer.step)
+        assert study.executor.missing == 0
+    for study, _ in studies:
+        study.driver.finish()
+    for study, eviction in reversed(studies):
+        study.turn()
+        eviction.settle(study.driver)
+        eviction.close()
+        study.scheduler.validate()
+    final = open_plan(journal, WORKLOAD, {})
+    final.validate()
+    assert set(final.kept) == shelf.keys, "what is kept is there, and nothing else"
+    assert final.kept_bytes <= budget
+    # What was evicted costs its training anew; nothing else does.
+    everything = [added for trials, _ in wanted for added in trials]
+    stops = [stop for _, stops in wanted for stop in stops]
+    lost = [record for record in journal.read() if b'"StateLost"' in record]
+    trained = final.totals.steps_trained
+    assert trained >= len(histories(everything, stops))
+    assert trained == len(histories(everything, stops)) or lost
+    assert all(b"evicted" in record for record in lost)
+
+
+@given(wishes(), st.integers(0, 5), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_at_every_decision_what_is_needed_stays(wanted, budget, workers) -> None:
+    trials, stops = wanted
+
+    class Watching(Eviction):
+        def evict(self, log, to, reason):
+            needed = {state.key for state in kept_states(log.plan) if state.needed}
+            decision = super().evict(log, to, reason)
+            assert needed <= log.plan.kept.keys()
+            assert decision.remaining <= to or log.plan.kept.keys() == needed
+            return decision
+
+    shelf = Shelf()
+    executor = SimulatedExecutor(workers, kept=shelf.keys, state_bytes=1)
+    search = Search(executor, checkpoint_every=1)
+    search.driver._eviction = Watching(shelf, budget)
+    search.driver.remember([started(), *(proposed(added.trial) for added in trials)])
+    mine = [TrialAdded(TrialId(f"study/{i}"), added.schedules, added.steps) for i, added in enumerate(trials)]
+    answers = search.run(mine, stops)
+    assert len(answers) == len(trials)
+    search.driver._eviction.close()
+
+
+# --- the protocol -----------------------------------------------------------------------------------------
+
+
+def test_a_state_that_another_driver_begins_from_meanwhile_is_not_evicted() -> None:
+    log = kept_line(4)
+    eviction = Eviction(Shelf(), 0)
+    log.meanwhile = [ChainStarted(ChainId("c"), DriverId("d"), WorkerId("w"), (Stretch(NodeId(0), 2, 3),), 9.0)]
+    eviction.evict(log, 0, "evicted")
+    eviction.close()
+    assert log.commits == 2
+    assert steps_kept(log) == [2, 3]  # where it starts, and what it comes to
+
+
+class Interrupted(MemoryJournal):
+    """Lets something happen just before the next append."""
+
+    happens: Callable[[], None] | None = None
+
+    def append(self, records, **options):
+        happens, self.happens = self.happens, None
+        if happens is not None:
+            happens()
+        return super().append(records, **options)
+
+
+def two_studies() -> tuple[Interrupted, Shelf, Study, Study]:
+    """Study "one" has kept the state of its trial at step 4, of 8."""
+    journal, shelf = Interrupted(), Shelf()
+    one, other = (Study(name, journal, shelf.keys, workers=1) for name in ("one", "other"))
+    one.executor.__class__ = Watched
+    one.ask([trial(0, {"a": s.constant(1)}, 8)], [4])
+    while not one.done:
+        one.turn()
+    one.driver.finish()
+    other.turn()
+    assert len(one.plan.kept) == len(other.plan.kept) == 1
+    return journal, shelf, one, other
+
+
+def test_a_driver_commits_nothing_on_what_it_has_not_read() -> None:
+    journal, _, one, other = two_studies()
+    one.driver.remember([started("one")])
+    length = len(journal)
+    assert not other.driver.commit([StateLost(NodeId(0), 4, "evicted")])
+    assert len(journal) == length and other.plan.kept and "one" in other.plan.searches
+    assert other.driver.commit([StateLost(NodeId(0), 4, "evicted")])
+    assert len(journal) == length + 1 and not other.plan.kept
+
+
+def test_a_start_from_a_state_that_another_driver_has_just_evicted_is_taken_back() -> None:
+    journal, shelf, one, other = two_studies()
+    one.driver.ask(TrialId("one/0"), 8)
+    one.asked += 1
+    eviction = Eviction(shelf)
+
+    def evict() -> None:
+        eviction.evict(other.driver, 0, "evicted")
+        eviction.finish(other.driver)
+
+    journal.happens = evict
+    while not one.done:
+        one.turn()
+    eviction.close()
+    assert eviction.removed == 1 and one.executor.missing == 0
+    assert one.plan.totals.steps_trained == 4 + 8  # from the beginning, and once
+
+
+def test_two_drivers_may_find_the_same_checkpoint_gone() -> None:
+    journal, _, one, other = two_studies()
+    one.driver.remember([StateLost(NodeId(0), 4, "missing")])
+    other.driver.remember([StateLost(NodeId(0), 4, "missing")])
+    plan = open_plan(journal, WORKLOAD, {})
+    assert not plan.kept and plan.kept_bytes == 0
+    for study in (one, other):
+        study.turn()
+
+
+def test_what_is_written_off_is_removed_only_after_it_was_written() -> None:
+    log = kept_line(3)
+    order: list[str] = []
+
+    class Noting(Shelf):
+        def delete(self, key: StateKey) -> None:
+            assert key not in log.plan.kept
+            order.append(key)
+
+    eviction = Eviction(Noting(), 1)
+    eviction.settle(log)
+    eviction.close()
+    assert len(order) == 3 == eviction.removed and log.plan.kept_bytes == 0
+
+
+def test_a_state_that_is_saved_again_before_it_was_removed_stays() -> None:
+    log, shelf = kept_line(5), Shelf()
+    shelf.keys = set(log.plan.kept)
+    eviction = Eviction(shelf, 5, batch=1)
+    eviction.evict(log, 0, "evicted")
+    again = log.plan.nodes[0].states[4]
+    reach(log, 4)
+    eviction.finish(log)
+    eviction.close()
+    assert shelf.keys == {again.kept.key} and eviction.removed == 4
+
+
+def test_what_a_chain_is_on_its_way_to_is_removed_only_when_it_is_over() -> None:
+    log, shelf = kept_line(5), Shelf()
+    shelf.keys = set(log.plan.kept)
+    eviction = Eviction(shelf, 0)
+    eviction.evict(log, 0, "evicted")
+    log.plan.apply(ChainStarted(ChainId("c"), DriverId("d"), WorkerId("w"), (Stretch(NodeId(0), 0, 2),), 9.0))
+    eviction.finish(log)
+    assert len(shelf.keys) == 2
+    log.plan.apply(ChainClosed(ChainId("c"), 10.0))
+    eviction.finish(log)
+    eviction.close()
+    assert not shelf.keys
+
+
+def test_what_cannot_be_removed_is_told_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    log = kept_line(2)
+    eviction = Eviction(Stuck(), 0)
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        eviction.settle(log)
+    eviction.close()
+    assert eviction.failed == 2 and eviction.removed == 0 and not log.plan.kept
+    assert "no permission" in caplog.text and "hpstage gc" in caplog.text
+
+
+def test_needed_states_over_the_budget_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = kept_line(3)
+    log.plan.apply(started())
+    log.plan.apply(proposed("study/0"))
+    log.plan.apply(TargetAsked(TrialId("study/0"), 3))
+    eviction = Eviction(Shelf(), 0)
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        eviction.settle(log)
+        eviction.settle(log)
+    eviction.close()
+    assert steps_kept(log) == [3] and len(caplog.records) == 1
+    assert "still needed take 1 bytes" in caplog.text
+
+
+def test_without_a_budget_nothing_goes() -> None:
+    log = kept_line(3)
+    eviction = Eviction(Shelf())
+    eviction.settle(log)
+    assert steps_kept(log) == [1, 2, 3]
+
+
+# --- a full disk ------------------------------------------------------------------------------------------
+
+
+class Full(SimulatedExecutor):
+    """Workers on a disk with room for so many checkpoints."""
+
+    def __init__(self, room: int, kept: set[StateKey]) -> None:
+        super().__init__(2, kept=kept, state_bytes=1)
+        self.room = room
+        self.over: set[ChainId] = set()
+
+    def wait(self, timeout: float | None) -> list[Report]:
+        reports: list[Report] = []
+        for report in super().wait(timeout):
+            chain = getattr(report, "chain", None)
+            if chain in self.over:
+                continue
+            kept = getattr(report, "kept", None)
+            if kept is not None and len(self.kept) > self.room:
+                self.kept.discard(kept.key)
+                self.over.add(chain)
+                self._flights.pop(chain, None)
+                reports.append(ChainEnded(chain, report.worker, "full", self._now, message="no space left"))
+            else:
+                reports.append(report)
+        return reports
+
+
+def search_on_full_disk(room: int, stops: Sequence[int], *, evicting: bool = True) -> Search:
+    shelf = Shelf()
+    search = Search(Full(room, shelf.keys), checkpoint_every=1)
+    if evicting:
+        search.driver._eviction = Eviction(shelf)
+    trials = [trial(i, {"a": s.piecewise({0: 1, 4: 1 + i})}, 8) for i in range(len(stops))]
+    answers = search.run(trials, stops)
+    for answer in answers:
+        key = search.plan.key(search.plan.trials[answer.trial].node_at(answer.step), answer.step)
+        assert answer.metrics == value_of_key(key, answer.step)
+    return search
+
+
+def test_on_a_full_disk_what_is_not_needed_makes_room_and_the_search_goes_on() -> None:
+    search = search_on_full_disk(4, [8, 8, 8])
+    assert any(b"disk is full" in record for record in search.journal.read())
+
+
+def test_a_full_disk_of_which_nothing_can_go_ends_the_search() -> None:
+    with pytest.raises(CheckpointError, match="no space left"):
+        search_on_full_disk(0, [8])
+    with pytest.raises(CheckpointError, match="no space left"):
+        search_on_full_disk(3, [8, 8, 8])  # the trunk, for the third, and where the two that run would start again
+    with pytest.raises(CheckpointError, match="no space left"):
+        search_on_full_disk(4, [8, 8, 8], evicting=False)
+
+
+def test_chains_that_were_under_way_when_room_was_made_need_no_more_of_it() -> None:
+    log, shelf = kept_line(4), Shelf()
+    log.plan.apply(ChainStarted(ChainId("two"), DriverId("d"), WorkerId("w"), (Stretch(NodeId(0), 4, 5),), 9.0))
+    eviction = Eviction(shelf)
+    assert eviction.make_room(log, [ChainId("one")])
+    left = steps_kept(log)
+    assert len(left) == 2
+    assert eviction.make_room(log, [ChainId("two")]) and steps_kept(log) == left
+    assert eviction.make_room(log, [ChainId("three")]) and len(steps_kept(log)) == 1
+    assert not eviction.make_room(log, [ChainId("four")]), "the last is where a chain starts"
+    eviction.close()
+
+
+# --- cost -------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_comes_once_in_a_tenth_of_the_budget() -> None:
+    plan = SearchPlan(WORKLOAD)
+    plan.apply(trial(0, {"a": s.constant(1)}, 10_000))
+    log, eviction = Log(plan), Eviction(Shelf(), 5_000)
+    for step in range(1, 10_001):
+        reach(log, step)
+        eviction.keep(log)
+    eviction.finish(log)
+    eviction.close()
+    assert plan.kept_bytes <= 5_000 and eviction.removed >= 5_000
+    assert log.commits <= 11
+
+
+def test_a_budget_that_cannot_be_kept_is_looked_at_once_in_as_many_facts_as_there_are_states() -> None:
+    plan = SearchPlan(WORKLOAD)
+    plan.apply(started())
+    log, looked = Log(plan), 0
+
+    class Counting(Eviction):
+        def evict(self, log, budget, reason):
+            nonlocal looked
+            looked += 1
+            return super().evict(log, budget, reason)
+
+    eviction = Counting(Shelf(), 10)
+    for number in range(3_000):  # each trial stands at its own state, and none is over
+        id = TrialId(f"study/{number}")
+        plan.apply(TrialAdded(id, {"a": s.constant(number)}, 2))
+        plan.apply(proposed(id))
+        plan.apply(TargetAsked(id, 1))
+        node = plan.trials[id].path[0]
+        kept = Kept(plan.key(node, 1), 1, "")
+        plan.apply(StateReached(node.id, 0, 1, WorkerId("w"), 0.0, 1.0, metrics={"value": 0.0}, kept=kept))
+        plan.cursor = plan.cursor.after([b""] * 4)
+        eviction.keep(log)
+    assert len(plan.kept) == 3_000 and looked < 60
+
+
+# --- sizes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "found"), [(0, 0), (17, 17), ("17", 17), ("20 GB", 20 * 10**9), ("1.5MiB", 3 << 19), (" 5 kB ", 5000)]
+)
+def test_a_size_is_a_number_or_a_text(size: int | str, found: int) -> None:
+    assert budget_bytes(size, "checkpoint_budget") == found
+
+
+@pytest.mark.parametrize("size", [-1, "-1", "", "GB", "20 quux", "nan", "1e999", True, 2.5, None, b"5"])
+def test_what_is_no_size_is_refused(size: object) -> None:
+    with pytest.raises(UsageError, match=r"checkpoint_budget is .*'20 GB'"):
+        budget_bytes(size, "checkpoint_budget")

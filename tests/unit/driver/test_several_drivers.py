@@ -1,0 +1,250 @@
+"""Several drivers on one plan: what two want is trained once, and what one leaves undone the other takes over."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpstage import schedule as s
+from hpstage.checkpoints.eviction import Eviction
+from hpstage.driver.driver import Driver, open_plan
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import (
+    ChainClosed,
+    ChainId,
+    ChainProlonged,
+    ChainStarted,
+    DriverId,
+    DriverJoined,
+    DriverLeft,
+    StageFailed,
+    StateKey,
+    StateReached,
+    Stretch,
+    TrialAdded,
+    TrialId,
+    UserFailure,
+    WorkerId,
+)
+from hpstage.scheduler.scheduler import Answer, Scheduler
+from hpstage.store.memory import MemoryJournal
+from tests.unit.searches import WORKLOAD, histories, schedules
+
+
+class Study:
+    """One driver with workers of its own, and what it was answered."""
+
+    def __init__(
+        self,
+        name: str,
+        journal: MemoryJournal,
+        kept: set[StateKey],
+        workers: int = 2,
+        *,
+        every: int = 10**9,
+        eviction: Eviction | None = None,
+    ) -> None:
+        self.name = name
+        self.executor = SimulatedExecutor(workers, kept=kept, state_bytes=1)
+        self.plan = open_plan(journal, WORKLOAD, {})
+        self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=every)
+        self.driver = Driver(self.plan, self.scheduler, self.executor, journal, eviction=eviction)
+        self.driver.remember([DriverJoined(DriverId(name), name, "a host", 0, 0.0)])
+        self.asked = 0
+        self.answers: list[Answer] = []
+
+    def ask(self, trials: list[TrialAdded], stops: list[int]) -> None:
+        mine = [TrialAdded(TrialId(f"{self.name}/{i}"), added.schedules, added.steps) for i, added in enumerate(trials)]
+        self.driver.add(mine)
+        for added, stop in zip(mine, stops, strict=True):
+            self.driver.ask(added.trial, stop)
+        self.driver.remember([])  # what was asked is written with what comes next
+        self.asked += len(mine)
+
+    @property
+    def done(self) -> bool:
+        return len(self.answers) >= self.asked
+
+    def turn(self) -> None:
+        self.answers += self.driver.wait()
+        self.scheduler.validate()
+
+
+def run(studies: list[Study], choose: random.Random, turns: int = 5000) -> None:
+    for _ in range(turns):
+        if all(study.done for study in studies):
+            return
+        choose.choice(studies).turn()
+    raise AssertionError("the drivers hang")
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> tuple[list[TrialAdded], list[int]]:
+    count = draw(st.integers(1, 5))
+    trials = [TrialAdded(TrialId(str(i)), {"a": draw(schedules(8)), "b": draw(schedules(8))}, 8) for i in range(count)]
+    return trials, [draw(st.integers(1, 8)) for _ in range(count)]
+
+
+@given(st.lists(searches(), min_size=2, max_size=3), st.integers())
+@settings(max_examples=150, deadline=None)
+def test_drivers_that_run_side_by_side_train_every_distinct_step_once(wishes, seed):
+    journal, kept = MemoryJournal(), set()
+    studies = [Study(f"s{i}", journal, kept) for i in range(len(wishes))]
+    for study, (trials, stops) in zip(studies, wishes, strict=True):
+        study.ask(trials, stops)
+    run(studies, random.Random(seed))
+    everything = [trial for trials, _ in wishes for trial in trials]
+    stops = [stop for _, stops in wishes for stop in stops]
+    final = open_plan(journal, WORKLOAD, {})
+    assert final.totals.steps_trained == len(histories(everything, stops)) == final.steps_unique
+    for study, (trials, _) in zip(studies, wishes, strict=True):
+        assert len(study.answers) == len(trials)
+        for answer in study.answers:
+            planned = final.trials[answer.trial]
+            assert answer.metrics == planned.node_at(answer.step).states[answer.step].metrics
+
+
+@given(st.lists(searches(), min_size=2, max_size=2), st.integers(), st.integers(1, 12))
+@settings(max_examples=150, deadline=None)
+def test_a_driver_that_dies_is_replaced_by_the_other_once_it_is_declared_gone(wishes, seed, when):
+    journal, kept = MemoryJournal(), set()
+    choose = random.Random(seed)
+    dying, other = (Study(name, journal, kept) for name in ("dying", "other"))
+    dying.ask(*wishes[0])
+    other.ask(*wishes[1])
+    for _ in range(when):
+        choose.choice([dying, other]).turn()
+    # kill -9: whatever it had in flight is lost, and it says nothing more.
+    other.driver.remember([DriverLeft(DriverId("dying"), 0.0, "gone")])
+    run([other], choose)
+    other.driver.finish()
+    other.scheduler.validate()
+    assert not [chain for chain in other.plan.chains.values() if chain.driver == "dying"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_driver_sees_the_same_plan(seed: int) -> None:
+    choose = random.Random(seed)
+    journal, kept = MemoryJournal(), set()
+    studies = [Study(f"s{i}", journal, kept) for i in range(3)]
+    for study in studies:
+        trials = [
+            TrialAdded(TrialId(str(i)), {"a": s.piecewise({0: choose.choice([1, 2]), 3: choose.choice([1, 2, 3])})}, 8)
+            for i in range(4)
+        ]
+        study.ask(trials, [choose.randint(1, 8) for _ in trials])
+        for _ in range(choose.randint(0, 5)):
+            choose.choice(studies).turn()
+    run(studies, choose)
+    for study in studies:
+        study.turn()
+    views = [
+        (
+            [(node.start, node.trained, sorted(node.states)) for node in study.plan.nodes],
+            study.plan.totals.steps_trained,
+            study.plan.steps_asked,
+            study.plan.steps_unique,
+        )
+        for study in studies
+    ]
+    assert views[0] == views[1] == views[2]
+
+
+@given(searches(), searches(), st.integers(), st.integers(0, 12))
+@settings(max_examples=150, deadline=None)
+def test_a_driver_that_is_done_leaves_and_the_other_goes_on_from_where_it_was(mine, theirs, seed, when):
+    journal, kept = MemoryJournal(), set()
+    choose = random.Random(seed)
+    leaving, other = (Study(name, journal, kept) for name in ("leaving", "other"))
+    leaving.ask(*mine)
+    other.ask(*theirs)
+    for _ in range(when):
+        choose.choice([leaving, other]).turn()
+    while not leaving.done:
+        choose.choice([leaving, other]).turn()
+    leaving.driver.finish()
+    leaving.scheduler.validate()
+    leaving.driver.leave()
+    run([other], choose)
+    final = open_plan(journal, WORKLOAD, {})
+    assert final.totals.steps_trained == final.steps_unique
+    assert final.totals.steps_wasted == 0
+
+
+def test_a_driver_that_is_done_does_not_stay_for_what_others_want() -> None:
+    journal, kept = MemoryJournal(), set()
+    leaving, other = (Study(name, journal, kept, workers=1) for name in ("leaving", "other"))
+    trial = TrialAdded(TrialId("0"), {"a": s.constant(1)}, 1000)
+    leaving.ask([trial], [10])
+    other.ask([trial], [1000])
+    while not leaving.done:
+        leaving.turn()
+    leaving.driver.finish()
+    assert 10 <= leaving.plan.totals.steps_trained <= 15
+    leaving.driver.leave()
+    run([other], random.Random(0))
+    assert other.plan.totals.steps_trained == 1000
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(newcomer: bool) -> None:
+    # A chain of another's over steps 0 to 4 of a node, which then goes on to 8 of the same.
+    journal = MemoryJournal()
+    trials = [TrialAdded(TrialId(name), {"a": s.constant(1)}, 8) for name in ("t", "u")]
+    other = Study("other", journal, set())
+    other.ask(trials, [4, 8])
+    node = other.plan.nodes[0].id
+    begun = [
+        DriverJoined(DriverId("first"), "first", "a host", 0, 0.0),
+        ChainStarted(ChainId("first-1"), DriverId("first"), WorkerId("w"), (Stretch(node, 0, 4),), 0.0),
+        ChainProlonged(ChainId("first-1"), (Stretch(node, 4, 8),)),
+    ]
+    other.driver.remember(begun)
+    if newcomer:
+        other = Study("newcomer", journal, set())
+        other.ask(trials, [4, 8])
+    for step in (0, 2, 4, 6):  # as the first reports
+        if step:
+            metrics: dict[str, float | str] | None = {"score": 1.0} if step == 4 else None
+            chain = ChainId("first-1")
+            other.driver.remember(
+                [StateReached(node, step - 2, step, WorkerId("w"), 0.0, 0.1, metrics=metrics, chain=chain)]
+            )
+        for _ in range(3):
+            other.turn()
+        assert len(other.scheduler.workers) == 2 and set(other.plan.chains) == {"first-1"}
+        assert other.plan.totals.steps_trained == step
+    other.driver.remember([ChainClosed(ChainId("first-1"), 0.0)])  # it gives up: now it is the other's
+    run([other], random.Random(0))
+
+
+def test_drivers_of_one_time_agree_that_a_stage_fails_and_one_that_comes_after_them_tries_again() -> None:
+    journal, kept = MemoryJournal(), set[StateKey]()
+    line = [TrialAdded(TrialId("0"), {"a": s.constant(1), "b": s.constant(1)}, 8)]
+    first = Study("first", journal, kept)
+    first.ask(line, [8])
+    [node] = first.plan.nodes
+    failure = UserFailure("ValueError: here", "its traceback")
+    first.driver.remember([StageFailed(node.id, 4, False, failure)])
+    first.ask([TrialAdded(TrialId("1"), line[0].schedules, 8)], [6])  # is known, and waits for nothing
+    first.turn()
+    assert {answer.failure for answer in first.answers} == {failure}
+    second = Study("second", journal, kept)  # or the first, killed and called again
+    assert second.scheduler.idle()
+    second.ask(line, [6])
+    second.turn()
+    assert [(answer.metrics, answer.failure) for answer in second.answers] == [(None, failure)]
+    second.ask([TrialAdded(TrialId("1"), line[0].schedules, 8)], [3])  # before it, all is well
+    run([second], random.Random(0))
+    assert second.answers[-1].metrics is not None
+    for study in (first, second):
+        assert study.plan.totals.steps_trained == (0 if study is first else 3)
+        study.driver.finish()
+        study.driver.leave()
+    later = Study("later", journal, kept)
+    later.ask(line, [8])
+    run([later], random.Random(0))
+    assert later.answers[0].metrics is not None

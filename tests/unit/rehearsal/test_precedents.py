@@ -1,0 +1,148 @@
+"""Rehearsals on a plan that was trained before: what it has measured is not drawn at random."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+from typer.testing import CliRunner
+
+import hpstage
+from hpstage.algos import ASHA, MedianStopping, SuccessiveHalving
+from hpstage.cli.app import app
+from hpstage.driver.driver import open_existing_plan
+from hpstage.errors import UsageError
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import BoundaryReached
+from hpstage.rehearsal.stand_in_metrics import Precedent
+from hpstage.store import MemoryJournal
+from tests.toys import Tape
+from tests.unit.rehearsal.test_preflight import STEPS, quiet_optuna, random, space  # noqa: F401  quiet_optuna is a fixture
+
+SYNCHRONOUS = [SuccessiveHalving(15, 4, tree_aware=False), SuccessiveHalving(15, 2), MedianStopping(interval=20)]
+
+
+def searched(algorithm, *, store=None, n_trials=48, seed=3, direction="maximize", workers=2):
+    return hpstage.optimize(
+        optuna.create_study(sampler=random(seed), direction=direction),
+        Tape(),
+        space,
+        metric="value",
+        steps=STEPS,
+        n_trials=n_trials,
+        algorithm=algorithm,
+        executor=SimulatedExecutor(workers),
+        store=MemoryJournal() if store is None else store,
+    )
+
+
+def said_of(algorithm, precedent, *, n_trials=48, seed=3, rehearsals=5):
+    return hpstage.preflight(
+        space,
+        steps=STEPS,
+        n_trials=n_trials,
+        sampler=random(seed),
+        algorithm=algorithm,
+        workers=(1, 2),
+        rehearsals=rehearsals,
+        precedent=precedent,
+    )
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+@pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
+def test_a_search_that_was_trained_is_rehearsed_exactly(algorithm, direction):
+    result = searched(algorithm, direction=direction)
+    said = said_of(algorithm, Precedent(result.plan, "value", maximize=direction == "maximize"))
+    assert said.drawn.high == 0
+    for figure, true in (
+        (said.steps_asked, result.savings.steps_asked),
+        (said.steps_unique, result.savings.steps_unique),
+        (said.merge_rate, result.savings.merge_rate),
+    ):
+        assert (figure.low, figure.high) == (true, true)
+    assert "all of which were measured before" in str(said)
+
+
+def test_one_search_tells_what_another_algorithm_would_have_trained():
+    """Here all that the other asks for is among what was measured."""
+    wide = searched(MedianStopping(interval=15, grace=15, min_trials=1000))  # never stops one
+    narrow = searched(SuccessiveHalving(15, 4, tree_aware=False))
+    said = said_of(SuccessiveHalving(15, 4, tree_aware=False), Precedent(wide.plan, "value", maximize=True))
+    assert said.drawn.high == 0
+    assert said.steps_unique.median == narrow.savings.steps_unique
+
+
+def test_what_was_not_measured_is_drawn_from_what_was():
+    result = searched(SuccessiveHalving(15, 4, tree_aware=False), n_trials=10)
+    said = said_of(SuccessiveHalving(15, 4, tree_aware=False), Precedent(result.plan, "value", maximize=True))
+    assert said.measured.low > 0
+    assert said.drawn.high > 0
+    assert "which are not known yet but for" in str(said)
+
+
+def test_a_wrong_metric_is_refused_by_name():
+    result = searched(ASHA(15, 4), n_trials=4)
+    with pytest.raises(UsageError, match=r"metric is 'acuracy'.*it has 'value'"):
+        Precedent(result.plan, "acuracy", maximize=True)
+
+
+def test_the_command_rehearses_with_what_the_store_has_measured(tmp_path):
+    algorithm = SuccessiveHalving(15, 4, tree_aware=False)
+    result = searched(algorithm, store=tmp_path / "store", seed=0)
+    words = ["plan", "tests.unit.rehearsal.test_preflight:space", "--steps", STEPS, "--n-trials", 48, "--gpus", 2]
+    words += ["--algorithm", repr(algorithm), "--store", tmp_path / "store"]
+    found = CliRunner().invoke(app, [*map(str, words)])
+    assert found.exit_code == 0, found.output
+    assert f"distinct steps    {result.savings.steps_unique}\n" in found.output
+    refused = CliRunner().invoke(app, [*map(str, words), "--metric", "loss"])
+    assert isinstance(refused.exception, UsageError)
+    alone = CliRunner().invoke(app, [*map(str, words[:-2]), "--metric", "value"])
+    assert isinstance(alone.exception, UsageError)
+
+
+def test_a_store_on_which_nothing_was_evaluated_yet_tells_its_seconds_all_the_same(tmp_path):
+    class Interrupted(SimulatedExecutor):
+        boundaries = 0
+
+        def wait(self, timeout):
+            reports = super().wait(timeout)
+            self.boundaries += sum(isinstance(report, BoundaryReached) for report in reports)
+            if self.boundaries > 1:
+                raise KeyboardInterrupt
+            return reports
+
+    with pytest.raises(KeyboardInterrupt):
+        hpstage.optimize(
+            optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0), direction="maximize"),
+            object(),
+            space,
+            metric="value",
+            steps=STEPS,
+            n_trials=4,
+            executor=Interrupted(1, step_seconds=3.0),
+            store=tmp_path / "store",
+            checkpoint_every=5,
+        )
+    words = ["plan", "tests.unit.rehearsal.test_preflight:space", "--steps", STEPS, "--n-trials", 4, "--gpus", 1]
+    words += ["--store", tmp_path / "store", "--algorithm", "SuccessiveHalving(15, 4)"]
+    found = CliRunner().invoke(app, [*map(str, words)])
+    assert found.exit_code == 0, found.exception
+    assert "rehearsals with random ones" in found.output
+
+
+def test_keys_are_those_of_the_other_workload():
+    """The precedent's states under the keys of a plan of another workload are that plan's own."""
+    journal = MemoryJournal()
+    result = searched(SuccessiveHalving(15, 4), store=journal, n_trials=12)
+    plan = open_existing_plan(journal)
+    again = Precedent(plan, "value", maximize=True).values(plan.workload)
+    true = {
+        plan.key(node, step): state.metrics["value"]
+        for node in plan.nodes
+        for step, state in node.states.items()
+        if state.metrics is not None
+    }
+    assert again == true
+    other = Precedent(result.plan, "value", maximize=True).values("0" * 32)
+    assert not other.keys() & true.keys()
+    assert sorted(other.values()) == sorted(true.values())

@@ -1,0 +1,286 @@
+"""Savings by cause: they sum to the last bit, and steps are those that a count by brute force finds."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import FullTraining, SuccessiveHalving
+from hpstage.driver.driver import read_facts
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import Fact, StateReached, TargetAsked, TrialAdded, TrialId
+from hpstage.report.account import Account, new_account
+from hpstage.report.book import Book, open_book
+from hpstage.report.causes import Causes, causes_of
+from hpstage.search.result import answered_steps
+from hpstage.store.memory import MemoryJournal
+from tests.toys import Failing
+from tests.unit.searches import Search, searches, trial
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+SECONDS = st.floats(1e-3, 1e4, allow_nan=False)
+
+
+def check_identities(found: Causes) -> None:
+    exact = {name: Fraction(getattr(found, name)) for name in Causes.__slots__}
+    assert exact["full"] - exact["early_stopping"] == exact["alone"]
+    down = exact["shared_prefix"] + exact["other_study"] + exact["live"]
+    up = sum(exact[name] for name in ("from_disk", "save", "wasted", "again", "unanswered", "estimates"))
+    assert exact["alone"] - down + up == exact["used"]
+    assert sum(exact[name] for name in ("train", "evaluate", "load", "save", "wasted")) == exact["used"]
+    assert exact["from_disk"] - exact["live"] == exact["load"]
+    assert all(value >= 0 for name, value in exact.items() if name not in ("estimates", "live", "from_disk"))
+
+
+def books(journal: MemoryJournal) -> tuple[Book, list[Book]]:
+    """The plan's book, and those of its studies."""
+    whole = open_book(journal)
+    studies = dict.fromkeys(whole.account.study_of(id) for id in whole.trials)
+    return whole, [Book(whole.account, study) for study in studies]
+
+
+def shared_steps(journal: MemoryJournal) -> dict[TrialId, list[int]]:
+    """By brute force: of the steps asked of each trial, how many a trial of the same study had asked for before, and
+    how many one of another study. A step is known by all values up to it."""
+    added: dict[TrialId, TrialAdded] = {}
+    first: dict[tuple[object, ...], TrialId] = {}
+    shared: dict[TrialId, list[int]] = {}
+    done: dict[TrialId, int] = {}
+    for fact in read_facts(journal):
+        if isinstance(fact, TrialAdded):
+            added.setdefault(fact.trial, fact)
+            shared.setdefault(fact.trial, [0, 0])
+        elif isinstance(fact, TargetAsked):
+            schedules = added[fact.trial].schedules
+            line = tuple(tuple(schedules[name].value(at) for name in sorted(schedules)) for at in range(fact.step))
+            for length in range(done.get(fact.trial, 0) + 1, fact.step + 1):
+                asker = first.setdefault(line[:length], fact.trial)
+                if asker != fact.trial:
+                    shared[fact.trial][asker.split("/")[0] != fact.trial.split("/")[0]] += 1
+            done[fact.trial] = max(done.get(fact.trial, 0), fact.step)
+    return shared
+
+
+def steps_again(journal: MemoryJournal) -> int:
+    reached = [fact for fact in read_facts(journal) if isinstance(fact, StateReached)]
+    trained = [(fact.node, step) for fact in reached for step in range(fact.start, fact.step)]
+    return len(trained) - len(set(trained))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(searches(), min_size=1, max_size=3),
+    st.data(),
+    st.tuples(SECONDS, SECONDS, SECONDS, SECONDS),
+    st.lists(st.floats(0.1, 2e4), max_size=2),
+    st.booleans(),
+)
+def test_causes_sum_to_what_was_used_and_count_the_steps_that_another_trial_asked_for_first(
+    rounds: list[list[TrialAdded]],
+    data: st.DataObject,
+    costs: tuple[float, float, float, float],
+    deaths: list[float],
+    lossy: bool,
+) -> None:
+    step, evaluate, load, save = costs
+    executor = SimulatedExecutor(2, step_seconds=step, evaluate_seconds=evaluate, load_seconds=load, save_seconds=save)
+    for after in deaths:
+        executor.kill(executor.join(0.0), after)
+    run = Search(executor, checkpoint_every=3, max_losses=99)
+    for number, trials in enumerate(rounds):
+        mine = [TrialAdded(TrialId(f"study {number}/{i}"), t.schedules, t.steps) for i, t in enumerate(trials)]
+        run.run(mine, [data.draw(st.integers(1, added.steps)) for added in mine], validate=False)
+        if lossy:
+            executor.kept.clear()
+    whole, parts = books(run.journal)
+    expected = shared_steps(run.journal)
+    found = [causes_of(book) for book in parts]
+    for book, mine in zip([whole, *parts], [causes_of(whole), *found], strict=True):
+        check_identities(mine)
+        assert mine.prefix_steps == sum(expected[id][0] for id in book.trials)
+        assert mine.other_steps == sum(expected[id][1] for id in book.trials)
+    total = causes_of(whole)
+    assert total.again_steps == steps_again(run.journal)
+    for name in Causes.__slots__:
+        if name != "idle":  # a worker that one study left to another was not idle
+            assert sum(Fraction(getattr(mine, name)) for mine in found) == Fraction(getattr(total, name)), name
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(searches(), min_size=1, max_size=2), st.data())
+def test_where_every_step_takes_as_long_and_nothing_is_lost_no_second_is_left_to_estimates(
+    rounds: list[list[TrialAdded]], data: st.DataObject
+) -> None:
+    run = Search(SimulatedExecutor(2, step_seconds=2.0, evaluate_seconds=1.0, load_seconds=4.0, save_seconds=0.5))
+    for number, trials in enumerate(rounds):
+        mine = [TrialAdded(TrialId(f"study {number}/{i}"), t.schedules, t.steps) for i, t in enumerate(trials)]
+        run.run(mine, [data.draw(st.integers(1, added.steps)) for added in mine], validate=False)
+    found = causes_of(open_book(run.journal))
+    assert found.estimates == found.unanswered == found.wasted == 0.0
+    assert found.again == 2.0 * found.again_steps
+    assert found.early_stopping == 0.0  # no study says that a trial is over
+
+
+def unanswered_steps(account: Account, facts: list[Fact]) -> int:
+    """By brute force: steps that were trained, though whoever asked first for them has no result there."""
+    trials = account.plan.trials
+    first: dict[tuple[int, int], TrialId] = {}
+    trained: set[tuple[int, int]] = set()
+    for fact in facts:
+        if isinstance(fact, TargetAsked):
+            for node, start, stop in trials[fact.trial].legs(fact.step):
+                for step in range(start, stop):
+                    first.setdefault((node.id, step), fact.trial)
+        elif isinstance(fact, StateReached):
+            trained |= {(fact.node, step) for step in range(fact.start, fact.step)}
+    results = {id: max(answered_steps(trial), default=0) for id, trial in trials.items()}
+    return sum(step >= results[first[node, step]] for node, step in trained if (node, step) in first)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(searches(), min_size=1, max_size=2), st.data())
+def test_while_a_search_goes_on_training_without_a_result_is_that_of_the_steps_whose_first_asker_has_none(
+    rounds: list[list[TrialAdded]], data: st.DataObject
+) -> None:
+    run = Search(SimulatedExecutor(2, step_seconds=2.0, evaluate_seconds=1.0), checkpoint_every=3)
+    for number, trials in enumerate(rounds):
+        mine = [TrialAdded(TrialId(f"study {number}/{i}"), t.schedules, t.steps) for i, t in enumerate(trials)]
+        run.run(mine, [data.draw(st.integers(1, added.steps)) for added in mine], validate=False)
+    facts = list(read_facts(run.journal))
+    account = new_account(run.journal)
+    for told, fact in enumerate(facts, 1):
+        account.apply(fact)
+        if isinstance(fact, StateReached):
+            assert causes_of(Book(account)).unanswered == 2.0 * unanswered_steps(account, facts[:told])
+
+
+def test_what_another_study_had_trained_is_told_apart_from_what_the_own_trials_share() -> None:
+    run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=1.0, save_seconds=0.25, load_seconds=1.0))
+    first = trial(0, {"a": s.piecewise({0: 1, 5: 2})}, 8)
+    run.run([first], [8])
+    mine = [TrialAdded(TrialId(f"other/{i}"), {"a": s.piecewise({0: 1, 6: 3 + i, 7: 9})}, 8) for i in range(2)]
+    run.run(mine, [6, 8])
+    _, [one, two] = books(run.journal)
+    found = causes_of(one)
+    assert (found.alone, found.shared_prefix, found.other_study) == (17.0, 0.0, 0.0)
+    assert found.used == 17.0 + found.save + found.load + found.again
+    found = causes_of(two)
+    # Five steps of each of the two were the first study's, and the sixth of the second trial the first trial's.
+    assert (found.prefix_steps, found.other_steps) == (1, 10)
+    assert (found.shared_prefix, found.other_study) == (2.0, 20.0)
+    assert found.alone == 6 * 2.0 + 1.0 + 8 * 2.0 + 1.0
+
+
+def test_an_evaluation_that_another_trial_asked_for_before_is_shared() -> None:
+    run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=8.0))
+    pair = [trial(i, {"a": s.constant(1)}, 4) for i in range(2)]
+    run.run(pair, [4, 4])
+    found = causes_of(open_book(run.journal))
+    assert (found.alone, found.shared_prefix, found.used, found.estimates) == (32.0, 16.0, 16.0, 0.0)
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    late = trial.suggest_categorical("late", [1, 3, 7])
+    return {"a": s.piecewise({0: trial.suggest_categorical("early", [1, 2]), 6: late})}
+
+
+def optimized(executor: object, trainable: object, **options: object) -> MemoryJournal:
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
+    journal = MemoryJournal()
+    settings = {"algorithm": SuccessiveHalving(min_steps=4, reduction_factor=2), "steps": 16, "n_trials": 12} | options
+    hpstage.optimize(study, trainable, space, executor=executor, store=journal, **settings)  # type: ignore[arg-type]
+    return journal
+
+
+def test_early_stopping_is_the_steps_that_were_never_asked_of_trials_that_are_over() -> None:
+    executor = SimulatedExecutor(2, step_seconds=0.5)
+    book = open_book(optimized(executor, object(), metric="value"))
+    found = causes_of(book)
+    check_identities(found)
+    never = sum(16 - planned.asked for planned in book.trials.values())
+    assert found.early_steps == never > 0
+    assert found.early_stopping == 0.5 * never
+    assert found.full == 0.5 * 16 * 12
+
+
+def test_a_trial_that_another_carries_on_was_not_stopped_early() -> None:
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
+    journal = MemoryJournal()
+    for steps, extend in ((10, False), (20, True)):
+        hpstage.optimize(
+            study,
+            object(),
+            space,
+            metric="value",
+            steps=steps,
+            n_trials=4,
+            extend=extend,
+            algorithm=FullTraining(),
+            executor=SimulatedExecutor(2, step_seconds=1.0),
+            store=journal,
+        )
+    book = open_book(journal)
+    assert len(book.trials) == len(study.trials) == 8
+    found = causes_of(book)
+    check_identities(found)
+    assert found.early_steps == 0
+    assert found.full == 4 * 10 + 4 * 20
+
+
+def test_a_trial_that_failed_is_not_counted_as_stopped_early() -> None:
+    book = open_book(optimized(hpstage.InlineExecutor(), Failing(), metric="score", algorithm=FullTraining()))
+    failed = [id for id, ended in book.account.plan.ended.items() if ended.state == "FAIL"]
+    found = causes_of(book)
+    check_identities(found)
+    assert 0 < len(failed) < 12
+    assert found.early_stopping == found.early_steps == 0.0
+    assert found.alone == found.full
+
+
+def test_what_was_trained_for_trials_without_a_result_is_told_of() -> None:
+    study = optuna.create_study(study_name="study")
+    journal = MemoryJournal()
+    options = {"metric": "score", "steps": 8, "n_trials": 2, "algorithm": FullTraining(), "store": journal}
+    doomed = {"a": s.piecewise({0: 1, 3: 7})}
+    hpstage.optimize(study, Failing(), lambda trial: doomed, executor=hpstage.InlineExecutor(), **options)  # type: ignore[arg-type]
+    found = causes_of(open_book(journal))
+    check_identities(found)
+    assert found.full == 0.0
+    assert found.unanswered == found.train > 0.0
+
+
+def test_going_on_from_a_state_that_is_live_saves_the_mean_load_from_disk() -> None:
+    run = Search(SimulatedExecutor(1, step_seconds=1.0, load_seconds=4.0))
+    one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
+    run.run([one], [4])
+    run.run([one], [8])  # where the worker stands
+    run.run([two], [8])  # from disk
+    book = open_book(run.journal)
+    assert [charge.fact.source for charge in book.charges if charge.fact.source] == ["fresh", "continued", "disk"]
+    found = causes_of(book)
+    assert (found.from_disk, found.live, found.load) == (8.0, 4.0, 4.0)
+
+
+def test_idle_is_what_lies_between_the_stages_of_a_worker() -> None:
+    executor = SimulatedExecutor(1, step_seconds=1.0)
+    run = Search(executor)
+    run.run([trial(0, {"a": s.constant(1)}, 4)], [4])
+    executor._now += 10.0  # nobody asks for anything
+    run.run([trial(1, {"a": s.constant(2)}, 4)], [4])
+    found = causes_of(open_book(run.journal))
+    assert found.idle == pytest.approx(10.0)
+    assert found.used == 8.0
+
+
+def test_an_empty_plan_has_no_causes() -> None:
+    run = Search(SimulatedExecutor(1))
+    run.driver.finish()
+    found = causes_of(open_book(run.journal))
+    assert {getattr(found, name) for name in Causes.__slots__} == {0}

@@ -1,0 +1,492 @@
+"""The pictures of a book: what they say and what they leave out. No name and no value breaks them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import optuna
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import FullTraining, SuccessiveHalving
+from hpstage.driver.driver import open_plan
+from hpstage.execution.simulated import Measure, SimulatedExecutor, value_of_key
+from hpstage.plan.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
+from hpstage.plan.plan import SearchPlan
+from hpstage.report import (
+    draw_merge_rate,
+    draw_metrics,
+    draw_savings,
+    draw_stage_tree,
+    draw_timeline,
+    save,
+)
+from hpstage.report.account import Account, ChainRecord, Waste, charged
+from hpstage.report.book import Book, open_book
+from hpstage.report.causes import causes_of
+from hpstage.report.lanes import lanes_of
+from hpstage.report.measured import measured
+from hpstage.report.names import plain
+from hpstage.report.pictures import style
+from hpstage.report.views.merge_rate import moments
+from hpstage.report.views.metrics import curves
+from hpstage.report.views.savings import steps
+from hpstage.report.views.stage_tree import MOST_ROWS
+from hpstage.report.views.timeline import MOST_BARS, bars
+from hpstage.store.memory import MemoryJournal
+from tests.toys import Failing
+from tests.unit.searches import WORKLOAD, Search, histories, trial
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+DRAW: dict[str, Callable[[Book], Figure]] = {
+    "stage_tree": draw_stage_tree,
+    "timeline": draw_timeline,
+    "savings": draw_savings,
+    "merge_rate": draw_merge_rate,
+    "metrics": draw_metrics,
+}
+HOSTILE = "<script>alert('x')</script> & $\\frac{$ \x1b[31m\n \N{CJK UNIFIED IDEOGRAPH-5B66}" + "long " * 40
+
+
+def space(trial: optuna.Trial) -> dict[str, s.Schedule | float]:
+    lr = trial.suggest_categorical("lr", [0.2, 0.1])
+    first = trial.suggest_categorical("first", [4, 8, 20])
+    grow = trial.suggest_categorical("grow", [6, 16])
+    return {
+        "lr": s.multistep(lr, milestones=[first, 24], gamma=trial.suggest_categorical("gamma", [0.1, 0.3])),
+        "batch_size": s.piecewise({0: 64, grow: 128}),
+    }
+
+
+def continuous(trial: optuna.Trial) -> dict[str, s.Schedule]:
+    drop = trial.suggest_int("drop", 1, 30)
+    return {"lr": s.piecewise({0: trial.suggest_categorical("lr", [1, 2]), drop: trial.suggest_float("late", 0, 1)})}
+
+
+def search(
+    journal: MemoryJournal | None = None,
+    *,
+    name: str = "study",
+    n_trials: int = 24,
+    metric: str = "value",
+    seed: int = 0,
+    load_seconds: float = 0.2,
+    measure: Measure = value_of_key,
+    space: Callable[[optuna.Trial], object] = space,
+    **options: object,
+) -> tuple[hpstage.Result, MemoryJournal]:
+    """A search on three simulated workers, where everything takes its time."""
+    study = optuna.create_study(study_name=name, direction="maximize", sampler=optuna.samplers.RandomSampler(seed=seed))
+    journal = MemoryJournal() if journal is None else journal
+    executor = SimulatedExecutor(
+        3,
+        step_seconds=0.1,
+        evaluate_seconds=0.3,
+        load_seconds=load_seconds,
+        save_seconds=0.1,
+        measure=lambda key, step: {metric: next(iter(measure(key, step).values()))},
+    )
+    settings = {"algorithm": SuccessiveHalving(min_steps=8, reduction_factor=2), "steps": 32} | options
+    result = hpstage.optimize(
+        study, object(), space, metric=metric, n_trials=n_trials, executor=executor, store=journal, **settings
+    )  # type: ignore[arg-type]
+    return result, journal
+
+
+@pytest.fixture(scope="module")
+def searched() -> tuple[hpstage.Result, Book]:
+    result, journal = search()
+    return result, open_book(journal, "study")
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def empty() -> Book:
+    journal = MemoryJournal()
+    open_plan(journal, WORKLOAD, {})
+    return open_book(journal)
+
+
+# --- the stage tree ---------------------------------------------------------------------------------------
+
+
+def test_the_stage_tree_tells_of_its_trials_and_of_the_best(searched: tuple[hpstage.Result, Book]) -> None:
+    result, book = searched
+    said = texts(draw_stage_tree(book))
+    nodes = len(lanes_of(book.trials))
+    assert f"24 trials in {nodes} nodes (the wider, the more trials)" in said
+    assert f"best: trial {result.best_trial.number}" in said
+    assert "value\nbest from here on" in said and "training step" in said
+    assert not any("left out" in text for text in said)
+
+
+def test_a_tree_of_500_trials_is_cut_to_its_most_travelled_rows_and_says_so() -> None:
+    result, journal = search(n_trials=500, space=continuous, algorithm=FullTraining())
+    book = open_book(journal)
+    figure = draw_stage_tree(book)
+    [left] = [text for text in texts(figure) if "left out" in text]
+    nodes = len(lanes_of(book.trials))
+    drawn = max((c for c in figure.axes[0].collections if isinstance(c, LineCollection)), key=lambda c: c.get_zorder())
+    assert left == f"{nodes - len(drawn.get_segments()):,} nodes left out"
+    levels = {segment[0][1] for segment in drawn.get_segments()}
+    assert len(levels) == MOST_ROWS < nodes
+    assert f"best: trial {result.best_trial.number}" in texts(figure)
+    assert figure.get_figheight() <= style.TALLEST
+
+
+def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_were_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hpstage.report.views.stage_tree.MOST_ROWS", 3)
+
+    def measure(key: str, step: int) -> dict[str, float]:
+        return {"value": int(key, 16) / 16 ** len(key) - step}
+
+    _, journal = search(n_trials=40, space=continuous, measure=measure)
+    book = open_book(journal)
+    assert book.best is not None
+    figure = draw_stage_tree(book)
+    assert any("left out" in text for text in texts(figure))
+    lines = [c for c in figure.axes[0].collections if isinstance(c, LineCollection)]
+    [way] = min(lines, key=lambda c: c.get_zorder()).get_segments()
+    best = book.trials[book.best]
+    assert [step for step, _ in way] == [at for _, start, stop in best.legs(best.asked) for at in (start, stop)]
+    [lanes] = [c for c in lines if c.get_zorder() == 3]
+    ends = {tuple(point) for segment in lanes.get_segments() for point in segment}
+    assert {tuple(way[0]), tuple(way[-1])} <= ends
+
+
+def test_trials_that_end_on_a_line_are_named_where_there_is_room_and_numbers_tell_whose() -> None:
+    result, journal = search(n_trials=4)
+    book = open_book(journal)
+    named = {name for text in texts(draw_stage_tree(book)) for name in text.split(", ")}
+    assert {str(t.number) for t in result.study.trials} <= named
+    search(journal, name="other", n_trials=4, seed=3)
+    figure = draw_stage_tree(open_book(journal))
+    assert not {"0", "1", "2", "3"} & (set(texts(figure)) - ticks(figure))
+
+
+def ticks(figure: Figure) -> set[str]:
+    return {label.get_text() for axes in figure.axes for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]}
+
+
+# --- the timeline -----------------------------------------------------------------------------------------
+
+
+def test_bars_of_a_worker_do_not_overlap_and_sum_to_its_seconds() -> None:
+    # A simulated chain that is amended while it loads gets the rest of its loading for nothing: hence none here.
+    result, journal = search(load_seconds=0.0)
+    drawn = list(bars(open_book(journal)))
+    assert math.isclose(sum(bar.seconds for bar in drawn), result.savings.worker_seconds)
+    for worker in {bar.worker for bar in drawn}:
+        mine = sorted((bar.began, bar.began + bar.seconds) for bar in drawn if bar.worker == worker)
+        assert all(stop <= start + 1e-9 for (_, stop), (start, _) in pairwise(mine))
+
+
+def test_bars_lie_before_the_time_of_their_fact_in_the_order_in_which_things_are_done() -> None:
+    worker = WorkerId("w")
+    account = Account(SearchPlan(WORKLOAD))
+    account.charges.append(
+        charged(reached(worker, 10.0, train=4.0, load=1.0, evaluate=2.0, save=0.5), TrialId("study/0"))
+    )
+    lost = ChainLost(NodeId(0), 1, worker, at=12.0, outcome="lost", seconds=1.5, steps=1)
+    account.wastes.append(Waste(lost, TrialId("study/0"), ChainRecord(None, worker, None, 2.5)))
+    assert [(bar.activity, bar.began, bar.began + bar.seconds) for bar in bars(Book(account))] == [
+        ("load", 2.5, 3.5),
+        ("train", 3.5, 7.5),
+        ("evaluate", 7.5, 9.5),
+        ("save", 9.5, 10.0),
+        ("thrown away", 10.5, 12.0),
+    ]
+
+
+def reached(
+    worker: WorkerId, at: float, *, train: float, load: float = 0.0, evaluate: float = 0.0, save: float = 0.0
+) -> StateReached:
+    return StateReached(NodeId(0), 0, 1, worker, at, train, load, evaluate, save)
+
+
+def test_the_timeline_tells_how_busy_each_worker_was(searched: tuple[hpstage.Result, Book]) -> None:
+    _, book = searched
+    said = texts(draw_timeline(book))
+    drawn = list(bars(book))
+    span = max(bar.began + bar.seconds for bar in drawn) - min(bar.began for bar in drawn)
+    for worker in {bar.worker for bar in drawn}:
+        busy = sum(bar.seconds for bar in drawn if bar.worker == worker)
+        assert f"{worker}  {busy / span:4.0%}" in said
+    assert {"train", "evaluate", "load", "save", "idle"} <= set(said) and "thrown away" not in said
+    assert any(text.startswith("3 workers, busy ") for text in said)
+
+
+def test_more_bars_than_pixels_become_an_image_whose_colours_are_the_shares_of_time() -> None:
+    account = Account(SearchPlan(WORKLOAD))
+    count = MOST_BARS
+    for worker, train in (("a", 0.25), ("b", 0.75)):
+        for at in range(1, count):  # a pixel holds several
+            account.charges.append(charged(reached(WorkerId(worker), float(at), train=train), TrialId("study/0")))
+    account.charges.append(charged(reached(WorkerId("a"), float(count), train=0.25), TrialId("study/0")))
+    [axes] = draw_timeline(Book(account)).axes
+    assert not axes.collections and len(axes.images) == 2
+    track, blue = np.array(to_rgb(style.TRACK)), np.array(to_rgb("#0072B2")) / 2 + np.array(to_rgb("#3A95CC")) / 2
+    for image, share in zip(sorted(axes.images, key=lambda i: -i.get_array().mean()), (0.25, 0.75), strict=True):
+        colour = np.asarray(image.get_array())[0].mean(axis=0)
+        assert colour == pytest.approx(share * blue + (1 - share) * track, abs=2e-3)
+
+
+# --- savings ----------------------------------------------------------------------------------------------
+
+
+def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched: tuple[hpstage.Result, Book]) -> None:
+    _, book = searched
+    found = causes_of(book)
+    level = 0.0
+    for step in steps(found):
+        if step.total and level:
+            assert step.seconds == level
+        level = step.seconds if step.total else level + step.seconds
+    assert level == found.used
+    said = texts(draw_savings(book))
+    assert {"every trial alone, to its end", "stopped early", "prefix shared with a trial of the study", "used"} <= set(
+        said
+    )
+    assert "shared with another study" not in said
+    assert any(f"{found.used:.2f} worker-seconds used" in text for text in said)
+
+
+def test_what_live_states_saved_and_all_that_was_spent_lead_to_what_was_used() -> None:
+    run = Search(SimulatedExecutor(1, step_seconds=1.0, load_seconds=4.0, save_seconds=0.5))
+    one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
+    for added, stop in ((one, 4), (one, 8), (two, 8)):
+        run.run([added], [stop])
+    found = {step.label: step.seconds for step in steps(causes_of(open_book(run.journal)))}
+    assert found["live states instead of disk"] == -4.0
+    assert sum(found.values()) == 2 * found["used"]
+
+
+def test_what_another_study_had_trained_is_a_cause_of_its_own() -> None:
+    _, journal = search(n_trials=12)
+    search(journal, name="other", n_trials=12)
+    book = open_book(journal, "other")
+    assert "shared with another study" in texts(draw_savings(book))
+    assert "shared with another study" not in texts(draw_savings(open_book(journal, "study")))
+
+
+# --- the merge rate ---------------------------------------------------------------------------------------
+
+
+def test_the_merge_rate_ends_at_that_of_the_search_and_counts_what_a_count_by_hand_does() -> None:
+    first, journal = search(n_trials=12)
+    second, _ = search(journal, name="other", n_trials=12, seed=1)
+    plan = open_book(journal)
+    assert (moments(plan)[-1].asked, moments(plan)[-1].distinct) == (
+        plan.account.plan.steps_asked,
+        plan.account.plan.steps_unique,
+    )
+    alone = MemoryJournal()  # of one study: all that the plan was asked for, and nothing to be left out
+    search(alone, n_trials=12)
+    for result, book in (
+        *((result, open_book(journal, result.study.study_name)) for result in (first, second)),
+        (first, open_book(alone)),
+    ):
+        found = moments(book)
+        savings = result.savings
+        assert (found[-1].asked, found[-1].distinct) == (savings.steps_asked, savings.steps_unique)
+        assert found[-1].rate == savings.merge_rate
+        assert found[-1].trained == sum(charge.fact.step - charge.fact.start for charge in book.charges)
+        trials = [trial(0, dict(planned.schedules), planned.steps) for planned in book.trials.values()]
+        assert found[-1].distinct == len(histories(trials, [planned.asked for planned in book.trials.values()]))
+        for one, next in pairwise(found):
+            assert one.seconds < next.seconds
+            assert one.asked <= next.asked and one.distinct <= next.distinct and one.trained <= next.trained
+        assert any(f"Merge rate {savings.merge_rate:.2f}" in text for text in texts(draw_merge_rate(book)))
+
+
+def test_requests_are_put_at_the_time_of_the_answer_that_made_them() -> None:
+    run = Search(SimulatedExecutor(1, step_seconds=1.0))
+    one, two = (trial(i, {"a": s.piecewise({0: 1, 2: 2 + i})}, 8) for i in range(2))
+    run.run([one], [4])
+    run.run([two], [8])
+    found = [(m.seconds, m.asked, m.distinct, m.trained) for m in moments(open_book(run.journal))]
+    assert found[0] == (0.0, 4, 4, 0)
+    assert next(moment for moment in found if moment[1:3] == (12, 10))[0] == 4.0
+
+
+# --- metrics ----------------------------------------------------------------------------------------------
+
+
+def test_each_node_is_drawn_once_and_begins_where_its_line_was_measured_last(
+    searched: tuple[hpstage.Result, Book],
+) -> None:
+    _, book = searched
+    lanes = lanes_of(book.trials)
+    found = measured(lanes, "value", maximize=True)
+    drawn = curves(list(lanes.values()), found)
+    assert sorted(curve.node for curve in drawn) == sorted(id for id, at in found.items() if at.points)
+    whole = {  # by each trial alone: all that was measured on its way
+        tuple(
+            (step, node.states[step].metrics["value"])  # type: ignore[index]
+            for node, start, stop in planned.legs(planned.asked)
+            for step in sorted(node.states)
+            if start < step <= stop and node.states[step].metrics is not None
+        )
+        for planned in book.trials.values()
+    }
+    for curve in drawn:
+        assert any(set(pairwise(curve.points)) <= set(pairwise(way)) for way in whole)
+    figure = draw_metrics(book)
+    [lines] = [c for c in figure.axes[0].collections if isinstance(c, LineCollection)]
+    assert len(lines.get_segments()) == len(drawn)
+    assert {"24 trials", "value", "training step"} <= set(texts(figure))
+
+
+def test_values_that_diverged_are_left_out_of_the_axis_and_counted() -> None:
+    def measure(key: str, step: int) -> dict[str, float]:
+        share = int(key, 16) / 16 ** len(key)
+        return {"value": -1e9 if share > 0.93 else math.nan if share < 0.04 else -math.inf if share < 0.08 else share}
+
+    _, journal = search(n_trials=80, measure=measure, space=continuous)
+    book = open_book(journal)
+    values = [
+        state.metrics["value"]
+        for lane in lanes_of(book.trials).values()
+        for state in lane.node.states.values()
+        if state.metrics is not None
+    ]
+    figure = draw_metrics(book)
+    diverged, lost = values.count(-1e9), sum(not math.isfinite(value) for value in values)
+    assert diverged and lost
+    [title] = [text for text in texts(figure) if text.startswith("80 trials")]
+    assert f"{diverged} value" in title and title.endswith(f"{lost} not finite")
+    low, high = figure.axes[0].get_ylim()
+    assert -1.0 < low < high < 2.0
+
+
+@pytest.mark.parametrize("draw", [draw_stage_tree, draw_metrics])
+@pytest.mark.parametrize("huge", [1.7e308, -1.7e308])
+def test_values_at_the_end_of_what_floats_can_hold_do_not_spoil_a_picture(
+    draw: Callable[[Book], Figure], huge: float, tmp_path: Path
+) -> None:
+    def measure(key: str, step: int) -> dict[str, float]:
+        return {"value": huge if int(key[0], 16) < 12 else huge / 2 if int(key[0], 16) < 14 else 0.5}
+
+    _, journal = search(n_trials=12, measure=measure, space=continuous)
+    assert save(draw(open_book(journal)), tmp_path / "picture.png").stat().st_size > 0
+
+
+def test_the_best_value_is_in_the_picture_however_far_it_is_from_the_others() -> None:
+    def measure(key: str, step: int) -> dict[str, float]:
+        share = int(key, 16) / 16 ** len(key)
+        return {"value": 1e9 if share > 0.97 else -share}
+
+    result, journal = search(n_trials=80, measure=measure, space=continuous, algorithm=FullTraining())
+    assert result.best_value == 1e9
+    assert draw_metrics(open_book(journal)).axes[0].get_ylim()[1] > 1e9
+
+
+def test_values_over_many_decades_are_drawn_on_a_logarithmic_axis() -> None:
+    def measure(key: str, step: int) -> dict[str, float]:
+        return {"value": 10.0 ** (9 * int(key, 16) / 16 ** len(key))}
+
+    _, journal = search(measure=measure)
+    [axes] = draw_metrics(open_book(journal)).axes
+    assert axes.get_yscale() == "log"
+
+
+# --- all of them ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_a_plan_without_trials_has_pictures_that_say_so(name: str) -> None:
+    [said] = texts(DRAW[name](empty()))
+    assert said.startswith(("No", "There is no"))
+    assert style.png(DRAW[name](empty()))
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_one_trial_has_pictures(name: str) -> None:
+    _, journal = search(n_trials=1)
+    assert style.png(DRAW[name](open_book(journal, "study"))).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_a_plan_that_was_driven_without_a_study_has_pictures(name: str) -> None:
+    run = Search(SimulatedExecutor(2, step_seconds=1.0))
+    run.run([trial(i, {"a": s.piecewise({0: 1, 4: i})}, 8) for i in range(4)], [8, 8, 6, 3])
+    assert style.png(DRAW[name](open_book(run.journal)))
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_trials_that_failed_have_pictures(name: str) -> None:
+    study = optuna.create_study(study_name="study")
+    journal = MemoryJournal()
+    hpstage.optimize(
+        study,
+        Failing(),
+        lambda trial: {"a": s.piecewise({0: 1, 3: 7})},
+        metric="score",
+        steps=6,
+        n_trials=2,
+        algorithm=FullTraining(),
+        executor=hpstage.InlineExecutor(),
+        store=journal,
+    )
+    assert style.png(DRAW[name](open_book(journal)))
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_what_users_typed_is_drawn_literally_in_every_format(name: str, tmp_path: Path) -> None:
+    _, journal = search(name=HOSTILE, n_trials=6, metric=HOSTILE)
+    figure = DRAW[name](open_book(journal))
+    for kind in ("png", "svg", "pdf"):
+        assert style.save(figure, tmp_path / f"picture.{kind}").stat().st_size > 1000
+    drawn = (tmp_path / "picture.svg").read_text(encoding="utf-8")
+    assert "script" not in {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(drawn).iter()}
+    for text in figure.findobj(Text):
+        assert "\x1b" not in text.get_text()
+        if "frac" in text.get_text():
+            assert not text.get_parse_math() and len(text.get_text()) < 80
+    if name in ("stage_tree", "metrics"):
+        assert any("$\\frac{$" in text or "<script>alert('x')" in text for text in texts(figure))
+
+
+def test_names_are_put_on_one_line_and_shortened() -> None:
+    assert plain("plain name") == "plain name"
+    assert plain("a\nb\x1b[31m\u202e") == r"a\nb\x1b[31m\u202e"
+    assert plain("x" * 30, 10) == "x" * 9 + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def test_trials_that_no_study_numbered_go_by_the_end_of_their_id(tmp_path: Path) -> None:
+    run = Search(SimulatedExecutor(1))
+    run.run([TrialAdded(TrialId("study/$\\frac{$"), {"a": s.constant(1)}, 4)], [4])
+    figure = draw_stage_tree(open_book(run.journal))
+    assert "$\\frac{$" in texts(figure)
+    assert style.save(figure, tmp_path / "picture.png").exists()
+
+
+def test_names_of_workers_are_shortened_and_taken_literally(tmp_path: Path) -> None:
+    account = Account(SearchPlan(WORKLOAD))
+    for worker in (HOSTILE, "$a_{", ""):
+        account.charges.append(charged(reached(WorkerId(worker), 3.0, train=1.0), TrialId("study/0")))
+    figure = draw_timeline(Book(account))
+    assert style.save(figure, tmp_path / "picture.svg").exists()
+    assert any(text.startswith("$a_{  ") for text in texts(figure))
+
+
+def test_equal_pictures_are_equal_files(searched: tuple[hpstage.Result, Book], tmp_path: Path) -> None:
+    _, book = searched
+    for kind in ("png", "svg", "pdf"):
+        one, two = (style.save(draw_merge_rate(book), tmp_path / f"{i}.{kind}") for i in range(2))
+        assert one.read_bytes() == two.read_bytes()

@@ -1,0 +1,438 @@
+"""The report of a plan: its figures against the study's and against each other, its page against hostile names."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import FullTraining, PopulationBasedTraining
+from hpstage.driver.driver import open_plan, read_facts
+from hpstage.errors import StoreError, UsageError
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import (
+    NodeId,
+    SearchStarted,
+    StageFailed,
+    StateReached,
+    TargetAsked,
+    TrialEnded,
+    TrialId,
+    UserFailure,
+    WorkerId,
+)
+from hpstage.report import open_book, write_report
+from hpstage.report.book import undominated
+from hpstage.report.sums import failures_of, savings_of
+from hpstage.search.result import Savings
+from hpstage.store.memory import MemoryJournal
+from tests.unit.reports import HOSTILE, Page, cut, read, search, space, write
+from tests.unit.searches import WORKLOAD, Search, histories, trial
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+PARTS = ("train_seconds", "load_seconds", "evaluate_seconds", "save_seconds")
+
+
+@pytest.fixture(scope="module")
+def journal() -> MemoryJournal:
+    """Of two studies on one plan."""
+    journal = MemoryJournal()
+    search(journal, name="early")
+    search(journal, name="later", seed=1, algorithm=FullTraining())
+    return journal
+
+
+def exact(rows: list[dict[str, str]], *names: str) -> Fraction:
+    return sum((Fraction(float(row[name])) for row in rows for name in names), Fraction(0))
+
+
+def check_balance(folder: Path) -> None:
+    """The tables and the figures beside a page say the same, to the last bit."""
+    trials, stages, workers = (read(folder / f"{name}.csv") for name in ("trials", "stages", "workers"))
+    saved = json.loads((folder / "savings.json").read_text())
+    assert exact(trials, "seconds_used") == exact(stages, *PARTS) + exact(workers, "wasted_seconds")
+    assert exact(trials, "seconds_used") + exact(trials, "seconds_saved") == exact(trials, "seconds_alone")
+    assert exact(trials, "seconds_used") == saved["worker_seconds"]
+    assert exact(trials, "seconds_alone") == saved["worker_seconds_alone"]
+    assert exact(trials, "seconds_saved") == saved["saved_seconds"]
+    assert [exact(stages, part) for part in PARTS] == [saved[part] for part in PARTS]
+    assert exact(workers, "wasted_seconds") == saved["wasted_seconds"]
+    steps = sum(int(row["stop"]) - int(row["start"]) for row in stages)
+    assert steps == sum(int(row["steps"]) for row in workers) == saved["steps_trained"]
+    assert sum(int(row["steps_asked"]) for row in trials) == saved["steps_asked"]
+    assert len(trials) == saved["trials"]
+
+
+def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    result = search(journal)
+    mine = savings_of(open_book(journal))
+    reports = sum(isinstance(fact, StateReached) for fact in result.journal)
+    for field in fields(Savings):
+        said, told = getattr(mine, field.name), getattr(result.savings, field.name)
+        if field.name == "makespan":  # of a simulation: virtual; the search tells the time of the call
+            assert said >= mine.lower_bound_seconds > 0
+        elif "seconds" in field.name or field.name == "cost_weighted_merge_rate":
+            assert said == pytest.approx(told, abs=reports * 2.0**-20, rel=0), field.name
+        else:
+            assert said == told, field.name
+    for page in (write_report(tmp_path / "journal", journal), result.write_report(tmp_path / "result")):
+        check_balance(page.parent)
+        told = Page(page)
+        assert told.row("Trials")[0] == "24"
+        assert told.row("Steps asked for")[0] == f"{result.savings.steps_asked:,}"
+        assert told.row("Distinct steps among them")[0] == f"{result.savings.steps_unique:,}"
+        assert told.row("Steps trained")[0] == f"{result.savings.steps_trained:,}"
+        assert told.row("Merge rate")[0] == f"{result.savings.merge_rate:.2f}"
+        assert told.row("Worker time used")[1] == f"{result.savings.gpu_hours_used:.4g} worker-hours"
+        assert told.row("Saved")[1] == f"{result.savings.gpu_hours_saved:.4g} worker-hours"
+        assert told.row("Makespan")[1].startswith("on 3 workers, ")
+    assert (tmp_path / "journal" / "index.html").read_bytes() == (tmp_path / "result" / "index.html").read_bytes()
+
+
+def test_the_makespan_is_from_the_first_beginning_to_the_last_report() -> None:
+    run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=1.0, load_seconds=0.5, save_seconds=0.25))
+    run.run([trial(0, {"a": s.constant(1)}, 8)], [8])
+    saved = savings_of(open_book(run.journal))
+    assert saved.makespan == saved.worker_seconds == 8 * 2.0 + 1.0 + 0.25
+    assert saved.lower_bound_seconds == saved.critical_path_seconds == 17.0
+    assert (saved.workers, saved.saved_seconds) == (1, -0.25)
+
+
+def test_trials_of_a_study_are_those_of_its_storage(tmp_path: Path) -> None:
+    result = search()
+    rows = read(result.write_report(tmp_path).with_name("trials.csv"))
+    told = result.study.trials
+    assert [int(row["number"]) for row in rows] == [t.number for t in told]
+    assert [row["state"] for row in rows] == [t.state.name for t in told]
+    assert [float(row["value"]) if row["value"] else None for row in rows] == [t.value for t in told]
+    for name in ("lr", "first", "grow", "gamma"):
+        assert [float(row[f"params_{name}"]) for row in rows] == [t.params[name] for t in told]
+
+
+def test_shared_steps_are_the_prefixes_that_another_trial_was_asked_for_before(tmp_path: Path) -> None:
+    result = search()
+    rows = read(result.write_report(tmp_path).with_name("trials.csv"))
+    prefixes = []
+    for mine in result.plan.trials.values():
+        prefixes.append(histories([trial(0, dict(mine.schedules), mine.steps)], [mine.asked]))
+    for i, row in enumerate(rows):
+        others = set().union(*prefixes[:i])
+        assert int(row["steps_shared"]) == len(prefixes[i] & others)
+        assert int(row["steps_asked"]) - int(row["steps_shared"]) == len(prefixes[i] - others)
+
+
+def test_studies_on_one_plan_have_books_that_share_nothing_and_sum_to_the_plans(
+    journal: MemoryJournal, tmp_path: Path
+) -> None:
+    places = {study: tmp_path / (study or "plan") for study in ("early", "later", None)}
+    for study, place in places.items():
+        write_report(place, journal, study=study)
+        check_balance(place)
+    for table in ("trials", "stages"):
+        whole, early, later = (read(places[study] / f"{table}.csv") for study in (None, "early", "later"))
+        assert sorted(map(str, [*early, *later])) == sorted(map(str, whole))
+        assert {row["study"] for row in later} == {"later"}
+    sums = {study: json.loads((place / "savings.json").read_text()) for study, place in places.items()}
+    for name in ("trials", "steps_asked", "steps_trained", "worker_seconds", "worker_seconds_alone", "saved_seconds"):
+        assert sums["early"][name] + sums["later"][name] == sums[None][name]
+    # What the second study had not to train.
+    assert sums["later"]["steps_trained"] < sums["later"]["steps_unique"]
+    assert (sums["later"]["lower_bound_seconds"], sums[None]["lower_bound_seconds"]) == (None, None)
+
+    page = Page(places[None] / "index.html")
+    row = page.row("later")
+    assert row[0] == "ended" and row[3] == f"{sums['later']['steps_asked']:,}"
+    assert row[5] == f"{sums['later']['merge_rate']:.2f}"
+    assert "2 studies on one plan" in page.texts
+    alone = Page(places["later"] / "index.html")
+    assert "later" in alone.texts and "early" not in alone.texts
+
+
+def test_states_of_a_study_are_those_that_its_trials_pass(journal: MemoryJournal, tmp_path: Path) -> None:
+    page = write_report(tmp_path, journal, study="early")
+    book = open_book(journal, "early")
+    passed = {
+        (node.id, step)
+        for planned in book.trials.values()
+        for node, _, stop in planned.legs(planned.asked)
+        for step in node.states
+        if step <= stop
+    }
+    found = {(NodeId(int(row["node"])), int(row["step"])) for row in read(page.with_name("states.csv"))}
+    assert found == passed < {(node.id, step) for node in book.account.plan.nodes for step in node.states}
+
+
+def test_a_result_reports_its_study_also_where_others_share_the_plan(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    search(journal, name="other", n_trials=3)
+    result = search(journal, name="mine", n_trials=5, seed=3)
+    rows = read(result.write_report(tmp_path).with_name("trials.csv"))
+    assert [row["trial"] for row in rows] == [f"mine/{i}" for i in range(5)]
+    with pytest.raises(UsageError, match="no study 'third'; there are: 'other', 'mine'"):
+        write_report(tmp_path, result, study="third")
+    rows = read(write_report(tmp_path, result, study="other").with_name("trials.csv"))
+    assert len(rows) == 3
+
+
+def test_a_study_that_trains_nothing_new_has_a_report(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    search(journal, name="first")
+    again = search(journal, name="again")
+    page = again.write_report(tmp_path)
+    assert "Nothing had to be trained" in Page(page).text
+    assert read(tmp_path / "stages.csv") == read(tmp_path / "workers.csv") == []
+    check_balance(tmp_path)
+    rows = read(tmp_path / "trials.csv")
+    assert sum(int(row["steps_shared"]) for row in rows) == again.savings.steps_asked > again.savings.steps_unique > 0
+
+
+def test_the_best_trial_is_the_studys_with_its_parameters_and_schedules(tmp_path: Path) -> None:
+    result = search()
+    page = Page(result.write_report(tmp_path))
+    best = result.best_trial
+    assert f"Trial {best.number}: value {best.value:.6g}" in page.text
+    for name, value in best.params.items():
+        assert page.row(name)[0] == f"{value:.6g}"
+    lr, first = best.params["lr"], best.params["first"]
+    *_, told = (row[1] for row in page.rows if row[0] == "lr" and len(row) == 2)
+    assert told.startswith(f"steps 0 to {first}: {lr:.6g}steps {first} to 24: ")
+
+
+def test_forks_and_extended_trials_are_in_the_report(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    result = search(journal, algorithm=PopulationBasedTraining(interval=8), n_trials=6)
+    page = Page(write_report(tmp_path, journal))
+    check_balance(tmp_path)
+    assert f"Trial {result.best_trial.number}: " in page.text
+    schedules = result.schedules(result.best_trial)
+    *_, told = (row[1] for row in page.rows if row[0] == "lr" and len(row) == 2)
+    assert told.count("steps ") == sum(start < 32 for start, _, _ in schedules["lr"].pieces()) or "steps" not in told
+
+    longer = search(journal, study=result.study, extend=True, n_trials=8, algorithm=FullTraining())
+    write_report(tmp_path, journal)
+    check_balance(tmp_path)
+    assert len(read(tmp_path / "trials.csv")) == len(longer.study.trials)
+    assert savings_of(open_book(journal)).lower_bound_seconds is None  # two searches, with a pause between them
+
+
+def test_several_objectives_have_a_pareto_front(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="two", directions=["maximize", "minimize"])
+    hpstage.optimize(
+        study,
+        object(),
+        space,
+        metric=["a", "b"],
+        steps=32,
+        n_trials=20,
+        executor=SimulatedExecutor(1, measure=lambda key, step: {"a": int(key[:2], 16), "b": int(key[2:4], 16)}),
+        store=(journal := MemoryJournal()),
+    )
+    book = open_book(journal)
+    assert {book.number(id) for id in book.front} == {t.number for t in study.best_trials}
+    assert book.best is None
+    page = Page(write_report(tmp_path, journal))
+    for t in study.best_trials:
+        assert page.row(str(t.number))[:2] == [f"{value:.6g}" for value in t.values]
+    assert sum(row[0].isdigit() for row in page.rows) == len(study.best_trials)
+
+
+POINTS = st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(*[st.sampled_from([0.0, 1.0, 2.0, math.inf])] * n)))
+
+
+@given(POINTS)
+def test_undominated_points_are_those_that_no_other_dominates(points: list[tuple[float, ...]]) -> None:
+    def dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+        return a != b and all(x <= y for x, y in zip(a, b, strict=True))
+
+    assert undominated(points) == sorted({b for b in points if not any(dominates(a, b) for a in points)})
+
+
+def test_the_page_needs_nothing_besides_itself(tmp_path: Path) -> None:
+    for _ in range(2):  # the second replaces the first
+        page = search().write_report(tmp_path / "new" / "folder")
+    assert page == tmp_path / "new" / "folder" / "index.html"
+    found = Page(page)
+    pictures = sorted(path.stem for path in page.parent.glob("*.png"))
+    assert len(found.links) == len(pictures) >= 2
+    assert all(link.startswith("data:image/png;base64,") for link in found.links)
+    assert not {"script", "link", "iframe", "object", "base"} & set(found.tags)
+    assert "url(" not in page.read_text(encoding="utf-8") and "@import" not in page.read_text(encoding="utf-8")
+    others = {path.name for path in page.parent.iterdir() if path.suffix != ".png"}
+    assert others == {"index.html", "savings.json", "trials.csv", "stages.csv", "states.csv", "workers.csv"}
+
+
+def test_what_users_typed_is_read_on_the_page_as_they_typed_it(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name=HOSTILE, direction="minimize")
+
+    def hostile(trial: optuna.Trial) -> dict[str, object]:
+        return {HOSTILE: trial.suggest_categorical(HOSTILE, [f"{HOSTILE}{i}" for i in range(4)])}
+
+    journal = MemoryJournal()
+    executor = SimulatedExecutor(1, measure=lambda key, step: {HOSTILE: math.inf})
+    options = {"metric": HOSTILE, "steps": 4, "n_trials": 3, "executor": executor, "store": journal}
+    hpstage.optimize(study, object(), hostile, **options)  # type: ignore[arg-type]
+    one = Page(write_report(tmp_path, journal))
+    search(journal, name="other", n_trials=2)
+    two = Page(write_report(tmp_path, journal))
+    for page in (one, two):
+        assert "script" not in page.tags
+        assert HOSTILE in page.texts  # as a heading
+        assert HOSTILE in {row[0] for row in page.rows}  # as a parameter's name
+        assert any(cell.startswith(HOSTILE) and cell[-1].isdigit() for row in page.rows for cell in row[1:])
+        assert f"{HOSTILE} inf" in page.text
+    assert f"metric {HOSTILE} (minimize)" in one.text
+    rows = read(tmp_path / "trials.csv")
+    assert rows[0][f"params_{HOSTILE}"].startswith(HOSTILE) and rows[0]["value"] == "inf"
+
+
+def test_failures_are_shown_with_their_trials_and_their_traceback(tmp_path: Path) -> None:
+    run = Search(SimulatedExecutor(1))
+    run.driver.add([trial(i, {"a": s.piecewise({0: 1, 4: i}), "b": s.constant(i // 2)}, 8) for i in range(4)])
+    for i in range(4):
+        run.driver.remember([TargetAsked(TrialId(f"study/{i}"), 8)])
+    path = run.plan.trials[TrialId("study/1")].path
+    long = "first line\n" + "x" * 30_000 + HOSTILE
+    raised = [
+        StageFailed(path[0].id, 2, False, UserFailure(f"ValueError: {HOSTILE}", long)),
+        StageFailed(path[-1].id, 8, True, UserFailure("E" * 1000, "")),
+    ]
+    run.driver.remember([*raised, raised[0]])
+    assert [sorted(trials) for _, trials in failures_of(open_book(run.journal))] == [
+        ["study/0", "study/1"],
+        ["study/1"],
+    ]
+    page = Page(write_report(tmp_path, run.journal))
+    assert "script" not in page.tags
+    assert f"training, node 0, step 2 (trials study/0, study/1): ValueError: {HOSTILE}" in page.text
+    assert f"evaluating, node {path[-1].id}, step 8 (trial study/1): E" in page.text
+    assert "first line" not in page.text and page.text.count(HOSTILE) == 2
+    assert "E" * 301 not in page.text
+    assert "Your code raised 2 times" in page.text
+
+
+def test_many_failures_are_counted(tmp_path: Path) -> None:
+    run = Search(SimulatedExecutor(1))
+    run.driver.add([trial(i, {"a": s.constant(i)}, 8) for i in range(50)])
+    failed = [StageFailed(NodeId(i), 2, False, UserFailure("ValueError: x", "")) for i in range(50)]
+    run.driver.remember([*(TargetAsked(TrialId(f"study/{i}"), 8) for i in range(50)), *failed])
+    text = Page(write_report(tmp_path, run.journal)).text
+    assert text.count("ValueError: x") == 20 and "And 30 more." in text
+
+
+def test_failures_of_another_study_are_not_a_studys(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    search(journal, name="one", n_trials=3)
+    book = open_book(journal)
+    ended = book.account.plan.trials[TrialId("one/0")]
+    write(journal, StageFailed(ended.path[-1].id, 33, False, UserFailure("ValueError: beyond", "")))
+    search(journal, name="two", n_trials=3)
+    assert failures_of(open_book(journal, "two")) == []
+    assert len(failures_of(open_book(journal))) == 1
+
+
+def test_a_plan_of_which_nothing_was_asked_has_a_report(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    open_plan(journal, WORKLOAD, {})
+    page = Page(write_report(tmp_path, journal))
+    check_balance(tmp_path)
+    assert "No trial has been asked for." in page.text and "No trial has been completed." in page.text
+    write(journal, SearchStarted("begun", "FullTraining()", ("loss",), 8, 4, "RandomSampler", 0.0))
+    page = Page(write_report(tmp_path, journal, study="begun"))
+    assert "The search is not over: 0 trials" in page.text
+    write(journal, trial(0, {"a": s.constant(1)}, 8))
+    assert "1 trial asked for 0 steps; 0 were trained." in Page(write_report(tmp_path, journal)).text
+
+
+def test_a_plan_that_is_being_searched_has_a_report_at_every_moment(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    search(journal, n_trials=8)
+    for stop in range(1, len(journal) + 1, 23):
+        before = cut(journal, stop)
+        page = Page(write_report(tmp_path, before))
+        check_balance(tmp_path)
+        facts = list(read_facts(before))
+        begun = any(isinstance(fact, SearchStarted) for fact in facts)
+        assert ("The search is not over" in page.text) == begun
+        ended = [fact for fact in facts if isinstance(fact, TrialEnded) and fact.state == "COMPLETE"]
+        assert ("No trial has been completed." in page.text) == (not ended)
+
+
+def test_a_journal_that_does_not_tell_what_is_better_has_no_best_trial(tmp_path: Path) -> None:
+    journal, old = MemoryJournal(), MemoryJournal()
+    search(journal, n_trials=4)
+    for fact in read_facts(journal):
+        if isinstance(fact, SearchStarted):
+            fact = msgspec.structs.replace(fact, directions=())
+        write(old, fact)
+    assert open_book(old).best is None
+    page = Page(write_report(tmp_path, old))
+    assert "does not tell what is better" in page.text and "metric value, begun" in page.text
+
+
+def test_a_nan_is_never_the_best() -> None:
+    journal = MemoryJournal()
+    search(journal, n_trials=8)
+    spoilt = MemoryJournal()
+    for fact in read_facts(journal):
+        if isinstance(fact, TrialEnded) and fact.state == "COMPLETE":
+            first = not any(isinstance(f, TrialEnded) and f.state == "COMPLETE" for f in read_facts(spoilt))
+            fact = msgspec.structs.replace(fact, values=("nan",) if first else ("-inf",))
+        write(spoilt, fact)
+    book = open_book(spoilt)
+    assert book.best is not None and book.values[book.best] == (-math.inf,)
+
+
+def test_a_search_whose_every_value_is_equal_has_a_report(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="flat", sampler=optuna.samplers.RandomSampler(seed=0))
+    result = hpstage.optimize(
+        study,
+        object(),
+        space,
+        metric="loss",
+        steps=32,
+        n_trials=4,
+        algorithm=FullTraining(),
+        executor=SimulatedExecutor(1, measure=lambda key, step: {"loss": 0.0}),
+        store=MemoryJournal(),
+    )
+    assert Page(result.write_report(tmp_path)).text.count("Trial 0: loss 0") == 1
+
+
+def test_work_that_was_thrown_away_is_paid_for_and_told(tmp_path: Path) -> None:
+    executor = SimulatedExecutor(1, step_seconds=1.0)
+    executor.kill(executor.join(0.0), 3.5)
+    run = Search(executor, checkpoint_every=2)
+    run.run([trial(i, {"a": s.constant(i + 1)}, 8) for i in range(2)], [8, 8])
+    page = Page(write_report(tmp_path, run.journal))
+    check_balance(tmp_path)
+    assert page.row("thrown away")[0] == "1.50 s"
+    assert [row["outcome"] for row in read(tmp_path / "workers.csv")].count("died") == 1
+
+
+def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="give another folder"):
+        search(n_trials=2).write_report(tmp_path / "file")
+    with pytest.raises(StoreError, match="there is no plan in"):
+        write_report(tmp_path / "report", tmp_path / "nothing")
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_worker_of_a_charge_without_a_chain_is_counted() -> None:
+    run = Search(SimulatedExecutor(1))
+    run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
+    run.driver.remember([StateReached(NodeId(0), 0, 4, WorkerId("w"), 10.0, 4.0)])
+    saved = savings_of(open_book(run.journal))
+    assert (saved.workers, saved.makespan, saved.steps_trained) == (1, 4.0, 4)

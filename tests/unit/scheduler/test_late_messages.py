@@ -1,0 +1,219 @@
+"""The planner when orders reach workers late and reports reach the planner late, as on a real cluster."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import random
+from collections.abc import Callable, Hashable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpstage import schedule as s
+from hpstage.execution.simulated import SimulatedExecutor, value_of_key
+from hpstage.plan.events import Amendment, Chain, ChainId, Report, TrialAdded, WorkerId
+from hpstage.scheduler.scheduler import Answer
+from tests.unit.searches import Search, histories, schedules, trial
+
+Delay = Callable[[], float]
+
+
+class LateExecutor(SimulatedExecutor):
+    """Orders arrive ``out()`` seconds late, reports ``back()`` seconds late; those of one chain or worker in order."""
+
+    def __init__(self, workers: int, *, out: Delay = lambda: 0.0, back: Delay = lambda: 0.0, **options: float) -> None:
+        self._out, self._back = out, back
+        self._latest: dict[Hashable, float] = {}
+        self._under_way: list[tuple[float, int, Report]] = []
+        self.amendments = 0
+        super().__init__(workers, **options)  # type: ignore[arg-type]
+
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        def act() -> list[Report]:
+            if worker in self._stand:  # else it died meanwhile, which is reported already
+                super(LateExecutor, self).start(worker, chain)
+            return []
+
+        self._send(chain.id, act)
+
+    def amend(self, amendment: Amendment) -> None:
+        self.amendments += 1
+
+        def act() -> list[Report]:
+            super(LateExecutor, self).amend(amendment)
+            return []
+
+        self._send(amendment.chain, act)
+
+    def stop(self, chain: ChainId, *, keep: bool = False) -> None:
+        def act() -> list[Report]:
+            super(LateExecutor, self).stop(chain, keep=keep)
+            return []
+
+        self._send(chain, act)
+
+    def wait(self, timeout: float | None) -> list[Report]:
+        arrived: list[Report] = []
+        while not arrived and (self._agenda or self._under_way):
+            if not self._agenda or (self._under_way and self._under_way[0][0] < self._agenda[0][0]):
+                self._now = max(self._now, self._under_way[0][0])
+                while self._under_way and self._under_way[0][0] <= self._now:
+                    arrived.append(heapq.heappop(self._under_way)[2])
+                continue
+            self._now, _, act = heapq.heappop(self._agenda)
+            for report in act():
+                when = self._arrival(report.worker, self._back())
+                heapq.heappush(self._under_way, (when, next(self._order), report))
+        return arrived
+
+    def nothing_is_coming(self) -> bool:
+        return not self._agenda and not self._under_way
+
+    def _send(self, chain: ChainId, act: Callable[[], list[Report]]) -> None:
+        heapq.heappush(self._agenda, (self._arrival(chain, self._out()), next(self._order), act))
+
+    def _arrival(self, whose: Hashable, delay: float) -> float:
+        """When a message arrives that leaves now: never before an earlier one of the same."""
+        self._latest[whose] = max(self._latest.get(whose, 0.0), self._now + delay)
+        return self._latest[whose]
+
+
+def finish(search: Search, executor: LateExecutor) -> list[Answer]:
+    """All answers still to come. Fails where nothing is coming although something is wanted."""
+    answers: list[Answer] = []
+    for _ in range(5000):
+        answers += search.driver.wait()
+        search.scheduler.validate()
+        if search.scheduler.idle():
+            return answers
+        assert not executor.nothing_is_coming() or search.scheduler.running, "the search hangs"
+    raise AssertionError("messages go to and fro without end")
+
+
+def check(search: Search, answers: list[Answer], expected: set[tuple[str, int]]) -> None:
+    """Each target is answered once, with the metrics of its state."""
+    targets = [(answer.trial, answer.step) for answer in answers]
+    assert len(targets) == len(set(targets))
+    assert expected <= set(targets)
+    for answer in answers:
+        key = search.plan.key(search.plan.trials[answer.trial].node_at(answer.step), answer.step)
+        assert answer.metrics == value_of_key(key, answer.step)
+
+
+def test_what_a_chain_has_passed_before_word_of_it_came_is_trained_from_the_state_before():
+    executor = LateExecutor(1, out=lambda: 1.0, back=lambda: 1.5)
+    search = Search(executor, checkpoint_every=2)
+    search.driver.add([trial(i, {"a": s.constant(1)}, 8) for i in range(3)])
+    search.driver.ask("study/0", 8)
+    search.driver.ask("study/1", 4)
+    while not search.plan.totals.steps_trained:
+        search.driver.wait()
+    search.driver.ask("study/2", 3)  # the state at 2 is known to be kept; the chain is beyond 4 when word comes
+    answers = finish(search, executor)
+    check(search, answers, {("study/0", 8), ("study/1", 4), ("study/2", 3)})
+    assert search.plan.totals.steps_trained == 8 + 1
+
+
+def test_states_are_kept_at_intervals_though_steps_are_faster_than_messages():
+    executor = LateExecutor(1, back=lambda: 1.5)
+    search = Search(executor, checkpoint_every=1)
+    search.driver.add([trial(0, {"a": s.constant(1)}, 64)])
+    search.driver.ask("study/0", 64)
+    finish(search, executor)
+    [node] = search.plan.nodes
+    kept = sorted(step for step, state in node.states.items() if state.kept is not None)
+    assert kept == list(range(1, 65))
+    assert executor.amendments <= 1
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> list[tuple[TrialAdded, int]]:
+    """Targets of up to eight trials, in the order of asking."""
+    steps = draw(st.sampled_from([4, 8, 16]))
+    count = draw(st.integers(1, 8))
+    trials = [trial(i, {"a": draw(schedules(steps)), "b": draw(schedules(steps))}, steps) for i in range(count)]
+    targets = [
+        (added, stop)
+        for added in trials
+        for stop in sorted(draw(st.sets(st.integers(1, steps), min_size=1, max_size=3)))
+    ]
+    return draw(st.permutations(targets))
+
+
+@pytest.mark.parametrize("latency", [0.3, 3.0, 12.0])
+@given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_every_target_is_answered_once_however_late_messages_are(latency, order, seed, workers):
+    rng = random.Random(seed)
+
+    def late() -> float:
+        return rng.choice([0.0, 0.0, rng.uniform(0.0, latency)])
+
+    executor = LateExecutor(
+        workers, out=late, back=late, evaluate_seconds=rng.choice([0.0, 0.3]), load_seconds=rng.choice([0.0, 0.7])
+    )
+    search = Search(executor, max_losses=1000, checkpoint_every=rng.choice([1, 2, 3, 10**9]))
+    for _ in range(rng.choice([0, 0, 2])):
+        executor.kill(WorkerId(f"sim-{rng.randrange(workers)}"), rng.uniform(0, 30))
+        executor.join(rng.uniform(0, 40))
+    answers: list[Answer] = []
+    dropped: set[str] = set()
+    asked: set[tuple[str, int]] = set()
+    for added, stop in order:
+        if added.trial in dropped:
+            continue
+        if added.trial not in search.plan.trials:
+            search.driver.add([added])
+        search.driver.ask(added.trial, stop)
+        asked.add((added.trial, stop))
+        for _ in range(rng.randint(0, 3)):
+            if not search.scheduler.idle():
+                answers += search.driver.wait()
+                search.scheduler.validate()
+        if rng.random() < 0.1:
+            search.driver.drop(added.trial)
+            dropped.add(added.trial)
+        if executor.kept and rng.random() < 0.1:
+            executor.kept.discard(rng.choice(sorted(executor.kept)))
+    answers += finish(search, executor)
+    check(search, answers, {target for target in asked if target[0] not in dropped})
+
+
+@given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_what_is_asked_for_at_once_is_trained_once_however_late_messages_are(order, seed, workers):
+    rng = random.Random(seed)
+    late: Delay = functools.partial(rng.uniform, 0.0, 5.0)
+    executor = LateExecutor(workers, out=late, back=late)
+    search = Search(executor)
+    search.driver.add(list({added.trial: added for added, _ in order}.values()))
+    for added, stop in order:
+        search.driver.ask(added.trial, stop)
+    check(search, finish(search, executor), {(added.trial, stop) for added, stop in order})
+    trials, stops = zip(*order, strict=True)
+    assert search.plan.totals.steps_trained == len(histories(trials, stops))
+
+
+@given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_a_stop_loses_nothing_however_late_messages_are(order, seed, workers):
+    rng = random.Random(seed)
+    late: Delay = functools.partial(rng.uniform, 0.0, 5.0)
+    executor = LateExecutor(workers, out=late, back=late)
+    search = Search(executor, checkpoint_every=rng.choice([1, 3, 10**9]))
+    search.driver.add(list({added.trial: added for added, _ in order}.values()))
+    for added, stop in order:
+        search.driver.ask(added.trial, stop)
+    answers: list[Answer] = []
+    for _ in range(rng.randint(1, 3)):
+        for _ in range(rng.randint(0, 4)):
+            if not search.scheduler.idle():
+                answers += search.driver.wait()
+        search.driver.finish()
+        search.scheduler.validate()
+    check(search, answers + finish(search, executor), {(added.trial, stop) for added, stop in order})
+    trials, stops = zip(*order, strict=True)
+    assert search.plan.totals.steps_trained == len(histories(trials, stops))
+    assert search.plan.totals.steps_wasted == 0

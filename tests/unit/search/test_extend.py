@@ -1,0 +1,267 @@
+"""A search that is extended, to more steps or a larger population, ends as one that was as large from the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algorithm import Algorithm
+from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, PopulationBasedTraining, SuccessiveHalving
+from hpstage.errors import UsageError
+from hpstage.store import MemoryJournal
+from tests.toys import Tape, alone
+from tests.unit.search.test_resume import Fuse, Fused
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+
+ALGORITHMS = [
+    FullTraining(),
+    SuccessiveHalving(2, 2),
+    SuccessiveHalving(2, 2, tree_aware=False),
+    Hyperband(2, 2),
+    PopulationBasedTraining(2),
+]
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    return {
+        "a": s.piecewise({0: trial.suggest_int("a", 1, 3), 5: trial.suggest_int("late", 1, 3)}),
+        "b": trial.suggest_float("b", 0.5, 2.0, step=0.5),
+    }
+
+
+def create(storage: Any = None) -> optuna.Study:
+    sampler = optuna.samplers.RandomSampler(seed=3)
+    return optuna.create_study(
+        study_name="x", direction="maximize", sampler=sampler, storage=storage, load_if_exists=True
+    )
+
+
+def run(study: optuna.Study, store: Any, trainable: object = None, **options: Any) -> hpstage.Result:
+    settings: dict[str, Any] = {"metric": "score", "steps": 8, "n_trials": 10, "checkpoint_every": 1, "space": space}
+    settings |= {"executor": hpstage.InlineExecutor(), "store": store} | options
+    return hpstage.optimize(study, trainable or Tape(), settings.pop("space"), **settings)
+
+
+def lines(study: optuna.Study) -> list[FrozenTrial]:
+    """The latest trial of each line: those that were carried on stand where the first of their line stood."""
+    place: dict[int, int] = {}
+    latest: list[FrozenTrial] = []
+    for trial in study.trials:
+        before = trial.user_attrs.get("hpstage:extends")
+        if before is None:
+            place[trial.number] = len(latest)
+            latest.append(trial)
+        else:
+            place[trial.number] = place[before]
+            latest[place[trial.number]] = trial
+    return latest
+
+
+def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
+    found = [(t.params, t.value, t.intermediate_values, t.state) for t in lines(study)]
+    # Forks come when their rounds end, before or after trials that were added later.
+    return sorted(found, key=repr)
+
+
+def assert_values_are_exact(result: hpstage.Result) -> None:
+    for trial in result.study.trials:
+        line = result.schedules(trial)
+        for step, value in trial.intermediate_values.items():
+            assert value == alone(line, step).score
+        assert trial.state.is_finished()
+
+
+def test_more_steps_train_only_what_is_new_and_every_line_ends_as_if_it_had_been_so_long(tmp_path: Path) -> None:
+    study = create()
+    first = run(study, tmp_path)
+    longer = run(study, tmp_path, steps=12, extend=True)
+    fresh = run(create(), MemoryJournal(), steps=12)
+    assert [(t.params, t.value, t.last_step) for t in lines(study)] == [
+        (t.params, t.value, 12) for t in fresh.study.trials
+    ]
+    assert_values_are_exact(longer)
+    assert first.savings.steps_trained + longer.savings.steps_trained == fresh.savings.steps_trained
+    assert longer.savings.steps_asked == fresh.savings.steps_asked
+    assert longer.savings.steps_unique == fresh.savings.steps_unique
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@pytest.mark.parametrize("change", [{"n_trials": 17}, {"steps": 16}, {"steps": 16, "n_trials": 17}, {}], ids=str)
+def test_an_extended_search_decides_as_one_that_was_as_large_from_the_start(
+    algorithm: Algorithm, change: dict[str, int]
+) -> None:
+    study, journal = create(), MemoryJournal()
+    run(study, journal, algorithm=algorithm)
+    extended = run(study, journal, algorithm=algorithm, extend=True, **change)
+    fresh = run(create(), MemoryJournal(), algorithm=algorithm, **change)
+    assert_values_are_exact(extended)
+    # Lines that the smaller search had taken further than the larger one would are there as well.
+    found = {repr((t.params, t.state, t.last_step, t.value)) for t in lines(study)}
+    for trial in fresh.study.trials:
+        if trial.state == TrialState.COMPLETE:
+            assert repr((trial.params, trial.state, trial.last_step, trial.value)) in found
+    assert extended.study.best_value >= fresh.study.best_value
+    extended.plan.validate()
+
+
+@pytest.mark.parametrize("algorithm", [ASHA(2, 2, window=3), MedianStopping(2, 2, 2, window=3)], ids=repr)
+def test_searches_that_depend_on_order_are_extended_with_exact_values(algorithm: Algorithm) -> None:
+    study, journal = create(), MemoryJournal()
+    run(study, journal, algorithm=algorithm)
+    extended = run(study, journal, algorithm=algorithm, extend=True, steps=12, n_trials=14)
+    assert_values_are_exact(extended)
+    assert len(lines(study)) == 14
+    assert any(trial.last_step == 12 and trial.state == TrialState.COMPLETE for trial in study.trials)
+
+
+def test_a_finished_trial_gains_its_longer_result_in_a_trial_that_names_it() -> None:
+    study, journal = create(), MemoryJournal()
+    run(study, journal, n_trials=3)
+    before = study.trials
+    run(study, journal, n_trials=3, steps=12, extend=True)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 6
+    assert study.trials[:3] == before
+    for old, new in zip(before, study.trials[3:], strict=True):
+        assert new.user_attrs["hpstage:extends"] == old.number
+        assert new.params == old.params and new.distributions == old.distributions
+        assert new.intermediate_values[8] == old.value and new.value == new.intermediate_values[12]
+        assert new.user_attrs["hpstage:steps"] == 12
+
+
+def test_extending_to_what_is_there_changes_nothing() -> None:
+    study, journal = create(), MemoryJournal()
+    run(study, journal, algorithm=SuccessiveHalving(2, 2))
+    before = study.trials
+    again = run(study, journal, algorithm=SuccessiveHalving(2, 2), extend=True)
+    assert study.trials == before and again.savings.steps_trained == 0
+
+
+def test_an_extension_may_be_extended_again_and_by_another_algorithm(tmp_path: Path) -> None:
+    study, journal = create(), tmp_path
+    run(study, journal, n_trials=6, steps=4, algorithm=SuccessiveHalving(1, 2))
+    run(study, journal, n_trials=6, steps=8, algorithm=SuccessiveHalving(1, 2), extend=True)
+    result = run(study, journal, n_trials=6, steps=12, extend=True)
+    assert [trial.last_step for trial in lines(study)] == [12] * 6
+    assert_values_are_exact(result)
+    assert result.plan.totals.steps_trained == result.plan.steps_unique
+
+
+def stored(folder: Path) -> optuna.Study:
+    return create(JournalStorage(JournalFileBackend(str(folder / "optuna.log"))))
+
+
+@pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
+def test_an_extension_that_is_interrupted_anywhere_ends_as_if_it_had_not_been(
+    tmp_path: Path, algorithm: Algorithm
+) -> None:
+    def both(folder: Path, at: int) -> Fuse:
+        folder.mkdir()
+        Fused.fuse = Fuse()
+        run(stored(folder), folder, Fused(), algorithm=algorithm, n_trials=6)
+        Fused.fuse = fuse = Fuse(at)
+        longer: dict[str, Any] = {"algorithm": algorithm, "n_trials": 9, "steps": 12, "extend": True}
+        try:
+            run(stored(folder), folder, Fused(), callbacks=[lambda study, trial: fuse.touch()], **longer)
+        except KeyboardInterrupt:
+            Fused.fuse = Fuse()
+            run(stored(folder), folder, Fused(), **longer)
+        return fuse
+
+    both(tmp_path / "undisturbed", 0)
+    expected = outcome(stored(tmp_path / "undisturbed"))
+    for at in range(1, 1000, 9):
+        fuse = both(tmp_path / str(at), at)
+        if fuse.touched < at:
+            break
+        assert outcome(stored(tmp_path / str(at))) == expected
+    assert at > 18
+
+
+def test_trials_of_an_interrupted_search_are_taken_over_and_go_on_as_themselves(tmp_path: Path) -> None:
+    Fused.fuse = Fuse(12)
+    with pytest.raises(KeyboardInterrupt):
+        run(stored(tmp_path), tmp_path, Fused(), n_trials=4)
+    running = [trial.number for trial in stored(tmp_path).trials if trial.state == TrialState.RUNNING]
+    assert running
+    Fused.fuse = Fuse()
+    result = run(stored(tmp_path), tmp_path, Fused(), n_trials=4, steps=12, extend=True)
+    trials = result.study.trials
+    assert all(trials[number].state == TrialState.COMPLETE and trials[number].last_step == 12 for number in running)
+    assert [trial.last_step for trial in lines(result.study)] == [12] * 4
+
+
+def test_a_search_with_other_arguments_says_that_it_leaves_an_interrupted_one_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Fused.fuse = Fuse(12)
+    with pytest.raises(KeyboardInterrupt):
+        run(stored(tmp_path), tmp_path, Fused(), n_trials=4)
+    Fused.fuse = Fuse()
+    run(stored(tmp_path), tmp_path, Fused(), n_trials=5)
+    assert "interrupted search" in caplog.text and "extend=True" in caplog.text
+
+
+def test_more_steps_without_extend_propose_new_trials_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    study, journal = create(), MemoryJournal()
+    run(study, journal, n_trials=2)
+    assert "extend" not in caplog.text
+    run(study, journal, n_trials=2, steps=12)
+    assert [trial.last_step for trial in study.trials] == [8, 8, 12, 12]
+    assert "extend=True" in caplog.text
+
+
+def searched(journal: MemoryJournal) -> int:
+    """Records of the journal, but for those of drivers that come and go."""
+    return sum(b'"Driver' not in record for record in journal.read())
+
+
+def test_what_cannot_be_extended_is_refused_before_anything_is_trained() -> None:
+    study, journal = create(), MemoryJournal()
+    with pytest.raises(UsageError, match=r"this store knows no search of study"):
+        run(study, journal, extend=True)
+    run(study, journal, n_trials=2)
+    before = searched(journal)
+    with pytest.raises(UsageError, match="have 8 steps already"):
+        run(study, journal, n_trials=2, steps=6, extend=True)
+    with pytest.raises(UsageError, match="for metric score"):
+        run(study, journal, n_trials=2, metric="hash", extend=True)
+    with pytest.raises(UsageError, match=r"this store knows no search of study"):
+        run(create(), journal, n_trials=2, extend=True)
+    assert searched(journal) == before
+
+
+def test_a_space_whose_schedules_were_others_before_cannot_be_extended() -> None:
+    def stretched(steps: int) -> Any:
+        return lambda trial: {"a": s.linear(trial.suggest_float("a", 1, 2), total_iters=steps)}
+
+    study, journal = create(), MemoryJournal()
+    run(study, journal, n_trials=2, space=stretched(8))
+    before = searched(journal)
+    with pytest.raises(UsageError, match=r"trial 0 had another schedule of 'a' in its first 8 steps"):
+        run(study, journal, n_trials=2, steps=12, space=stretched(12), extend=True)
+    assert searched(journal) == before
+    run(study, journal, n_trials=2, steps=12, space=stretched(8), extend=True)
+    assert [trial.last_step for trial in lines(study)] == [12, 12]
+
+
+def test_forks_that_an_extended_search_does_not_make_again_are_over_with_it(tmp_path: Path) -> None:
+    Fused.fuse = Fuse(30)
+    with pytest.raises(KeyboardInterrupt):
+        run(stored(tmp_path), tmp_path, Fused(), algorithm=PopulationBasedTraining(2), n_trials=6)
+    running = [trial for trial in stored(tmp_path).trials if trial.state == TrialState.RUNNING]
+    assert any("hpstage:donor" in trial.user_attrs for trial in running)
+    Fused.fuse = Fuse()
+    result = run(stored(tmp_path), tmp_path, Fused(), algorithm=FullTraining(), n_trials=6, extend=True)
+    assert_values_are_exact(result)
+    forks = [trial for trial in result.study.trials if "hpstage:donor" in trial.user_attrs]
+    assert forks and all(trial.state == TrialState.PRUNED for trial in forks)

@@ -1,0 +1,373 @@
+"""The front door, in this process: Optuna on one side, exact values on the other."""
+
+from __future__ import annotations
+
+import math
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, OptunaPruner, SuccessiveHalving
+from hpstage.errors import ScheduleError, StoreError, TrainingError, UsageError
+from hpstage.store import MemoryJournal
+from tests.toys import Failing, Tape, alone
+from tests.unit.searches import schedules
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    return {
+        "a": s.piecewise({0: trial.suggest_int("a", 1, 3), 4: trial.suggest_int("late", 1, 3)}),
+        "b": s.linear(trial.suggest_categorical("b", [1.0, 2.0]), total_iters=trial.suggest_int("iters", 2, 6)),
+        "mixture": s.piecewise({0: "books", trial.suggest_int("switch", 1, 7): "code"}),
+    }
+
+
+def run(study: optuna.Study, trainable: object = None, **options: object) -> hpstage.Result:
+    settings_: dict[str, object] = {"metric": "score", "steps": 8, "n_trials": 12, "executor": hpstage.InlineExecutor()}
+    settings_ |= {"store": MemoryJournal(), "space": space} | options
+    chosen = settings_.pop("space")
+    return hpstage.optimize(study, trainable or Tape(), chosen, **settings_)  # type: ignore[arg-type]
+
+
+def create(seed: int = 0, **options: object) -> optuna.Study:
+    return optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(seed=seed),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@given(st.lists(st.tuples(schedules(8), schedules(8)), min_size=1, max_size=6), st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_trial_has_the_metrics_and_state_that_it_has_alone(pairs, data):
+    order = data.draw(st.permutations(range(len(pairs))))
+
+    def listed(trial: optuna.Trial) -> dict[str, object]:
+        first, second = pairs[order[trial.number]]
+        return {"a": first, "b": second}
+
+    result = run(create(), space=listed, n_trials=len(pairs))
+    for number, pair in enumerate(order):
+        first, second = pairs[pair]
+        expected = alone({"a": first, "b": second}, 8)
+        planned = result.plan.trials[f"{result.study.study_name}/{number}"]
+        state = planned.node_at(8).states[8]
+        assert state.metrics == expected.evaluate()
+        assert result.study.trials[number].value == expected.score
+    assert result.savings.steps_trained == result.savings.steps_unique
+
+
+def test_successive_halving_prunes_and_completes_as_the_plain_algorithm_does():
+    study = create()
+    result = run(study, n_trials=16, algorithm=SuccessiveHalving(2, 2, tree_aware=False))
+    scores = {}
+    for trial in study.trials:
+        line = dict(result.plan.trials[f"{study.study_name}/{trial.number}"].schedules)
+        scores[trial.number] = {step: alone(line, step).score for step in (2, 4, 8)}
+    field = list(scores)
+    expected = {}
+    for step, population in ((2, 16), (4, 8), (8, 4)):
+        assert len(field) == population
+        for number in field:
+            expected.setdefault(number, {})[step] = scores[number][step]
+        field = sorted(field, key=lambda n: (-scores[n][step], n))[: population // 2]
+    assert {t.number: t.intermediate_values for t in study.trials} == expected
+    states = [t.state for t in study.trials]
+    assert states.count(TrialState.COMPLETE) == 4 and states.count(TrialState.PRUNED) == 12
+    assert study.best_value == max(scores[n][8] for n in scores if 8 in expected[n])
+
+
+SAMPLERS = {
+    "grid": lambda: optuna.samplers.GridSampler({"x": [0.5, 1.5], "n": [1, 3], "kind": ["p", "q"]}, seed=1),
+    "brute force": lambda: optuna.samplers.BruteForceSampler(seed=1),
+    "random": lambda: optuna.samplers.RandomSampler(seed=1),
+    "quasi-random": lambda: optuna.samplers.QMCSampler(seed=1),
+    "TPE": lambda: optuna.samplers.TPESampler(seed=1, n_startup_trials=4),
+    "multivariate TPE": lambda: optuna.samplers.TPESampler(seed=1, n_startup_trials=4, multivariate=True),
+    "CMA-ES": lambda: optuna.samplers.CmaEsSampler(seed=1, n_startup_trials=4),
+    "GP": lambda: optuna.samplers.GPSampler(seed=1, n_startup_trials=4, deterministic_objective=True),
+    "NSGA-II": lambda: optuna.samplers.NSGAIISampler(seed=1, population_size=4),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_study_is_that_of_plain_optuna_under_any_of_its_samplers(name):
+    def tuned(trial: optuna.Trial) -> dict[str, object]:
+        x = trial.suggest_float("x", 0.5, 1.5, step=0.25 if name == "brute force" else None)
+        late = 2.0 if trial.suggest_categorical("kind", ["p", "q"]) == "p" else x
+        return {"a": s.piecewise({0: x, trial.suggest_int("n", 1, 3): late})}
+
+    plain = optuna.create_study(direction="maximize", sampler=SAMPLERS[name]())
+    plain.optimize(
+        lambda trial: alone({n: s.as_schedule(v).until(4) for n, v in tuned(trial).items()}, 4).score, n_trials=8
+    )
+    study = optuna.create_study(direction="maximize", sampler=SAMPLERS[name]())
+    run(study, space=tuned, n_trials=8, steps=4, algorithm=FullTraining(window=1))
+    assert [(t.params, t.value) for t in study.trials] == [(t.params, t.value) for t in plain.trials]
+
+
+def test_a_learning_sampler_sees_results_as_they_come():
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=1, n_startup_trials=4))
+    run(study, n_trials=30, algorithm=FullTraining(window=4))
+    assert len(study.trials) == 30
+    assert all(t.state == TrialState.COMPLETE for t in study.trials)
+
+
+def test_the_same_seed_gives_the_same_study():
+    def once() -> list[tuple[dict[str, object], float | None]]:
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=1))
+        run(study, n_trials=25, algorithm=FullTraining(window=5))
+        return [(t.params, t.value) for t in study.trials]
+
+    assert once() == once()
+
+
+def test_an_exception_fails_the_trials_below_it_and_no_others():
+    def risky(trial: optuna.Trial) -> dict[str, object]:
+        early = trial.suggest_categorical("early", [1, 2])
+        late = trial.suggest_categorical("late", [1, 5, 7])
+        return {"a": s.piecewise({0: early, 4: late})}
+
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.GridSampler({"early": [1, 2], "late": [1, 5, 7]}, seed=0)
+    )
+    run(study, Failing(), space=risky, n_trials=6)
+    for trial in study.trials:
+        if trial.params["late"] == 1:
+            assert trial.state == TrialState.COMPLETE
+        elif trial.params["late"] == 7:
+            assert trial.state == TrialState.FAIL
+            assert "ZeroDivisionError: the user's own error at step 4" in trial.user_attrs["hpstage:failure"]
+            assert "toys.py" in trial.user_attrs["hpstage:traceback"]
+        else:
+            assert trial.state == TrialState.FAIL
+            assert "evaluation fails under a=5" in trial.user_attrs["hpstage:failure"]
+
+
+def test_an_exception_in_setup_fails_the_trials_that_begin_so():
+    study = create()
+    grid = optuna.samplers.GridSampler({"a": [1, 13]}, seed=0)
+    study = optuna.create_study(direction="maximize", sampler=grid)
+    run(study, Failing(), space=lambda trial: {"a": trial.suggest_categorical("a", [1, 13])}, n_trials=2)
+    assert {t.params["a"]: t.state for t in study.trials} == {1: TrialState.COMPLETE, 13: TrialState.FAIL}
+
+
+def test_an_exception_that_catch_does_not_name_stops_the_study_with_the_users_traceback():
+    study = create()
+    with pytest.raises(TrainingError, match=r"(?s)the user's own error.*toys\.py"):
+        run(study, Failing(), space=lambda trial: {"a": 7}, n_trials=3, catch=(KeyError,))
+    assert study.trials[0].state == TrialState.FAIL
+
+
+def test_a_nan_objective_fails_its_trial_and_the_study_goes_on():
+    class Nan(Tape):
+        def evaluate(self):
+            return {"score": math.nan if self.score > 5 else self.score}
+
+    study = create()
+    run(study, Nan(), space=lambda trial: {"a": trial.suggest_categorical("a", [1, 100])}, n_trials=8, catch=())
+    assert {(t.params["a"], t.state) for t in study.trials} == {(1, TrialState.COMPLETE), (100, TrialState.FAIL)}
+
+
+def test_callbacks_are_called_and_may_stop_the_study():
+    seen = []
+
+    def stop_at_five(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        seen.append(trial.number)
+        if len(seen) == 5:
+            study.stop()
+
+    study = create()
+    run(study, n_trials=None, algorithm=FullTraining(window=1), callbacks=[stop_at_five])
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_the_store_answers_what_was_trained_before():
+    journal = MemoryJournal()
+    store = {"store": journal}
+    first = run(create(), **store)
+    assert first.savings.steps_trained > 0
+    again = run(create(), **store)
+    assert again.savings.steps_trained == 0
+    assert [t.value for t in again.study.trials] == [t.value for t in first.study.trials]
+
+
+def test_another_workload_is_refused_and_named():
+    class Other(Tape):
+        version = "2"
+
+    journal = MemoryJournal()
+    run(create(), store=journal)
+    with pytest.raises(StoreError, match=r"another workload .*version"):
+        run(create(), Other(), store=journal)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_trials": 0}, "n_trials is 0"),
+        ({"n_trials": -3}, "n_trials is -3"),
+        ({"steps": 0}, "steps is 0"),
+        ({"steps": 1.5}, "steps is 1.5"),
+        ({"metric": ""}, "metric"),
+        ({"metric": "accuracy"}, "'hash', 'score', but metric='accuracy'"),
+        ({"timeout": -1}, "timeout"),
+        ({"algorithm": "sha"}, "algorithm"),
+        ({"algorithm": SuccessiveHalving(min_steps=9)}, "min_steps is 9, but a trial has 8 steps"),
+        ({"algorithm": SuccessiveHalving(reduction_factor=1)}, "reduction_factor is 1"),
+        ({"algorithm": SuccessiveHalving(min_steps=0)}, "min_steps is 0"),
+        ({"algorithm": SuccessiveHalving(), "n_trials": None}, "give n_trials"),
+        ({"algorithm": FullTraining(window=0)}, "window is 0"),
+        ({"space": 3}, "space is a int"),
+        ({"space": lambda trial: [1]}, "space\\(\\) returned list"),
+        ({"space": lambda trial: {}}, "no hyper-parameters"),
+        ({"space": lambda trial: {"a": math.nan}}, "'a'"),
+        ({"space": lambda trial: {"a": [1, 2]}}, "'a'"),
+        ({"space": lambda trial: {"a": s.onecycle(0.1, 5)}}, "'a' ends at step 5, but the trial has 8 steps"),
+        ({"space": lambda trial: {"a": s.onecycle(1, 9), "b": s.onecycle(1, 10)}}, "end at different steps"),
+        ({"executor": 7}, "executor is a int"),
+        ({"store": "redis://localhost"}, "say with checkpoints="),
+        ({"store": "etcd://localhost"}, "no store of the kind etcd://"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+    ],
+)
+def test_bad_input_is_named_before_anything_is_trained(options, message):
+    class Untouched(Tape):
+        def train(self, step, hp):
+            raise AssertionError("trained")
+
+    study = create()
+    with pytest.raises(UsageError, match=message):
+        run(study, Untouched(), **options)
+    assert all(t.state == TrialState.FAIL for t in study.trials)
+
+
+def test_a_study_and_its_metrics_must_fit_each_other():
+    two = optuna.create_study(directions=["maximize", "minimize"])
+    with pytest.raises(UsageError, match=r"2 objectives, but metric names 1"):
+        run(two)
+    with pytest.raises(UsageError, match=r"1 objective, but metric names 2"):
+        run(create(), metric=["score", "hash"])
+    with pytest.raises(UsageError, match=r"'nothing' was asked for"):
+        run(two, metric=["score", "nothing"])
+
+
+@pytest.mark.parametrize(
+    "algorithm", [SuccessiveHalving(2, 2), ASHA(2, 2), Hyperband(2, 2), MedianStopping(), OptunaPruner()], ids=repr
+)
+def test_algorithms_that_compare_values_are_refused_for_several_objectives(algorithm):
+    two = optuna.create_study(directions=["maximize", "minimize"])
+    with pytest.raises(UsageError, match=r"compares trials by one value, but the study has 2 objectives; use Full"):
+        run(two, Tape(), metric=["score", "hash"], algorithm=algorithm)
+    assert two.trials == []
+
+
+def test_schedule_errors_name_the_trial_and_the_hyper_parameter():
+    with pytest.raises(ScheduleError, match=r"trial 0.*'lr'"):
+        run(create(), space=lambda trial: {"lr": float("inf")})
+
+
+def test_conditional_spaces_work():
+    def conditional(trial: optuna.Trial) -> dict[str, object]:
+        if trial.suggest_categorical("kind", ["x", "y"]) == "x":
+            return {"a": 1}
+        return {"a": 1, "b": trial.suggest_int("b", 1, 2)}
+
+    study = create()
+    result = run(study, space=conditional)
+    for trial in study.trials:
+        line = result.plan.trials[f"{study.study_name}/{trial.number}"].schedules
+        assert trial.value == alone(line, 8).score
+
+
+def test_values_of_every_json_kind_can_be_sequences():
+    values = ["adam", "sgd", True, False, 1, 2.5, None]
+    pieces = s.piecewise(dict(enumerate(values)))
+    study = create()
+    run(study, space=lambda trial: {"a": 1, "odd": pieces}, n_trials=1, steps=8)
+    assert study.trials[0].value == alone({"a": s.constant(1), "odd": pieces}, 8).score
+
+
+def test_a_report_can_be_written_again_and_again(tmp_path):
+    """The best trial of a later call may stem from an earlier one."""
+    study = create()
+    store = {"store": tmp_path / "plan"}
+    for _ in range(3):
+        result = run(study, n_trials=6, algorithm=SuccessiveHalving(min_steps=2, reduction_factor=2), **store)
+        assert result.write_report(tmp_path / "report").exists()
+
+
+def test_each_failure_is_logged_once_with_the_users_traceback(caplog):
+    result = run(create(), Failing(), space=lambda trial: {"a": 7, "b": trial.number}, n_trials=4)
+    told = [record.getMessage() for record in caplog.records if record.name == "hpstage"]
+    assert len(told) == 1
+    assert "Trial 0 failed: ZeroDivisionError" in told[0] and "toys.py" in told[0]
+    assert result.savings.failed == 4
+
+
+def test_nothing_is_saved_by_trials_that_all_fail():
+    result = run(create(), Failing(), space=lambda trial: {"a": 7}, n_trials=4)
+    assert result.savings.worker_seconds_alone == 0.0
+    assert result.savings.lower_bound_seconds is None
+
+
+def test_a_study_with_trials_of_another_workload_is_warned_of(caplog):
+    class Other(Tape):
+        version = "2"
+
+    study = create()
+    run(study, n_trials=2)
+    assert not caplog.records
+    run(study, Other(), n_trials=2)
+    assert "trials of another plan" in caplog.text
+
+
+def test_the_lower_bound_is_told_only_for_a_search_done_in_one_call():
+    journal = MemoryJournal()
+    first = run(create(), store=journal)
+    assert first.savings.lower_bound_seconds is not None
+    assert first.savings.makespan >= first.savings.lower_bound_seconds
+    assert run(create(), store=journal).savings.lower_bound_seconds is None
+
+
+@pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("name", ["grid", "brute force"])
+@pytest.mark.parametrize("algorithm", [FullTraining(), ASHA(2, 2)], ids=repr)
+@pytest.mark.parametrize("n_trials", [None, 30])
+def test_a_finite_space_is_searched_once_and_no_point_twice(name, algorithm, n_trials):
+    def finite(trial: optuna.Trial) -> dict[str, object]:
+        x = trial.suggest_float("x", 0.5, 1.5, step=1.0)
+        kind = trial.suggest_categorical("kind", ["p", "q"])
+        return {"a": s.piecewise({0: x, trial.suggest_int("n", 1, 3, step=2): 2.0 if kind == "p" else x})}
+
+    study = optuna.create_study(direction="maximize", sampler=SAMPLERS[name]())
+    run(study, space=finite, n_trials=n_trials, steps=8, algorithm=algorithm)
+    assert len(study.trials) == len({tuple(sorted(t.params.items())) for t in study.trials}) == 8
+    assert all(trial.state.is_finished() for trial in study.trials)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"trainable": Tape}, r"Tape is a class: pass an instance of it, Tape\(\.\.\.\)"),
+        ({"algorithm": SuccessiveHalving}, r"algorithm is the class SuccessiveHalving; give an instance"),
+        ({"executor": hpstage.InlineExecutor}, r"executor is the class InlineExecutor; give an instance"),
+    ],
+)
+def test_a_class_in_the_place_of_an_instance_is_named(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        run(create(), arguments.pop("trainable", Tape()), **arguments)
+
+
+def test_a_study_with_several_objectives_has_a_report(tmp_path):
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    page = run(study, metric=["score", "hash"]).write_report(tmp_path).read_text(encoding="utf-8")
+    assert "score (maximize), hash (minimize)" in page and "no other is better than in every objective" in page

@@ -1,0 +1,219 @@
+"""A search that was driven in several calls: the time between them is no work, no waiting, and in no picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import FullTraining
+from hpstage.driver.driver import read_facts
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import (
+    ChainClosed,
+    ChainId,
+    ChainStarted,
+    DriverId,
+    Fact,
+    NodeId,
+    StateKey,
+    StateReached,
+    Stretch,
+    TargetAsked,
+    WorkerId,
+)
+from hpstage.plan.plan import SearchPlan
+from hpstage.report import draw_merge_rate, draw_timeline, open_book, write_report
+from hpstage.report.account import Account
+from hpstage.report.book import Book
+from hpstage.report.causes import causes_of
+from hpstage.report.pauses import Pauses
+from hpstage.report.sums import savings_of
+from hpstage.report.views.merge_rate import merge_rate_view
+from hpstage.report.views.timeline import timeline_view
+from hpstage.search.result import Savings
+from hpstage.store.memory import MemoryJournal
+from tests.toys import Tape
+from tests.unit.reports import Page, search
+from tests.unit.searches import WORKLOAD, trial
+
+NIGHT = 2.0**15  # seconds, so that shifting is exact
+encode = msgspec.json.Encoder().encode
+
+
+def changed(journal: MemoryJournal, change: Callable[[Fact, int], Fact]) -> MemoryJournal:
+    """The journal with each fact as ``change`` makes it, which is told the number of the call that was at work."""
+    calls: dict[DriverId, int] = {}
+    now = 0
+    facts: list[Fact] = []
+    for fact in read_facts(journal):
+        if isinstance(fact, ChainStarted):
+            now = calls.setdefault(fact.driver, len(calls))
+        facts.append(change(fact, now))
+    found = MemoryJournal()
+    found.append([encode(fact) for fact in facts])
+    return found
+
+
+def shifted(journal: MemoryJournal, seconds: dict[int, float]) -> MemoryJournal:
+    """The same, but that what the ``n``-th call's workers did is ``seconds[n]`` later."""
+
+    def later(fact: Fact, call: int) -> Fact:
+        at = getattr(fact, "at", None)
+        # In 2**-20 s, in which sums are exact.
+        return fact if at is None else replace(fact, at=round(at * 2**20) / 2**20 + seconds[call])
+
+    return changed(journal, later)
+
+
+def renamed(journal: MemoryJournal) -> MemoryJournal:
+    """The same, with workers of its own for each call, as where each brings up a cluster."""
+
+    def elsewhere(fact: Fact, call: int) -> Fact:
+        worker = getattr(fact, "worker", None)
+        return fact if worker is None else replace(fact, worker=f"{worker} of call {call}")
+
+    return changed(journal, elsewhere)
+
+
+@pytest.fixture(scope="module")
+def called_twice() -> tuple[MemoryJournal, float]:
+    """Of two calls that went on at once, the second's clock begun anew; and when the first was over."""
+    journal = MemoryJournal()
+    first = search(journal, n_trials=8)
+    book = open_book(journal)
+    over = max(worked.last for worked in book.workers.values())
+    search(journal, study=first.study, extend=True, n_trials=16, algorithm=FullTraining())
+    return journal, round(over * 2**20) / 2**20
+
+
+def test_pauses_between_calls_are_no_idle_time_and_not_part_of_the_makespan(
+    called_twice: tuple[MemoryJournal, float],
+) -> None:
+    journal, over = called_twice
+    at_once, next_day = (open_book(shifted(journal, {0: 0.0, 1: over + pause})) for pause in (0.0, NIGHT))
+    [(start, stop)] = next_day.pauses.gaps
+    assert start == pytest.approx(over) and stop - start == pytest.approx(NIGHT + at_once.pauses.seconds, abs=1.0)
+    for value in (lambda book: savings_of(book).makespan, lambda book: causes_of(book).idle):
+        assert value(next_day) == pytest.approx(value(at_once), abs=1e-3)
+    view, other = timeline_view(next_day), timeline_view(at_once)
+    assert view is not None and other is not None
+    assert view.span == pytest.approx(other.span, abs=1e-3) and len(view.pauses) == 1
+    assert [(b.worker, b.activity, round(b.began, 3), round(b.seconds, 3)) for b in view.bars] == [
+        (b.worker, b.activity, round(b.began, 3), round(b.seconds, 3)) for b in other.bars
+    ]
+    rates = [
+        [(round(m.seconds, 3), m.asked, m.distinct, m.trained) for m in merge_rate_view(book).moments]
+        for book in (next_day, at_once)
+    ]
+    assert rates[0] == rates[1]
+
+
+def test_pictures_and_page_say_so(called_twice: tuple[MemoryJournal, float], tmp_path: Path) -> None:
+    journal, over = called_twice
+    paused = shifted(journal, {0: 0.0, 1: over + NIGHT})
+    page = Page(write_report(tmp_path, paused))
+    assert "without 1 pause between calls (9.10 h)" in page.text
+    figures = json.loads((tmp_path / "savings.json").read_text())
+    assert figures["makespan"] < NIGHT / 100
+    book = open_book(paused)
+    assert draw_timeline(book).axes[0].get_xlabel().endswith("without the pauses between calls (dashed)")
+    assert draw_merge_rate(book).axes[1].get_xlabel().endswith("without the pauses between calls")
+    assert "pause" not in Page(write_report(tmp_path, journal)).text  # their clocks overlap
+
+
+def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice: tuple[MemoryJournal, float]) -> None:
+    journal, over = called_twice
+    shared = shifted(journal, {0: 0.0, 1: over + NIGHT})
+    own = renamed(shared)
+    one, other = (open_book(each) for each in (shared, own))
+    assert len(one.workers) == 3 and len(other.workers) == 6
+    assert savings_of(one).workers == savings_of(other).workers == 3
+    assert savings_of(one).lower_bound_seconds == savings_of(other).lower_bound_seconds
+    for book in (one, other):
+        view = timeline_view(book)
+        assert view is not None
+        there = [sum(stop - start for start, stop in periods) for periods in view.there]
+        assert sum(there) == pytest.approx(3 * view.span) and all(len(periods) == 1 for periods in view.there)
+    said = [draw_timeline(book).axes[0].get_title(loc="left") for book in (one, other)]
+    assert said[0].startswith("3 workers, busy ") and said[1].startswith("6 workers, busy ")
+    assert said[0].split()[3] == said[1].split()[3], "the share of busy time"
+    assert said[1].endswith(" of their time") and said[0].endswith(" seconds")
+
+
+def test_a_worker_is_not_idle_in_a_call_for_which_others_worked() -> None:
+    def idle(second: str) -> float:
+        account = Account(SearchPlan(WORKLOAD))
+        added = trial(0, {"a": s.constant(1)}, 8)
+        account.apply(added)
+        account.apply(TargetAsked(added.trial, 8))
+        for call, name in enumerate(["w", second, "w"]):
+            worker, chain, began = WorkerId(name), ChainId(str(call)), 100.0 * call
+            stretches = (Stretch(NodeId(0), 0, 8),)
+            account.apply(ChainStarted(chain, DriverId(str(call)), worker, stretches, began))
+            for start, at in ((0, 4.0), (4, 10.0)):  # of four seconds each
+                account.apply(StateReached(NodeId(0), start, start + 4, worker, began + at, 4.0, chain=chain))
+            account.apply(ChainClosed(chain, began + 10.0))
+        return causes_of(Book(account)).idle
+
+    assert idle("w") == idle("another") == 3 * 2.0
+
+
+def test_calls_at_the_same_time_have_no_pause(called_twice: tuple[MemoryJournal, float]) -> None:
+    journal, _ = called_twice
+    assert open_book(journal).pauses.gaps == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10))), st.integers(-5, 70), st.integers(-5, 70))
+def test_the_elapsed_time_is_that_within_the_first_and_last_period_but_outside_of_gaps(
+    periods: list[tuple[int, int]], start: int, stop: int
+) -> None:
+    spans = [(float(begin), float(begin + length)) for begin, length in periods]
+    pauses = Pauses(spans)
+    first, last = min((b for b, _ in spans), default=0), max((e for _, e in spans), default=0)
+
+    def is_pause(at: int) -> bool:  # the second from ``at`` on
+        return first <= at < last and not any(begin <= at and at + 1 <= end for begin, end in spans)
+
+    start, stop = min(start, stop), max(start, stop)
+    assert pauses.elapsed(start, stop) == sum(not is_pause(at) for at in range(start, stop))
+    assert pauses.seconds == sum(map(is_pause, range(-5, 80)))
+
+
+def test_a_search_that_was_interrupted_is_told_of_as_a_whole() -> None:
+    """What its calls did, and how long they were at work, count from where it began; the night between does not."""
+    journal, shelf = MemoryJournal(), set[StateKey]()
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1))
+
+    def call(executor: SimulatedExecutor, *callbacks: Callable[..., None]) -> Savings:
+        def space(trial: optuna.Trial) -> dict[str, object]:
+            return {"a": s.piecewise({0: 1, 40: trial.suggest_int("a", 0, 99)})}
+
+        options: dict[str, Any] = {"metric": "value", "steps": 100, "n_trials": 6, "store": journal}
+        return hpstage.optimize(study, Tape(), space, executor=executor, callbacks=callbacks, **options).savings
+
+    def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.number == 2:
+            raise KeyboardInterrupt
+
+    evening = SimulatedExecutor(2, kept=shelf)
+    with pytest.raises(KeyboardInterrupt):
+        call(evening, interrupt)
+    morning = SimulatedExecutor(0, kept=shelf)
+    for _ in range(2):
+        morning.join(NIGHT)
+    saved = call(morning)
+    assert saved.steps_trained == saved.worker_seconds == saved.train_seconds
+    assert saved.steps_unique == 40 + 6 * 60 <= saved.steps_trained
+    assert saved.worker_seconds / 2 <= saved.makespan <= saved.worker_seconds
+    assert saved.makespan <= evening.clock() + morning.clock() - NIGHT
