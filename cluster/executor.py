@@ -42,7 +42,7 @@ from hpstage.identity.workload import identify
 from hpstage.plan.events import Amendment, Chain, ChainId, Report, WorkerId
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
-from hpstage.trainable import as_trainable
+from hpstage.training.trainables import as_trainable
 
 logger = logging.getLogger("hpstage")
 

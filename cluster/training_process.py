@@ -48,7 +48,8 @@ from hpstage.cluster.script import import_script
 from hpstage.execution.runner import ChainRunner, Control
 from hpstage.identity.environment import describe
 from hpstage.plan.events import ChainId, WorkerId
-from hpstage.trainable import Trainable, as_trainable
+from hpstage.trainable import Trainable
+from hpstage.training.trainables import as_trainable
 
 _ORPHANED = 1
 """Exit status when the worker is gone. Nobody is there to read it."""

@@ -7,14 +7,14 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from hpstage.cluster.dashboard.follower import NO_MORE, RECORDS
-from hpstage.cluster.dashboard.pieces import cut, running
+from hpstage.cluster.dashboard.pieces import PieceState
 from hpstage.cluster.dashboard.study import Activity, Lane, StudyView
 from hpstage.errors import HpstageError
 from hpstage.plan.events import (
@@ -287,6 +287,36 @@ class PlanView:
                 self._changed.update(child.id for child in children.values())
         if step > self.failed.get(node.id, step):
             self._touch_below(node.id, self.failed.pop(node.id))
+
+
+def running(view: PlanView) -> dict[NodeId, int]:
+    """The step to which each node is being trained. O(open chains)."""
+    ahead: dict[NodeId, int] = {}
+    for chain in view.plan.chains.values():
+        for stretch in chain.ahead():
+            ahead[stretch.node] = max(stretch.stop, ahead.get(stretch.node, 0))
+    return ahead
+
+
+def cut(view: PlanView, study: str, lane: Lane, running: int | None) -> Iterator[tuple[int, int, PieceState]]:
+    """``(start, stop, state)`` of each piece of a lane of ``study``'s, from its node's start to its reach."""
+    node, reach = lane.node, lane.reach
+    at = node.start
+    for stop, owner in view.trained.get(node.id, ()):
+        if at < reach:
+            yield at, min(stop, reach), "done" if owner in ("", study) else "reused"
+        at = stop
+    if at < reach and running is not None and running > at:
+        yield at, min(running, reach), "running"
+        at = running
+    if at < reach:
+        if view.failed.get(node.id, reach) < reach or view.is_out_of_reach(node):
+            yield at, reach, "failed"
+        else:
+            ready = running is None and (
+                at > node.start or node.parent is None or view.front(node.parent.id) >= node.start
+            )
+            yield at, reach, "ready" if ready else "waiting"
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class StudyView:
 
     @property
     def seconds_alone(self) -> float:
-        """That the results so far would have taken, each trial alone (:func:`hpstage.search.result.seconds_alone`)."""
+        """That the results so far would have taken, each trial alone (:func:`hpstage.plan.savings.seconds_alone`)."""
         totals = self._totals
         evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
         return self._alone + len(self._answered) * evaluation

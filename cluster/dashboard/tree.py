@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpstage.cluster.dashboard.board import PlanView
-from hpstage.cluster.dashboard.pieces import PieceState, cut, running
+from hpstage.cluster.dashboard.board import PlanView, cut, running
+from hpstage.cluster.dashboard.pieces import PieceState
 from hpstage.cluster.dashboard.study import Lane, StudyView
 from hpstage.plan.events import NodeId
 from hpstage.plan.nodes import Node

@@ -25,7 +25,9 @@ from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import HpstageError
 from hpstage.identity.environment import describe
 from hpstage.plan.events import StateKey
-from hpstage.trainable import Trainable, as_trainable, checked_metrics
+from hpstage.trainable import Trainable
+from hpstage.training.adapter import checked_metrics
+from hpstage.training.trainables import as_trainable
 
 WORKLOAD = "check"
 

@@ -20,8 +20,8 @@ from hpstage.cluster.shipping import pack
 from hpstage.errors import UsageError
 from hpstage.identity.workload import packages
 from hpstage.search.space import Space
-from hpstage.trainable import Keyed, as_trainable
 from hpstage.training.function import FunctionTrainable
+from hpstage.training.trainables import Keyed, as_trainable
 
 Say = Callable[[str], None]
 

@@ -14,7 +14,8 @@ from hpstage.executor import Environment, Executor
 from hpstage.identity import threads
 from hpstage.plan.events import Amendment, Chain, ChainEnded, ChainId, Report, WorkerId, WorkerJoined
 from hpstage.schedule import Scalar
-from hpstage.trainable import Trainable, as_trainable
+from hpstage.trainable import Trainable
+from hpstage.training.trainables import as_trainable
 
 _WORKER = WorkerId("inline")
 

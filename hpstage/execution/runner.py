@@ -37,7 +37,8 @@ from hpstage.plan.events import (
     to_metrics,
 )
 from hpstage.schedule import Scalar, varies
-from hpstage.trainable import Trainable, checked_metrics
+from hpstage.trainable import Trainable
+from hpstage.training.adapter import checked_metrics
 
 ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
 

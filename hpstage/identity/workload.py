@@ -40,19 +40,23 @@ class Identity:
     nbytes: int
 
 
+class StandsFor:
+    """Base of what stands for something of the user's: ``subject``, whose identity counts."""
+
+    subject: object
+
+
 def identify(obj: object) -> Identity:
     """The identity of a trainable's code, as it is loaded in this process.
 
-    ``obj`` is the user's object or function, or what :func:`~hpstage.trainable.as_trainable` made of it. A stated
-    ``version`` stands for the code and for attributes that have no digest; other attributes always count.
+    ``obj`` is the user's object or function, or what :func:`~hpstage.training.trainables.as_trainable` made of it. A
+    stated ``version`` stands for the code and for attributes that have no digest; other attributes always count.
 
     Raises:
         UsageError: an attribute can be neither digested nor pickled, or a module that counts as a whole was edited
             after it was imported, and no ``version`` is stated.
     """
-    from hpstage.trainable import Adapter
-
-    if isinstance(obj, Adapter):
+    if isinstance(obj, StandsFor):
         obj = obj.subject
     version, data_version = getattr(obj, "version", None), getattr(obj, "data_version", None)
     strict = version is None

@@ -13,7 +13,7 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console
 
-from hpstage.progress.progress import Display
+from hpstage.progress.display import Display
 from hpstage.progress.render import render
 from hpstage.progress.view import ProgressView, line
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
+from hpstage.progress.display import Display
 from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
 from hpstage.progress.view import ProgressView
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hpstage.driver.driver import Driver
     from hpstage.plan.plan import SearchPlan
-    from hpstage.search.result import Savings
+    from hpstage.plan.savings import Savings
     from hpstage.search.session import Session
     from hpstage.search.trials import SessionTrial
 
@@ -29,25 +29,6 @@ if TYPE_CHECKING:
 _INTERVAL = 0.2
 # Trials that are looked at for how much later ones share.
 _JUDGED = 128
-
-
-class Display(ABC):
-    """Where views are shown."""
-
-    @abstractmethod
-    def begin(self, view: ProgressView) -> None:
-        """Show the first view."""
-
-    @abstractmethod
-    def tell(self, text: str) -> None:
-        """Show a line of text that stays; not after the last view."""
-
-    @abstractmethod
-    def show(self, view: ProgressView) -> None: ...
-
-    @abstractmethod
-    def end(self, view: ProgressView) -> None:
-        """Show the last view, which stays, and give back what was taken. Called once, if :meth:`begin` was."""
 
 
 def open_display(shown: bool) -> Display | None:

@@ -16,7 +16,7 @@ from hpstage.identity.threads import restored
 from hpstage.plan.events import StateKey
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Scalar
-from hpstage.trainable import as_trainable
+from hpstage.training.trainables import as_trainable
 
 StepSeconds = Callable[[Mapping[str, Scalar]], float]
 

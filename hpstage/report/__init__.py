@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpstage.report.book import Book, open_book
+from hpstage.report.book import Book, Searched, open_book
 from hpstage.report.frames import Frames, frames
 from hpstage.store import Journal
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         draw_timeline,
         save,
     )
-    from hpstage.search.result import Result
 
 __all__ = [
     "Book",
@@ -67,7 +66,7 @@ def __dir__() -> list[str]:
 
 def write_report(
     folder: str | PathLike[str],
-    source: Journal | str | PathLike[str] | Result,
+    source: Journal | str | PathLike[str] | Searched,
     *,
     study: str | None = None,
     tables: bool = True,

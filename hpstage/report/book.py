@@ -9,17 +9,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from operator import le
+from typing import Protocol, runtime_checkable
 
 from hpstage.driver.driver import shares
 from hpstage.errors import UsageError
 from hpstage.plan.events import DriverId, Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.savings import answered_steps, seconds_alone
 from hpstage.report.account import Account, Charge, Waste, began, new_account, rounded, rounded_sum, uncollected
 from hpstage.report.lanes import Lane, lanes_of, ranking
 from hpstage.report.measured import Measured, measured, merit
 from hpstage.report.pauses import Pauses, Period, united
-from hpstage.search.result import Result, answered_steps, seconds_alone
 from hpstage.store import Journal
 from hpstage.store.opening import open_journal
 
@@ -152,7 +153,7 @@ class Book:
 
     @cached_property
     def alone(self) -> dict[TrialId, float]:
-        """Seconds of a worker that each trial would have taken alone (:func:`hpstage.search.result.seconds_alone`)."""
+        """Seconds of a worker that each trial would have taken alone (:func:`hpstage.plan.savings.seconds_alone`)."""
         plan, answered = self.account.plan, self.answered
         return {id: rounded(seconds_alone(plan, trial, answered[id])) for id, trial in self.trials.items()}
 
@@ -275,8 +276,19 @@ def undominated(points: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
     return found
 
 
+@runtime_checkable
+class Searched(Protocol):
+    """What a search has come to: its facts, and its name in the plan (:class:`hpstage.Result`)."""
+
+    @property
+    def journal(self) -> Sequence[Fact]: ...
+
+    @property
+    def name(self) -> str: ...
+
+
 def open_book(
-    source: Journal | str | os.PathLike[str] | Result,
+    source: Journal | str | os.PathLike[str] | Searched,
     study: str | None = None,
     *,
     seen: Callable[[Fact], object] | None = None,
@@ -293,8 +305,8 @@ def open_book(
         UsageError: the plan has no such study, or the URL names no plan.
         StoreError: there is no plan, or it cannot be read.
     """
-    if isinstance(source, Result):
-        return _book_of(source.journal, study or source.search or source.study.study_name, seen)
+    if isinstance(source, Searched):
+        return _book_of(source.journal, study or source.name, seen)
     with ExitStack() as closing:
         journal = source if isinstance(source, Journal) else open_journal(source, closing=closing, read_only=True)
         account = new_account(journal)

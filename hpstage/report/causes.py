@@ -5,7 +5,7 @@ All seconds are those of workers, rounded to 2**-20 s (:func:`hpstage.report.acc
 How it is counted, and what is assumed:
 
 - A step takes the mean measured time of its node, an evaluation the mean of the plan, as in
-  :func:`hpstage.search.result.seconds_alone`. Trained alone, a trial neither loads nor saves: that leaves savings on
+  :func:`hpstage.plan.savings.seconds_alone`. Trained alone, a trial neither loads nor saves: that leaves savings on
   the careful side.
 - A trial counts up to its last result. One that is over and has not failed would have been trained on to its end if
   nobody had stopped it; evaluations on the way there are left out. One that has failed, or is not over, would have come

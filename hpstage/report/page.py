@@ -11,13 +11,13 @@ from itertools import islice
 
 from hpstage.plan.differences import explain
 from hpstage.plan.events import ForkVerified, StageFailed, StateDiffers, TrialId
+from hpstage.plan.savings import Savings
 from hpstage.report.book import Book
 from hpstage.report.gallery import Picture
 from hpstage.report.pauses import Pauses
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.report.sums import failures_of
 from hpstage.schedule import Constant, Schedule
-from hpstage.search.result import Savings
 
 # A fault in the user's code often fails hundreds of trials alike.
 _FAILURES = 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from hpstage.plan.events import NodeId, StageFailed, TrialId
+from hpstage.plan.savings import Savings
 from hpstage.report.book import Book
 from hpstage.report.pauses import most_at_once
-from hpstage.search.result import Savings
 
 
 def savings_of(book: Book) -> Savings:

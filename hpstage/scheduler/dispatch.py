@@ -21,8 +21,9 @@ from hpstage.plan.events import (
 )
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chains import Layer, RunningChain
+from hpstage.scheduler.lines import Line
 from hpstage.scheduler.preemption import Yielding
-from hpstage.scheduler.stage_tree import Line, StageTree
+from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Worker
 
 # Heads looked at for one that the idle worker holds live.

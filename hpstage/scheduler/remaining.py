@@ -1,17 +1,14 @@
-"""What is still to train, as far as anybody has asked: sums that are kept as the stage tree changes. Pure."""
+"""What is still to train, as far as anybody has asked. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hpstage.plan.plan import SearchPlan
-
-if TYPE_CHECKING:
-    from hpstage.scheduler.chains import RunningChain
-    from hpstage.scheduler.stage_tree import Line, StageTree
+from hpstage.scheduler.chains import RunningChain
+from hpstage.scheduler.stage_tree import StageTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,55 +26,6 @@ class Outlook:
     """Nodes of the plan that were trained and have nothing left to train."""
     stages_left: int
     """Nodes with something left to train or to evaluate."""
-
-
-class WorkLeft:
-    """Sums over the lines of a stage tree. Each change of a line costs O(log), whatever the number of lines."""
-
-    __slots__ = ("evaluations", "seconds", "stages_done", "stages_left")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0  # of training
-        self.evaluations = 0
-        self.stages_done = 0
-        self.stages_left = 0
-
-    def weigh(self, line: Line) -> None:
-        """Take a line's present state into the sums, in place of what was known of it."""
-        steps = steps_left(line)
-        seconds = steps * line.cost
-        unfinished = steps > 0 or bool(line.wanted)
-        done = not unfinished and line.node.trained > 0
-        before = line.weighed
-        self.seconds += seconds - before.seconds
-        self.stages_left += unfinished - before.unfinished
-        self.stages_done += done - before.done
-        before.seconds, before.unfinished, before.done = seconds, unfinished, done
-
-
-class Weight:
-    """What of a line is in the sums."""
-
-    __slots__ = ("done", "seconds", "unfinished")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.unfinished = False
-        self.done = False
-
-
-def steps_left(line: Line) -> int:
-    """Steps of a line that chains will train, and those to the first and to the last step that is wanted beyond."""
-    left = sum(cover.stop - cover.start for cover in line.covers)
-    if line.wanted:
-        steps = line.wanted.steps
-        begun = line.node.start
-        for step in dict.fromkeys((steps[0], steps[-1])):
-            if not any(cover.start < step <= cover.stop for cover in line.covers):
-                stops = (cover.stop for cover in line.covers if cover.stop <= step)
-                left += step - max(begun, line.sources.last(step) or 0, *stops)
-            begun = step
-    return left
 
 
 def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[RunningChain], now: float) -> Outlook:

@@ -18,52 +18,10 @@ from collections.abc import Generator
 from hpstage.plan.events import ChainId
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.ordered import Ordered, StepMap
-from hpstage.scheduler.remaining import Weight, WorkLeft, steps_left
+from hpstage.scheduler.lines import Cover, Line, Wanted, WorkLeft, steps_left
 
 # A change of a node's measured seconds per step below this fraction does not re-sort anything.
 _DRIFT = 0.1
-
-
-class Wanted:
-    """Why a step of a line is wanted."""
-
-    __slots__ = ("children", "evaluate")
-
-    def __init__(self) -> None:
-        self.evaluate = False
-        self.children: dict[int, Line] = {}  # needy lines attached here, by node id
-
-
-class Cover:
-    """Steps ``(start, stop]`` of a line that a running chain will still reach."""
-
-    __slots__ = ("chain", "start", "stop")
-
-    def __init__(self, chain: ChainId, start: int, stop: int) -> None:
-        self.chain = chain
-        self.start = start
-        self.stop = stop
-
-
-class Line:
-    """The transient side of a node."""
-
-    __slots__ = ("cost", "covers", "far", "heads", "length", "needy", "node", "sources", "wanted", "weighed")
-
-    def __init__(self, node: Node, cost: float) -> None:
-        self.node = node
-        self.cost = cost  # seconds per step, as used in ``far`` and ``length``
-        self.wanted: StepMap[Wanted] = StepMap()
-        self.sources: Ordered[int] = Ordered()  # kept steps after the start
-        self.covers: list[Cover] = []
-        self.needy = False
-        self.length = 0.0  # seconds of the longest remaining way, from the line's start
-        # Heap of (-seconds from the line's start, step, child node id or -1). Entries go stale and are dropped or
-        # renewed when they come to the top.
-        self.far: list[tuple[float, int, int]] = []
-        self.heads: dict[int, float] = {}  # step of each queued head -> the priority it is queued with
-        self.weighed = Weight()
 
 
 class StageTree:

@@ -27,10 +27,11 @@ from hpstage.optuna.patience import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.events import SearchStarted, Verify, WorkerId
 from hpstage.plan.keys import workload_key
+from hpstage.plan.savings import savings
 from hpstage.progress import Progress, open_display
 from hpstage.report.whole import seconds_at_work
 from hpstage.schedule import Scalar
-from hpstage.search.result import Result, savings
+from hpstage.search.result import Result
 from hpstage.search.session import Callback, Session, missing_metric
 from hpstage.search.signals import Interruption
 from hpstage.search.space import Space

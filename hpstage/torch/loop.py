@@ -19,7 +19,7 @@ from hpstage.torch.contents import Contents, NoValues, contents_of
 from hpstage.torch.data import Batches
 from hpstage.torch.follow import Follower
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.trainable import Adapter, checked_metrics, stateless_of
+from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
 from hpstage.training.randomness import Purpose, rekey, seed_of
 
 

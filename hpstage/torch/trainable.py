@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import Dataset, default_collate
@@ -13,9 +13,6 @@ from torch.utils.data import Dataset, default_collate
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.follow import group_values
-
-if TYPE_CHECKING:
-    from hpstage.torch.loop import TorchLoop
 
 
 class TorchTrainable(ABC):
@@ -112,8 +109,3 @@ class TorchTrainable(ABC):
         """Take over what :meth:`extra_state` gave. ``state`` is a copy of your own."""
         if state is not None:
             raise UsageError(f"{type(self).__name__} has extra_state() but no load_extra_state()")
-
-    def __trainable__(self) -> TorchLoop:
-        from hpstage.torch.loop import TorchLoop
-
-        return TorchLoop(self)

@@ -37,7 +37,7 @@ from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, TrainingError, UsageError
 from hpstage.identity import threads
 from hpstage.schedule import Scalar
-from hpstage.trainable import Adapter, checked_metrics, stateless_of
+from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
 from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 from hpstage.training.sample_order import SampleOrder
 

@@ -23,7 +23,7 @@ from hpstage.cluster import DaskExecutor
 from hpstage.executor import Executor
 from hpstage.plan.events import StateReached
 from hpstage.schedule import Schedule
-from hpstage.trainable import as_trainable
+from hpstage.training.trainables import as_trainable
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

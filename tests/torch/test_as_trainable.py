@@ -11,8 +11,9 @@ import pytest
 
 from hpstage.errors import UsageError
 from hpstage.torch import TorchLoop
-from hpstage.trainable import Trainable, as_trainable
+from hpstage.trainable import Trainable
 from hpstage.training.function import FunctionTrainable
+from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, ordinary_loop
 
 

@@ -22,7 +22,7 @@ from hpstage.identity import walk
 from hpstage.identity.environment import describe
 from hpstage.plan.keys import workload_key
 from hpstage.store import MemoryJournal
-from hpstage.trainable import as_trainable
+from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, ordinary_loop
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

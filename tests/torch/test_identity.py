@@ -21,7 +21,7 @@ import torch
 
 from hpstage.errors import UsageError
 from hpstage.identity.workload import code_identity
-from hpstage.trainable import as_trainable
+from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop
 
 SCRIPT = '''

@@ -16,9 +16,9 @@ from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, TrainingError, UsageError
 from hpstage.torch.data import Batches
 from hpstage.torch.environment import describe
-from hpstage.trainable import as_trainable
 from hpstage.training.randomness import rekey
 from hpstage.training.sample_order import SampleOrder
+from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import SAMPLES, Averaged, Small, adam, advance, fresh, hp_at, samples
 
 CPU = torch.device("cpu")

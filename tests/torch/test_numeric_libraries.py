@@ -17,8 +17,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import hpstage
 from hpstage.identity.environment import describe
 from hpstage.identity.threads import VARIABLES
-from hpstage.trainable import as_trainable
 from hpstage.training.function import Run
+from hpstage.training.trainables import as_trainable
 
 ROOT = Path(__file__).parents[2]
 

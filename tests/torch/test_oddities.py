@@ -11,7 +11,7 @@ import tests.torch.oddities_of_libraries  # noqa: F401  # notes more of them
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
 from hpstage.execution.verification import portrait_of
-from hpstage.trainable import as_trainable
+from hpstage.training.trainables import as_trainable
 from tests.torch.oddities import ODDITIES, Odd
 
 # torch says these once in a process, so that it hangs on the order of tests who hears them.

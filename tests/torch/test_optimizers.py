@@ -16,7 +16,7 @@ import hpstage.torch
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import HpstageError
 from hpstage.execution.verification import ForkVerification, portrait_of
-from hpstage.trainable import as_trainable
+from hpstage.training.trainables import as_trainable
 
 STEPS = 7
 FORMS = ("float32", "bfloat16", "channels_last")

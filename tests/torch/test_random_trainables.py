@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpstage.checkpoints.state_tree import clone, digest, reread
 from hpstage.errors import StateError
 from hpstage.execution.verification import portrait_of
-from hpstage.trainable import as_trainable
+from hpstage.training.trainables import as_trainable
 from tests.torch.parts import AVERAGES, FREE, KEEPERS, OPTIMIZERS, PLACES, SCHEDULERS, Composed, Recipe
 
 STEPS = 7

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hpstage.checkpoints.state_tree import clone, digest
-from hpstage.trainable import as_trainable
 from hpstage.training.sample_order import SampleOrder
+from hpstage.training.trainables import as_trainable
 
 pytest.importorskip("sklearn")
 

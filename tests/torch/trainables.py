@@ -16,8 +16,9 @@ import hpstage.torch
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import digest
 from hpstage.plan.events import StateKey
-from hpstage.trainable import Trainable, as_trainable
+from hpstage.trainable import Trainable
 from hpstage.training.function import Run
+from hpstage.training.trainables import as_trainable
 
 SAMPLES = 30
 STEPS, FORK = 12, 6

@@ -16,9 +16,9 @@ from hpstage import schedule as s
 from hpstage.algos import FullTraining, MedianStopping, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.progress import Progress, ProgressView, line
+from hpstage.progress.display import Display
 from hpstage.progress.displays import LINE_SECONDS, LineDisplay
 from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
-from hpstage.progress.progress import Display
 from hpstage.progress.render import render
 from hpstage.scheduler.remaining import Outlook
 from hpstage.search import optimize as front_door

@@ -15,10 +15,10 @@ from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.driver.driver import read_facts
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import Fact, StateReached, TargetAsked, TrialAdded, TrialId
+from hpstage.plan.savings import answered_steps
 from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import Causes, causes_of
-from hpstage.search.result import answered_steps
 from hpstage.store.memory import MemoryJournal
 from tests.toys import Failing
 from tests.unit.searches import Search, searches, trial

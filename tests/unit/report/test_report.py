@@ -31,10 +31,10 @@ from hpstage.plan.events import (
     UserFailure,
     WorkerId,
 )
+from hpstage.plan.savings import Savings
 from hpstage.report import open_book, write_report
 from hpstage.report.book import undominated
 from hpstage.report.sums import failures_of, savings_of
-from hpstage.search.result import Savings
 from hpstage.store.memory import MemoryJournal
 from tests.unit.reports import HOSTILE, Page, cut, read, search, space, write
 from tests.unit.searches import WORKLOAD, Search, histories, trial

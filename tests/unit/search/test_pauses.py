@@ -33,6 +33,7 @@ from hpstage.plan.events import (
     WorkerId,
 )
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.savings import Savings
 from hpstage.report import draw_merge_rate, draw_timeline, open_book, write_report
 from hpstage.report.account import Account
 from hpstage.report.book import Book
@@ -41,7 +42,6 @@ from hpstage.report.pauses import Pauses
 from hpstage.report.sums import savings_of
 from hpstage.report.views.merge_rate import merge_rate_view
 from hpstage.report.views.timeline import timeline_view
-from hpstage.search.result import Savings
 from hpstage.store.memory import MemoryJournal
 from tests.toys import Tape
 from tests.unit.reports import Page, search

@@ -1,0 +1,173 @@
+"""What a search took, and what its trials would have taken alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from hpstage.plan.events import TrialId
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.totals import Totals
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """What a search took and what it would have taken without sharing. Seconds are those of workers.
+
+    ``worker_seconds_alone`` is an estimate from the same run: every trial's own steps at the mean measured seconds per
+    step of the nodes that it passes, and one mean evaluation per target. It leaves out loading and saving, so that
+    ``saved_seconds`` is on the careful side.
+    """
+
+    trials: int
+    steps_asked: int
+    """Steps of all trials, as far as the algorithm asked."""
+    steps_unique: int
+    """Distinct steps among them: what a perfect stage tree trains."""
+    steps_trained: int
+    """Steps that were trained for this search (fewer than unique: earlier searches had trained them)."""
+    steps_wasted: int
+    failed: int
+    """Trials that failed."""
+    merge_rate: float
+    cost_weighted_merge_rate: float
+    worker_seconds: float
+    worker_seconds_alone: float
+    train_seconds: float
+    evaluate_seconds: float
+    load_seconds: float
+    save_seconds: float
+    wasted_seconds: float
+    critical_path_seconds: float
+    """The longest trial's own training and evaluations, which no number of workers shortens."""
+    lower_bound_seconds: float | None
+    """No schedule of the same work is shorter: max(critical path, unique work / workers). ``None`` for a call that
+    went on with an interrupted one, or found states on the store: it had less to do."""
+    kept: int
+    """Checkpoints of the whole plan when the search was over, and the bytes that they take."""
+    kept_bytes: int
+    makespan: float
+    """Wall seconds of this call, from the first trial to the last result. Of a call that went on with an interrupted
+    search: of all its calls, each from its first stage's beginning to its last report, without the pauses between."""
+    workers: int
+
+    @property
+    def saved_seconds(self) -> float:
+        return self.worker_seconds_alone - self.worker_seconds
+
+    @property
+    def gpu_hours_used(self) -> float:
+        return self.worker_seconds / 3600
+
+    @property
+    def gpu_hours_alone(self) -> float:
+        return self.worker_seconds_alone / 3600
+
+    @property
+    def gpu_hours_saved(self) -> float:
+        return self.saved_seconds / 3600
+
+    def _elsewhere(self) -> str:
+        known = self.steps_unique - self.steps_trained
+        return f" ({known:,} were on the store)" if known > 0 and not self.failed else ""
+
+    def as_dict(self) -> dict[str, float | None]:
+        names = [field.name for field in fields(self)]
+        return {name: getattr(self, name) for name in [*names, "saved_seconds"]}
+
+    def __str__(self) -> str:
+        rows = [
+            ("trials", f"{self.trials}"),
+            ("steps asked", f"{self.steps_asked:,}"),
+            ("distinct steps", f"{self.steps_unique:,}"),
+            ("steps trained", f"{self.steps_trained:,}{self._elsewhere()}"),
+            ("merge rate", f"{self.merge_rate:.2f} (by cost {self.cost_weighted_merge_rate:.2f})"),
+            ("worker-hours used", _hours(self.worker_seconds)),
+            ("would have been used", _hours(self.worker_seconds_alone)),
+            ("saved", _hours(self.saved_seconds)),
+            ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
+            ("makespan", f"{self.makespan:.1f} s on {self.workers} worker{'s' if self.workers != 1 else ''}"),
+        ]
+        if self.failed:
+            rows.insert(1, ("failed", f"{self.failed}"))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def answered_steps(planned: PlannedTrial) -> list[int]:
+    """The trial's targets that have a result, in order."""
+    found = []
+    for step in sorted(planned.targets):
+        state = planned.node_at(step).states.get(step)
+        if state is not None and state.metrics is not None:
+            found.append(step)
+    return found
+
+
+def seconds_alone(plan: SearchPlan, planned: PlannedTrial, answered: Sequence[int] | None = None) -> float:
+    """What the trial would have taken of a worker alone, as far as it is known: see :class:`Savings`. O(segments).
+
+    A trial that failed, or is not over, counts up to the last of its targets that was answered.
+
+    Args:
+        answered: its :func:`answered_steps`, if they are known already.
+    """
+    if answered is None:
+        answered = answered_steps(planned)
+    if not answered:
+        return 0.0
+    totals = plan.totals
+    per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
+    own = 0.0
+    for node, start, stop in planned.legs(answered[-1]):
+        own += (stop - start) * plan.step_seconds(node)
+    return own + per_evaluation * len(answered)
+
+
+def _hours(seconds: float) -> str:
+    if abs(seconds) < 0.05:
+        seconds = 0.0  # not -0.0
+    return f"{seconds / 3600:.4f} h ({seconds:,.1f} s)"
+
+
+def savings(
+    plan: SearchPlan, before: Totals, trials: list[TrialId], *, failed: int, whole: bool, makespan: float, workers: int
+) -> Savings:
+    """Sum up a search.
+
+    ``before``: the plan's totals when it began; ``trials``: the ids that it asked for; ``whole``: it was done in one
+    call.
+    """
+    totals = plan.totals
+    planned_trials = [plan.trials[id] for id in trials]
+    owns = [seconds_alone(plan, planned) for planned in planned_trials]
+    alone, longest = sum(owns), max(owns, default=0.0)
+    train_seconds = totals.train_seconds - before.train_seconds
+    evaluate_seconds = totals.evaluate_seconds - before.evaluate_seconds
+    steps_trained = totals.steps_trained - before.steps_trained
+    merged = plan.merged(planned_trials)
+    bound = max(longest, (train_seconds + evaluate_seconds) / max(1, workers))
+    return Savings(
+        trials=len(trials),
+        failed=failed,
+        lower_bound_seconds=bound if whole and bound and steps_trained >= merged.steps_unique else None,
+        steps_asked=merged.steps_asked,
+        steps_unique=merged.steps_unique,
+        steps_trained=steps_trained,
+        steps_wasted=totals.steps_wasted - before.steps_wasted,
+        merge_rate=merged.rate,
+        cost_weighted_merge_rate=merged.cost_weighted_rate,
+        worker_seconds=totals.worker_seconds - before.worker_seconds,
+        worker_seconds_alone=alone,
+        train_seconds=train_seconds,
+        evaluate_seconds=evaluate_seconds,
+        load_seconds=totals.load_seconds - before.load_seconds,
+        save_seconds=totals.save_seconds - before.save_seconds,
+        wasted_seconds=totals.wasted_seconds - before.wasted_seconds,
+        critical_path_seconds=longest,
+        kept=len(plan.kept),
+        kept_bytes=plan.kept_bytes,
+        makespan=makespan,
+        workers=workers,
+    )

@@ -1,0 +1,53 @@
+"""What the Trainables that stand for something of the user's have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpstage.errors import TrainingError, UsageError
+from hpstage.identity.workload import StandsFor, packages
+
+
+class Adapter(StandsFor):
+    """Base of the Trainables that stand for something of the user's: ``subject``, whose identity counts."""
+
+    def describe_environment(self) -> dict[str, str]:
+        """What decides the bits of training here: that of torch, pinned, if the subject's code names torch.
+
+        It depends on the code alone, not on what happens to be imported: workers of one cluster must agree.
+        """
+        if "torch" not in packages(self.subject):
+            return {}
+        from hpstage.torch import environment
+
+        environment.pin()
+        return environment.describe()
+
+
+def stateless_of(subject: object) -> tuple[str, ...]:
+    """The paths that a trainable names in its attribute ``stateless``. Raises :class:`UsageError` for other things."""
+    named = getattr(subject, "stateless", ())
+    if isinstance(named, str) or not all(isinstance(name, str) for name in named):
+        raise UsageError(f"stateless is {named!r}; it must be a tuple of names of attributes, such as ('cache',)")
+    return tuple(named)
+
+
+def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, float]:
+    """Metrics as ``{name: float}``; tensors and arrays of one number are numbers too.
+
+    Raises:
+        TrainingError: ``metrics``, which ``source`` gave, is no mapping of names to numbers.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TrainingError(f"{source} gave {type(metrics).__name__}; it must give a dict of names to numbers")
+    checked: dict[str, float] = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise TrainingError(f"{source} gave the metric {name!r}; names of metrics are str")
+        try:
+            if isinstance(value, str):
+                raise TypeError("float() would read a text")
+            checked[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TrainingError(f"{source} gave {type(value).__name__} for {name!r}; metrics are numbers") from None
+    return checked

@@ -1,0 +1,118 @@
+"""The Trainable that trains what a user passes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpstage.capture.world import World
+from hpstage.checkpoints.state_tree import clone
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
+from hpstage.trainable import METHODS, Trainable
+from hpstage.training.adapter import Adapter, stateless_of
+from hpstage.training.function import FunctionTrainable
+from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
+
+
+def as_trainable(obj: object) -> Trainable:
+    """The Trainable that trains ``obj``, whose attribute ``subject`` is ``obj``; one that is made already, itself.
+
+    ``obj`` is a :class:`~hpstage.torch.TorchTrainable`, an object with the five methods of :class:`Trainable`, or a
+    function of one argument (:mod:`hpstage.training.function`). Raises :class:`UsageError` for anything else.
+    """
+    if isinstance(obj, type):
+        raise UsageError(f"{obj.__name__} is a class: pass an instance of it, {obj.__name__}(...)")
+    if isinstance(obj, Adapter):
+        return obj  # type: ignore[return-value]
+    torch_trainable = sys.modules.get("hpstage.torch.trainable")
+    if torch_trainable is not None and isinstance(obj, torch_trainable.TorchTrainable):
+        from hpstage.torch.loop import TorchLoop
+
+        return TorchLoop(obj)
+    missing = [name for name in METHODS if not callable(getattr(obj, name, None))]
+    if not missing:
+        return Keyed(obj)  # type: ignore[arg-type]
+    kind = type(obj).__name__
+    if len(missing) < len(METHODS):
+        raise UsageError(f"this {kind} cannot be trained: it has no {' and no '.join(missing)}")
+    if not callable(obj):
+        raise UsageError(
+            f"{kind} cannot be trained: pass a hpstage.torch.TorchTrainable, a function of one argument (run), or an "
+            f"object with {', '.join(METHODS)}"
+        )
+    if not _takes_one_argument(obj):
+        name = getattr(obj, "__qualname__", kind)
+        raise UsageError(f"{name}{inspect.signature(obj)} cannot be trained: it must take one argument, the run")
+    return FunctionTrainable(obj)
+
+
+def _takes_one_argument(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # written in C, its signature unknown
+    return True
+
+
+class Keyed(Adapter):
+    """A user's own Trainable with the global generators keyed before each call that may use them.
+
+    It trains a copy: what training sets on the object must not touch the user's, whose identity is asked for again.
+    Its state is what ``state_dict()`` says; whatever else training reaches is put back before each setup.
+    """
+
+    answers_for_state = True
+    """Attributes that a fork has not set are none of its state."""
+
+    def __init__(self, subject: Trainable) -> None:
+        self.subject: Trainable = subject
+        self._user = copy.copy(subject)
+        self._world = World(stateless_of(subject), lambda: [("self", self._user)])
+        for name in ("synchronize", "announce", "describe_data", "describe_environment"):
+            method = getattr(self._user, name, None)
+            if callable(method):
+                setattr(self, name, method)
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        before = libraries()
+        self._set_up(hp)
+        if libraries() != before:
+            # It has imported NumPy or torch: what it drew from them was not keyed.
+            self._set_up(hp)
+
+    def _set_up(self, hp: Mapping[str, Scalar]) -> None:
+        self._world.reset()
+        rekey(seed_of(hp), 0, Purpose.SETUP)
+        self._user.setup(hp)
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        rekey(seed_of(hp), step)
+        self._user.train(step, hp)
+
+    def evaluate(self) -> Mapping[str, float]:
+        rekey(0, 0, Purpose.EVALUATE)
+        with self._world.kept(f"{type(self._user).__name__}.evaluate()"):
+            return self._user.evaluate()
+
+    def state_dict(self) -> object:
+        return self._user.state_dict()
+
+    def load_state_dict(self, state: object) -> None:
+        # A copy: others may load the same state, and training in place would change it.
+        self._user.load_state_dict(clone(state))
+
+    def portrait(self) -> dict[str, str]:
+        """All that training can reach, as texts: see :meth:`hpstage.capture.world.World.portrait`."""
+        return self._world.portrait()
+
+    def close(self) -> None:
+        close = getattr(self._user, "close", None)
+        if callable(close):
+            close()
+        self._world.close()
