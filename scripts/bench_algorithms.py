@@ -181,8 +181,9 @@ def decay_branches(horizons: list[int], decay: Fraction) -> dict[str, Any]:
         return {"lr": s.wsd(0.1, total, warmup=50, decay=tail + 1)}
 
     # A trial is as long as its horizon: its targets are asked of the driver, without an algorithm.
-    from hpstage.driver.driver import Driver, open_plan
+    from hpstage.driver.driver import Driver
     from hpstage.plan.events import StateKey, TrialAdded, TrialId
+    from hpstage.plan.log import open_plan
     from hpstage.scheduler.scheduler import Scheduler
 
     journal = MemoryJournal()

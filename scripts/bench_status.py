@@ -29,9 +29,10 @@ from pathlib import Path
 def fill(folder: Path, stages: int) -> None:
     """A store in ``folder`` with a search that has trained at least so many stages."""
     from hpstage import schedule as s
-    from hpstage.driver.driver import Driver, open_plan
+    from hpstage.driver.driver import Driver
     from hpstage.execution.simulated import SimulatedExecutor
     from hpstage.plan.events import SearchStarted, StateKey, TrialAdded, TrialEnded, TrialId, TrialProposed
+    from hpstage.plan.log import open_plan
     from hpstage.scheduler.scheduler import Scheduler
     from hpstage.store import SQLiteJournal
 
@@ -98,8 +99,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--stages", type=int, default=100_000)
     options = parser.parse_args()
-    from hpstage.driver.driver import read_facts
     from hpstage.plan.events import StateReached
+    from hpstage.plan.log import read_facts
     from hpstage.store import SQLiteJournal
 
     with tempfile.TemporaryDirectory() as name:

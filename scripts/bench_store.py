@@ -49,9 +49,10 @@ PROCESSES = (1, 8, 32)
 def search_records(trials: int = 1000) -> list[bytes]:
     """What a search of trials that share beginnings writes: each parts from others at steps 10 and 20 of 30."""
     from hpstage import schedule as s
-    from hpstage.driver.driver import Driver, open_plan
+    from hpstage.driver.driver import Driver
     from hpstage.execution.simulated import SimulatedExecutor
     from hpstage.plan.events import StateKey, TrialAdded, TrialId
+    from hpstage.plan.log import open_plan
     from hpstage.scheduler.scheduler import Scheduler
 
     journal = MemoryJournal()
@@ -153,7 +154,7 @@ def contend(open_store: Callable[[], Store], processes: int, seconds: float) -> 
 
 def measure(new_store: Callable[[str], Callable[[], Store]], records: list[bytes], options: Any) -> dict[str, float]:
     """The figures of one kind of store; ``new_store`` gives what opens an empty one of a name."""
-    from hpstage.driver.driver import read_facts
+    from hpstage.plan.log import read_facts
 
     figures: dict[str, float] = {}
     stream, singles = cycle(records), options.events // 10

@@ -35,7 +35,7 @@ from distributed import Client
 import hpstage
 from hpstage import schedule as s
 from hpstage.cluster import local_cluster
-from hpstage.driver.driver import open_plan
+from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.opening import open_redis
 

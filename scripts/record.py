@@ -23,8 +23,8 @@ import hpstage
 from hpstage.algorithm import Algorithm
 from hpstage.algos import MedianStopping, SuccessiveHalving
 from hpstage.cluster import DaskExecutor
-from hpstage.driver.driver import read_facts
 from hpstage.plan.events import ChainLost, ChainStarted, DriverJoined, Fact, StateReached, WorkerId
+from hpstage.plan.log import read_facts
 from hpstage.store import Journal, SQLiteJournal
 
 sys.path.insert(0, str(Path(__file__).parent))

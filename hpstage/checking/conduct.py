@@ -19,7 +19,7 @@ from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
 from hpstage.errors import UsageError
 from hpstage.identity.workload import packages
-from hpstage.search.space import Space
+from hpstage.schedule.space import Space
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.trainables import Keyed, as_trainable
 

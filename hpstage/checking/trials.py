@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar, Schedule, as_schedule
-from hpstage.search.space import Space, describe
+from hpstage.schedule.space import Space, describe
 
 if TYPE_CHECKING:
     import optuna

@@ -16,11 +16,10 @@ import msgspec
 import xxhash
 
 from hpstage.checkpoints import format as files
+from hpstage.checkpoints.processes import host_identity, is_alive
 from hpstage.checkpoints.state_tree import flatten, summary
 from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
 from hpstage.checkpoints.trouble import kind_of
-from hpstage.driver.lease_keeper import host_identity
-from hpstage.driver.processes import is_alive
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
 from hpstage.plan.events import Kept, StateKey
 

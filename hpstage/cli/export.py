@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpstage.cli.terminal import clean, count_of, echo
 from hpstage.errors import UsageError
 from hpstage.plan.events import Fact
+from hpstage.progress.terminal import clean, count_of, echo
 from hpstage.report.account import uncollected
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing

@@ -18,10 +18,10 @@ from hpstage.checkpoints.eviction import Eviction, budget_bytes
 from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.retention import decide
 from hpstage.checkpoints.store import Usage
-from hpstage.driver.driver import fold_on
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
 from hpstage.plan.events import DriverId, DriverLeft, Fact, StateKey
+from hpstage.plan.log import fold_on
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import open_existing

@@ -16,7 +16,7 @@ from hpstage.errors import UsageError
 
 if TYPE_CHECKING:
     from hpstage.algorithm import Algorithm
-    from hpstage.search.space import Space
+    from hpstage.schedule.space import Space
 
 # Modules that are scripts, which another script of the same name may follow.
 _scripts: set[str] = set()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpstage.cli.naming import algorithm_named, space_named, trainable_named
-from hpstage.cli.terminal import clean
 from hpstage.errors import UsageError
+from hpstage.progress.terminal import clean
 
 if TYPE_CHECKING:
     from hpstage.rehearsal.costs import Costs

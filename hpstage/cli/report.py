@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpstage.cli.terminal import clean, echo
+from hpstage.progress.terminal import clean, echo
 from hpstage.report.account import keep, uncollected
 from hpstage.report.book import open_book
 

@@ -12,10 +12,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from hpstage.cli.terminal import clean, count_of, echo, hours, table
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.plan.events import DriverId
+from hpstage.progress.terminal import clean, count_of, echo, hours, table
 from hpstage.report.account import Account, keep, new_account
 from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows

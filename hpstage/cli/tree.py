@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from hpstage.cli.terminal import clean, count_of, echo
 from hpstage.errors import UsageError
 from hpstage.plan.events import NodeId
 from hpstage.plan.nodes import Node
+from hpstage.progress.terminal import clean, count_of, echo
 from hpstage.report.account import Account, keep, new_account
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from hpstage.driver.processes import is_alive, start_of
+from hpstage.checkpoints.processes import host_identity, is_alive, start_of
 from hpstage.errors import StoreError, UsageError
 from hpstage.plan.events import DriverId, DriverJoined
 from hpstage.store.leases import Leases
@@ -18,18 +16,6 @@ from hpstage.store.leases import Leases
 # the store; longer lets what it had begun wait. The environment variable is for tests of just that; all drivers of a
 # plan must have the same.
 LEASE_SECONDS = float(os.environ.get("HPSTAGE_LEASE_SECONDS", "30"))
-
-
-def host_identity() -> str:
-    """Names the place where a process id means one process: host, boot, and space of process ids."""
-    parts = [socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        place = Path(path)
-        try:
-            parts.append(os.readlink(place) if place.is_symlink() else place.read_text().strip())
-        except OSError:
-            parts.append("")
-    return "/".join(parts)
 
 
 class Presence:

@@ -10,13 +10,14 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
-from hpstage.driver.driver import Driver, open_plan
+from hpstage.driver.driver import Driver
 from hpstage.driver.inquest import Inquest
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.events import DriverId, DriverJoined, StateKey, Verify, WorkerId
+from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import Journal, Leases

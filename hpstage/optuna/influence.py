@@ -9,7 +9,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from hpstage.schedule import Schedule, agreement
-from hpstage.search.space import Space, describe
+from hpstage.schedule.space import Space, describe
 
 Draw = Callable[[str, BaseDistribution], Any]
 

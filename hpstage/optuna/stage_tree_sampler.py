@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpstage.errors import UsageError
 from hpstage.optuna.companions import Companions, Wish
 from hpstage.optuna.influence import Probe, begins, takes
-from hpstage.search.space import Space, describe
+from hpstage.schedule.space import Space, describe
 
 _Numerical = FloatDistribution | IntDistribution
 

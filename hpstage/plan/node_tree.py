@@ -5,11 +5,11 @@ from __future__ import annotations
 from hpstage.plan.events import NodeId, StateKey, TrialAdded
 from hpstage.plan.keys import History
 from hpstage.plan.nodes import Node, distinct
+from hpstage.plan.ordered import Ordered
 from hpstage.schedule import agreement
 from hpstage.schedule.forms import Constant, Form
 from hpstage.schedule.scalars import same
 from hpstage.schedule.trial import pieces
-from hpstage.scheduler.ordered import Ordered
 
 
 class NodeTree:

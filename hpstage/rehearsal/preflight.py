@@ -29,9 +29,9 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
 from hpstage.schedule import Scalar
+from hpstage.schedule.space import Space, describe
 from hpstage.search.optimize import _BLIND, optimize
 from hpstage.search.result import Result
-from hpstage.search.space import Space, describe
 from hpstage.store import MemoryJournal
 
 # Samplers that stop when they have proposed everything.

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpstage.driver.driver import read_header
 from hpstage.errors import UsageError
 from hpstage.plan.events import StateKey, TrialAdded
+from hpstage.plan.log import read_header
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import Journal
 

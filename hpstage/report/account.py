@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from hpstage.driver.driver import fold_on, read_header, shares
 from hpstage.plan.events import (
     ChainClosed,
     ChainId,
@@ -35,6 +34,7 @@ from hpstage.plan.events import (
     TrialProposed,
     WorkerId,
 )
+from hpstage.plan.log import fold_on, read_header, shares
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import Journal

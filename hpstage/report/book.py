@@ -11,9 +11,9 @@ from functools import cached_property
 from operator import le
 from typing import Protocol, runtime_checkable
 
-from hpstage.driver.driver import shares
 from hpstage.errors import UsageError
 from hpstage.plan.events import DriverId, Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
+from hpstage.plan.log import shares
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import answered_steps, seconds_alone

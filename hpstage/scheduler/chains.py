@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from hpstage.plan.events import Boundary, ChainId, Stage, StateRef, WorkerId
+from hpstage.plan.ordered import Ordered
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.lines import Line
-from hpstage.scheduler.ordered import Ordered
 from hpstage.scheduler.stage_tree import StageTree
 
 # Boundaries that a chain is laid ahead: laying costs no more than that, however many there are on the way.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hpstage.plan.events import ChainId
 from hpstage.plan.nodes import Node
-from hpstage.scheduler.ordered import Ordered, StepMap
+from hpstage.plan.ordered import Ordered, StepMap
 
 
 class Wanted:

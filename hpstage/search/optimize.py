@@ -17,7 +17,7 @@ from hpstage.algorithm import Algorithm, Setting
 from hpstage.algos import FullTraining
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction, budget_bytes
-from hpstage.driver.driver import Driver, read_facts
+from hpstage.driver.driver import Driver
 from hpstage.driver.membership import taking_part
 from hpstage.errors import HistoryChanged, LeaseLost, UsageError
 from hpstage.executor import Executor
@@ -27,14 +27,15 @@ from hpstage.optuna.patience import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.events import SearchStarted, Verify, WorkerId
 from hpstage.plan.keys import workload_key
+from hpstage.plan.log import read_facts
 from hpstage.plan.savings import savings
 from hpstage.progress import Progress, open_display
 from hpstage.report.whole import seconds_at_work
 from hpstage.schedule import Scalar
+from hpstage.schedule.space import Space
 from hpstage.search.result import Result
 from hpstage.search.session import Callback, Session, missing_metric
 from hpstage.search.signals import Interruption
-from hpstage.search.space import Space
 from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
 from hpstage.store.opening import open_places

@@ -19,7 +19,7 @@ from hpstage.optuna.sampler_state import SamplerState
 from hpstage.plan.events import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
 from hpstage.plan.plan import SearchPlan, SearchRecord
 from hpstage.schedule import Scalar, Schedule
-from hpstage.search.space import Space, describe, grown
+from hpstage.schedule.space import Space, describe, grown
 
 logger = logging.getLogger("hpstage")
 

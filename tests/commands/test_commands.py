@@ -23,8 +23,6 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
-from hpstage.cli.terminal import clean
-from hpstage.driver.driver import open_plan
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HpstageError, StoreError, UsageError
 from hpstage.plan.events import (
@@ -41,6 +39,8 @@ from hpstage.plan.events import (
     TrialProposed,
     WorkerId,
 )
+from hpstage.plan.log import open_plan
+from hpstage.progress.terminal import clean
 from hpstage.report import frames
 from hpstage.store import RedisJournal, SQLiteJournal, Store
 from tests.redis_server import RedisServer

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distributed import Client
 
-from hpstage.driver.processes import is_alive
+from hpstage.checkpoints.processes import is_alive
 
 
 def free_port() -> int:

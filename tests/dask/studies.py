@@ -18,9 +18,9 @@ from distributed import Client
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
-from hpstage.driver.driver import read_facts
 from hpstage.executor import Executor
 from hpstage.plan.events import ChainStarted, DriverJoined, Fact, StateReached
+from hpstage.plan.log import read_facts
 from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from tests.toys import Tape
 

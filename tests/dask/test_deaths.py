@@ -14,7 +14,6 @@ import pytest
 from distributed import Client
 
 from hpstage import schedule as s
-from hpstage.driver.driver import open_plan
 from hpstage.plan.events import (
     ChainStarted,
     StageFailed,
@@ -24,6 +23,7 @@ from hpstage.plan.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.dask.studies import (

@@ -17,7 +17,7 @@ import hpstage
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.follower import RECORDS
 from hpstage.cluster.dashboard.tree import draw
-from hpstage.driver.driver import Driver, open_plan
+from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import (
     DriverId,
@@ -34,6 +34,7 @@ from hpstage.plan.events import (
     UserFailure,
     WorkerId,
 )
+from hpstage.plan.log import open_plan
 from hpstage.report.account import new_account
 from hpstage.report.book import Book
 from hpstage.scheduler.scheduler import Scheduler

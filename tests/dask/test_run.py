@@ -20,8 +20,8 @@ from hpstage.cli.app import app
 from hpstage.cli.naming import space_named, trainable_named
 from hpstage.cli.run import as_text
 from hpstage.cli.studies import open_study
-from hpstage.driver.driver import open_existing_plan
 from hpstage.errors import HpstageError, UsageError
+from hpstage.plan.log import open_existing_plan
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.dask.processes import ROOT, Processes, until
 from tests.redis_server import RedisServer

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from hpstage.driver.driver import read_facts
 from hpstage.plan.events import (
     ChainClosed,
     ChainId,
@@ -25,6 +24,7 @@ from hpstage.plan.events import (
     StateReached,
     WorkerId,
 )
+from hpstage.plan.log import read_facts
 from hpstage.store import SQLiteJournal
 from tests.dask.processes import Processes, end, until
 from tests.dask.studies import INTERVAL, Running, Steady, Trials, steps_by_process, trials, undisturbed

@@ -15,9 +15,9 @@ from distributed import Client, Worker
 from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, memory
-from hpstage.driver.driver import open_plan
 from hpstage.errors import UsageError
 from hpstage.plan.events import ChainEnded, StageFailed, TrialAdded, TrialId, WorkerId, WorkerJoined, WorkerLeft
+from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.dask.processes import Processes, is_running

@@ -17,7 +17,7 @@ from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.schedule import Scalar
-from hpstage.search.space import describe
+from hpstage.schedule.space import describe
 from tests.toys import Tape
 
 STEPS = 48

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from hpstage.driver.processes import is_alive
+from hpstage.checkpoints.processes import is_alive
 from tests.faults.site import ROOT, members
 
 _SUBNET = IPv4Network("10.213.8.0/24")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import hpstage
-from hpstage.driver.driver import read_facts
 from hpstage.plan.events import DriverJoined
+from hpstage.plan.log import read_facts
 from hpstage.store import SQLiteJournal
 
 ROOT = Path(hpstage.__file__).parent.parent

@@ -17,12 +17,12 @@ import pytest
 import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.driver.driver import open_plan, read_facts
+from hpstage.checkpoints.processes import start_of
 from hpstage.driver.lease_keeper import host_identity
-from hpstage.driver.processes import start_of
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.events import DriverId, DriverJoined, StateLost
+from hpstage.plan.log import open_plan, read_facts
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.toys import Tape
 

@@ -14,9 +14,9 @@ from torch import nn
 import hpstage
 from hpstage.checkpoints import FolderCheckpoints, open_checkpoints
 from hpstage.checkpoints.state_tree import differing, marks_of, summary
-from hpstage.driver.driver import open_existing_plan, read_facts
 from hpstage.errors import StateError
 from hpstage.plan.events import StateDiffers, StateKey, StateLost
+from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.store import MemoryJournal
 from tests.torch.trainables import Small
 

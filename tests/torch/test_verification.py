@@ -15,9 +15,9 @@ from torch import nn
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.driver.driver import read_facts
 from hpstage.errors import StateError, UsageError
 from hpstage.plan.events import ForkVerified, StateReached
+from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.training.function import Run
 from tests.torch.patterns import PATTERNS

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.checkpoints.eviction import Eviction, budget_bytes
 from hpstage.checkpoints.needed import kept_states
-from hpstage.driver.driver import open_plan
 from hpstage.errors import CheckpointError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.events import (
@@ -37,6 +36,7 @@ from hpstage.plan.events import (
     TrialId,
     WorkerId,
 )
+from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.memory import MemoryJournal
 from tests.unit.checkpoints.test_kept_states import ended, proposed, started

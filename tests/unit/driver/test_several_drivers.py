@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.checkpoints.eviction import Eviction
-from hpstage.driver.driver import Driver, open_plan
+from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import (
     ChainClosed,
@@ -29,6 +29,7 @@ from hpstage.plan.events import (
     UserFailure,
     WorkerId,
 )
+from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD, histories, schedules

@@ -19,7 +19,7 @@ from hpstage.errors import StoreError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.rehearsal.costs import Timing, by_values, costs_of_plan, measured
 from hpstage.rehearsal.preflight import most_needed, values_met
-from hpstage.search.space import describe
+from hpstage.schedule.space import describe
 from hpstage.store import MemoryJournal
 from tests.toys import Tape
 from tests.unit.searches import histories, trial

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
-from hpstage.driver.driver import read_facts
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import Fact, StateReached, TargetAsked, TrialAdded, TrialId
+from hpstage.plan.log import read_facts
 from hpstage.plan.savings import answered_steps
 from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book, open_book

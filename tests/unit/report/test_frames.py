@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, PopulationBasedTraining, SuccessiveHalving
-from hpstage.driver.driver import open_plan, read_facts
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
+from hpstage.plan.log import open_plan, read_facts
 from hpstage.report import Frames, frames
 from hpstage.report.account import new_account, rounded, uncollected
 from hpstage.store.memory import MemoryJournal

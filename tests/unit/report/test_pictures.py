@@ -19,9 +19,9 @@ from matplotlib.text import Text
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
-from hpstage.driver.driver import open_plan
 from hpstage.execution.simulated import Measure, SimulatedExecutor, value_of_key
 from hpstage.plan.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
+from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.report import (
     draw_merge_rate,

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, PopulationBasedTraining
-from hpstage.driver.driver import open_plan, read_facts
 from hpstage.errors import StoreError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import (
@@ -31,6 +30,7 @@ from hpstage.plan.events import (
     UserFailure,
     WorkerId,
 )
+from hpstage.plan.log import open_plan, read_facts
 from hpstage.plan.savings import Savings
 from hpstage.report import open_book, write_report
 from hpstage.report.book import undominated

@@ -14,11 +14,12 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints, patience
 from hpstage.checkpoints.patience import Patient
-from hpstage.driver.driver import Driver, open_plan
+from hpstage.driver.driver import Driver
 from hpstage.driver.inquest import Inquest
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.events import Chain, ChainEnded, StateKey, StateLost, WorkerId
+from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.toys import Tape

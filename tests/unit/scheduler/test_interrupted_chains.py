@@ -10,8 +10,9 @@ import pytest
 import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.driver.driver import Driver, open_plan
+from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.toys import Tape

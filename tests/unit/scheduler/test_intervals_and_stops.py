@@ -19,10 +19,11 @@ from msgspec.structs import replace
 import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.driver.driver import Driver, open_plan
+from hpstage.driver.driver import Driver
 from hpstage.errors import ClusterError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import BoundaryReached, Report, StateKey, StateReached, TrialAdded, WorkerId
+from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store import MemoryJournal
@@ -357,6 +358,6 @@ def test_word_of_where_states_are_kept_is_not_sent_to_chains_that_run() -> None:
 
 
 def search_facts(search: Search) -> list[StateReached]:
-    from hpstage.driver.driver import read_facts
+    from hpstage.plan.log import read_facts
 
     return [fact for fact in read_facts(search.journal) if isinstance(fact, StateReached)]

@@ -7,9 +7,9 @@ import statistics
 from functools import cache
 
 from hpstage import schedule as s
-from hpstage.driver.driver import read_facts
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import StateReached
+from hpstage.plan.log import read_facts
 from tests.unit.searches import Search, trial
 
 Tree = list[tuple[int, int]]  # (parent or -1, steps) of each stage; parents come first

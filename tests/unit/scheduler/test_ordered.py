@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpstage.scheduler.ordered import Ordered, StepMap
+from hpstage.plan.ordered import Ordered, StepMap
 
 numbers = st.integers(0, 12)
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
-from hpstage.driver.driver import open_plan
 from hpstage.errors import InternalError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.events import Kept, StateKey, StateReached, TrialId, WorkerId
+from hpstage.plan.log import open_plan
 from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hpstage import schedule as s
-from hpstage.driver.driver import Driver, open_plan
+from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.executor import Executor
 from hpstage.plan.events import DriverId, StateKey, TrialAdded, TrialId, WorkerId
+from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining
-from hpstage.driver.driver import read_facts
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import (
     ChainClosed,
@@ -32,6 +31,7 @@ from hpstage.plan.events import (
     TargetAsked,
     WorkerId,
 )
+from hpstage.plan.log import read_facts
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import Savings
 from hpstage.report import draw_merge_rate, draw_timeline, open_book, write_report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 
@@ -30,3 +31,15 @@ def start_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
+
+
+def host_identity() -> str:
+    """Names the place where a process id means one process: host, boot, and space of process ids."""
+    parts = [socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        place = Path(path)
+        try:
+            parts.append(os.readlink(place) if place.is_symlink() else place.read_text().strip())
+        except OSError:
+            parts.append("")
+    return "/".join(parts)

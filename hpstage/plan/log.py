@@ -1,0 +1,131 @@
+"""A journal's facts, and the plan that they fold to."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from hpstage.errors import InternalError, StoreError
+from hpstage.plan.events import Fact, PlanCreated, StateKey
+from hpstage.plan.plan import FORMAT, SearchPlan, other_format
+from hpstage.store.cursor import Cursor
+from hpstage.store.journal import Journal
+
+encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(Fact)
+
+
+def open_plan(
+    journal: Journal, workload: StateKey, described: Mapping[str, str], *, sharing: bool = True
+) -> SearchPlan:
+    """The plan that a journal holds; an empty journal is given its first event.
+
+    Raises:
+        StoreError: the journal belongs to another workload (naming what differs), was written by a newer hpstage, or
+            holds something that is no fact or contradicts itself.
+    """
+    if len(journal) == 0:
+        created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex)
+        journal.append([encode(created)], expect=Cursor())  # whoever is first: the check below holds for both
+    _check_header(journal.read(0, 1)[0], workload, described)
+    plan = SearchPlan(workload, sharing=sharing)
+    fold_on(journal, plan, plan.apply)
+    return plan
+
+
+def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], limit: int | None = None) -> int:
+    """Fold what a journal holds beyond what ``plan`` has folded, at most ``limit`` records; returns how many.
+
+    Args:
+        fold: takes a fact, the next one, to the plan.
+
+    Raises:
+        HistoryChanged: the journal does not hold what was folded before.
+        StoreError: it holds something that is no fact, or contradicts itself.
+    """
+    records, behind = journal.read_on(plan.cursor, limit)
+    first = plan.cursor.position
+    for position, fact in enumerate(_facts(records, first), first):
+        try:
+            fold(fact)
+        except InternalError as error:
+            raise StoreError(
+                f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose "
+                f"another store"
+            ) from error
+    plan.cursor = behind
+    return len(records)
+
+
+def open_existing_plan(journal: Journal) -> SearchPlan:
+    """The plan of a journal, of whatever workload it is. Raises as :func:`open_plan` does, also for an empty one."""
+    header = read_header(journal)
+    return open_plan(journal, header.workload, header.described, sharing=shares(header))
+
+
+def read_header(journal: Journal) -> PlanCreated:
+    """What a journal says of itself. Raises as :func:`open_plan` does, also for an empty one."""
+    records = journal.read(0, 1)
+    header = _decode(records[0], 0) if records else None
+    if not isinstance(header, PlanCreated):
+        raise StoreError("this is not the journal of a search plan; choose another store")
+    _check_header(records[0], header.workload, header.described)
+    return header
+
+
+def shares(header: PlanCreated) -> bool:
+    """Do equal beginnings of trials train as one on this plan?"""
+    return header.described.get("sharing") != "off"
+
+
+def read_facts(journal: Journal) -> Iterator[Fact]:
+    """The facts of a journal, in order. Raises :class:`StoreError` at a record that is none."""
+    return _facts(journal.read(), 0)
+
+
+def _facts(records: Sequence[bytes], start: int) -> Iterator[Fact]:
+    try:
+        yield from map(_decoder.decode, records)
+    except msgspec.MsgspecError:
+        for position, record in enumerate(records, start):
+            _decode(record, position)  # tells which it is
+        raise
+
+
+def _decode(record: bytes, position: int) -> Fact:
+    try:
+        fact: Fact = _decoder.decode(record)
+        return fact
+    except msgspec.MsgspecError as error:
+        raise StoreError(
+            f"record {position} of the journal cannot be read ({error}); it was damaged or written by a newer "
+            f"hpstage: upgrade, or choose another store"
+        ) from error
+
+
+class _Header(msgspec.Struct, tag="PlanCreated"):
+    format: int
+    workload: str = ""
+    described: dict[str, str] = {}
+
+
+def _check_header(record: bytes, workload: StateKey, described: Mapping[str, str]) -> None:
+    try:
+        header = msgspec.json.decode(record, type=_Header)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"this is not the journal of a search plan ({error}); choose another store") from error
+    if header.format != FORMAT:
+        raise StoreError(other_format(header.format))
+    if header.workload != workload:
+        names = sorted({*header.described, *described})
+        changes = [
+            f"{name}: {header.described.get(name, 'absent')!r} there, {described.get(name, 'absent')!r} here"
+            for name in names
+            if header.described.get(name) != described.get(name)
+        ]
+        raise StoreError(
+            "this store belongs to another workload (" + "; ".join(changes) + "); choose another store, or state "
+            "`version` on the trainable if the change does not alter training"
+        )
