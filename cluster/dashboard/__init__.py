@@ -21,10 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
 
-__all__ = ["PAGE", "dask_setup", "install", "page_of"]
-
-PAGE = "hpstage"
-"""The page's name among those of the dashboard."""
+__all__ = ["dask_setup", "install", "page_of"]
 
 
 def install(client: Client) -> Any:
@@ -37,7 +34,7 @@ def install(client: Client) -> Any:
 
 def page_of(client: Client) -> str | None:
     """The page's address as the client's configuration gives it, if its scheduler has the page."""
-    from hpstage.cluster.dashboard.follower import INSTALLED
+    from hpstage.cluster.dashboard.follower import INSTALLED, PAGE
 
     link: str | None = client.dashboard_link
     if not link or client.get_metadata([INSTALLED], None) != "page":

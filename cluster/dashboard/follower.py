@@ -15,6 +15,8 @@ from hpstage.store import Cursor, Journal
 
 logger = logging.getLogger("hpstage")
 
+PAGE = "hpstage"
+"""The page's name among those of the dashboard."""
 HANDLER = "hpstage_facts"
 """The scheduler's handler for records."""
 INSTALLED = "hpstage-dashboard"

@@ -8,8 +8,8 @@ from typing import Any
 from bokeh.server.tornado import BokehTornado
 from distributed.dashboard import scheduler as dask_dashboard
 
-from hpstage.cluster.dashboard import PAGE
 from hpstage.cluster.dashboard.board import Board
+from hpstage.cluster.dashboard.follower import PAGE
 from hpstage.cluster.dashboard.page import individual, page_doc
 from hpstage.cluster.dashboard.plots import PLOTS
 

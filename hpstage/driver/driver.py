@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from hpstage.checkpoints.eviction import Eviction
+from hpstage.driver.differences import difference, explain
 from hpstage.driver.inquest import Inquest
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import (
@@ -19,7 +20,6 @@ from hpstage.errors import (
     StateError,
 )
 from hpstage.executor import Executor
-from hpstage.plan.differences import difference, explain
 from hpstage.plan.events import (
     AmendChain,
     ChainEnded,

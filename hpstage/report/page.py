@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from itertools import islice
 
-from hpstage.plan.differences import explain
+from hpstage.driver.differences import explain
 from hpstage.plan.events import ForkVerified, StageFailed, StateDiffers, TrialId
 from hpstage.plan.savings import Savings
 from hpstage.report.book import Book
