@@ -16,7 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from hpstage.identity.bytecode import digest, inner
 
 ABSENT = "absent"
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1]  # the package
 # algos and cluster may stand beside the package; links in it lead there.
 _LIBRARIES = tuple(
     Path(path).resolve()
