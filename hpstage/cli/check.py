@@ -10,7 +10,7 @@ import typer
 
 from hpstage.cli.naming import send_along, space_named, trainable_named
 from hpstage.errors import UsageError
-from hpstage.progress.terminal import clean, echo
+from hpstage.terminal import clean, echo
 
 
 def check(

@@ -11,11 +11,11 @@ import typer
 
 from hpstage.errors import UsageError
 from hpstage.plan.events import Fact
-from hpstage.progress.terminal import clean, count_of, echo
 from hpstage.report.account import uncollected
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 from hpstage.report.tables import Table, events, stages, states, trials, workers
+from hpstage.terminal import clean, count_of, echo
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hpstage.progress.terminal import clean, echo
 from hpstage.report.account import keep, uncollected
 from hpstage.report.book import open_book
+from hpstage.terminal import clean, echo
 
 _FOLDER = Path("hpstage-report")
 

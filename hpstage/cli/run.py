@@ -12,8 +12,8 @@ import typer
 from hpstage.cli.naming import algorithm_named, send_along, space_named, trainable_named
 from hpstage.cli.studies import default_storage, open_study
 from hpstage.errors import ClusterError, UsageError
-from hpstage.progress.terminal import clean, count_of, echo
 from hpstage.redaction import redacted, shown
+from hpstage.terminal import clean, count_of, echo
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

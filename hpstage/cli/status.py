@@ -15,12 +15,12 @@ import typer
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.plan.events import DriverId
-from hpstage.progress.terminal import clean, count_of, echo, hours, table
 from hpstage.report.account import Account, keep, new_account
 from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import open_journal
+from hpstage.terminal import clean, count_of, echo, hours, table
 
 # Lines of running chains, studies and drivers on a terminal; --json has all.
 _LINES = 40

@@ -14,12 +14,12 @@ import typer
 from hpstage.errors import UsageError
 from hpstage.plan.events import NodeId
 from hpstage.plan.nodes import Node
-from hpstage.progress.terminal import clean, count_of, echo
 from hpstage.report.account import Account, keep, new_account
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 from hpstage.schedule.forms import Constant, Form
 from hpstage.store.opening import open_journal
+from hpstage.terminal import clean, count_of, echo
 
 _LINES = 200
 _VALUE = 40  # characters of a value

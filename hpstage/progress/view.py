@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpstage.progress.terminal import clean, hours
+from hpstage.terminal import clean, hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,9 @@ from hpstage.plan.events import (
     WorkerId,
 )
 from hpstage.plan.log import open_plan
-from hpstage.progress.terminal import clean
 from hpstage.report import frames
 from hpstage.store import RedisJournal, SQLiteJournal, Store
+from hpstage.terminal import clean
 from tests.redis_server import RedisServer
 from tests.toys import Failing
 from tests.unit.searches import WORKLOAD, trial
