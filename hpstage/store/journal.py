@@ -18,8 +18,7 @@ class Journal(ABC):
     Obligations. *Atomic*: the records of one ``append`` become visible together, in order, or not at all.
     *Total order*: all readers in all threads and processes see the same records at the same positions;
     positions are 0, 1, 2, ... without gaps. *Durable*: when ``append`` returns, the records survive ``kill
-    -9`` of any process (not necessarily a power cut). *Idempotent*: an ``append`` with a ``request`` that was
-    applied before changes nothing and returns the same position, whatever its other arguments. *Fenced*: with
+    -9`` of any process (not necessarily a power cut). *Fenced*: with
     ``fences``, names of leases and the tokens by which the writer holds them, the append is applied only if all are
     held with these tokens (see :class:`Leases`), else it raises :class:`LeaseLost` and changes nothing; by this, a
     writer that was taken for dead can commit nothing that another has begun anew. *Conditional*: with ``expect``, the
@@ -36,7 +35,6 @@ class Journal(ABC):
         self,
         records: Sequence[bytes],
         *,
-        request: str | None = None,
         expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
@@ -52,10 +50,6 @@ class Journal(ABC):
 
     @abstractmethod
     def __len__(self) -> int: ...
-
-    @abstractmethod
-    def wait(self, length: int, timeout: float) -> bool:
-        """Block until the log is longer than ``length`` or ``timeout`` seconds have passed; was it longer?"""
 
     @abstractmethod
     def close(self) -> None:

@@ -66,10 +66,6 @@ class Leases(ABC):
         tokens = self.acquire_all([name], owner, seconds)
         return None if tokens is None else tokens[name]
 
-    def renew(self, name: str, token: int, seconds: float) -> bool:
-        """Let the lease expire ``seconds`` from now; was it held with ``token``?"""
-        return not self.renew_all({name: token}, seconds)
-
     def release(self, name: str, token: int) -> bool:
         """Give the lease back; was it held with ``token``?"""
         return not self.release_all({name: token})

@@ -31,25 +31,21 @@ class MemoryJournal(Store):
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._records: list[bytes] = []
         self._hashes: list[bytes] = [b""]  # at each position, that of the records before it
-        self._requests: dict[str, int] = {}
         self._leases: dict[str, _Held] = {}
         self._token = 0
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._closed = False
 
     def append(
         self,
         records: Sequence[bytes],
         *,
-        request: str | None = None,
         expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
-        with self._changed:
+        with self._lock:
             self._check_open()
-            if request is not None and request in self._requests:
-                return self._requests[request]
             if lost := self._not_held(fences):
                 raise LeaseLost(lost)
             position = len(self._records)
@@ -59,18 +55,15 @@ class MemoryJournal(Store):
                     return None
             self._hashes += list(chain(self._hashes[-1], records))
             self._records.extend(records)
-            if request is not None:
-                self._requests[request] = position
-            self._changed.notify_all()
             return position
 
     def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
-        with self._changed:
+        with self._lock:
             self._check_open()
             return self._records[start : None if limit is None else start + limit]
 
     def read_on(self, cursor: Cursor, limit: int | None = None) -> tuple[list[bytes], Cursor]:
-        with self._changed:
+        with self._lock:
             self._check_open()
             self._check_history(cursor)
             records = self._records[cursor.position : None if limit is None else cursor.position + limit]
@@ -78,19 +71,13 @@ class MemoryJournal(Store):
             return records, Cursor(end, self._hashes[end])
 
     def __len__(self) -> int:
-        with self._changed:
+        with self._lock:
             self._check_open()
             return len(self._records)
 
-    def wait(self, length: int, timeout: float) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._records) > length, timeout)
-            self._check_open()
-            return len(self._records) > length
-
     def acquire_all(self, names: Iterable[str], owner: str, seconds: float) -> dict[str, int] | None:
         check_seconds(seconds)
-        with self._changed:
+        with self._lock:
             self._check_open()
             now = self._clock()
             wanted = list(dict.fromkeys(names))
@@ -109,7 +96,7 @@ class MemoryJournal(Store):
 
     def renew_all(self, tokens: Mapping[str, int], seconds: float) -> set[str]:
         check_seconds(seconds)
-        with self._changed:
+        with self._lock:
             self._check_open()
             expires = self._clock() + seconds
             lost = self._not_held(tokens)
@@ -118,7 +105,7 @@ class MemoryJournal(Store):
             return lost
 
     def release_all(self, tokens: Mapping[str, int]) -> set[str]:
-        with self._changed:
+        with self._lock:
             self._check_open()
             lost = self._not_held(tokens)
             for name in tokens.keys() - lost:
@@ -126,7 +113,7 @@ class MemoryJournal(Store):
             return lost
 
     def holder(self, name: str) -> Lease | None:
-        with self._changed:
+        with self._lock:
             self._check_open()
             lease, now = self._leases.get(name), self._clock()
             if lease is None or lease.expires <= now:
@@ -134,9 +121,8 @@ class MemoryJournal(Store):
             return Lease(lease.owner, lease.token, lease.expires - now)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
 
     def _not_held(self, tokens: Mapping[str, int]) -> set[str]:
         return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,8 +26,6 @@ OLDEST = (6, 2)
 OPENING = 5.0
 # Records in one reply: with records of 100 kB, 100 MB; a round trip costs as much as 100 records.
 CHUNK = 1000
-# Milliseconds of one blocking read. Longer than this, redis-py has been seen to hang on a server that went away.
-SLICE = 2000
 
 
 class RedisJournal(Store):
@@ -36,10 +33,6 @@ class RedisJournal(Store):
 
     Redis 6.2 or newer, one server (no Redis Cluster). What was acknowledged is as safe as the server keeps it: with
     ``appendonly yes`` it survives ``kill -9`` of the server. Two stores of one server take two prefixes.
-
-    Requests that callers name are remembered for ever, at some 100 bytes each: a process may come back with one after
-    days. An append without one is repeated by this handle alone, so its last append is all that is remembered of it,
-    until it is closed.
 
     While the server is away, calls wait and are repeated, for ``patience`` seconds, then raise :class:`StoreError`. An
     append is applied once however often it is repeated; one that raised may have been applied or may yet be, until the
@@ -59,7 +52,7 @@ class RedisJournal(Store):
         if not prefix or "{" in prefix or "}" in prefix:
             raise UsageError(f"prefix={prefix!r}: give a text without braces")
         self.prefix = prefix
-        self._keys = [f"{{{prefix}}}:{name}" for name in ("log", "about", "requests", "handles", "leases")]
+        self._keys = [f"{{{prefix}}}:{name}" for name in ("log", "about", "handles", "leases")]
         self._server = RedisServer(url, patience)
         self._owner = os.getpid()
         self._handle = uuid.uuid4().hex
@@ -72,9 +65,11 @@ class RedisJournal(Store):
                 case [b"open", form, identity] if form == b"%d" % scripts.FORMAT:
                     self._id: bytes = identity
                 case [b"open", form, _]:
+                    newer = int(form) > scripts.FORMAT
+                    age, remedy = ("a newer", "upgrade hpstage") if newer else ("an older", "choose another prefix")
                     raise StoreError(
-                        f"{self._where} was written by a newer hpstage (format {form.decode()}, this one reads "
-                        f"{scripts.FORMAT}); upgrade hpstage"
+                        f"{self._where} was written by {age} hpstage (format {form.decode()}, this one reads "
+                        f"{scripts.FORMAT}); {remedy}"
                     )
                 case [_, key, kind]:
                     raise StoreError(
@@ -92,7 +87,6 @@ class RedisJournal(Store):
         self,
         records: Sequence[bytes],
         *,
-        request: str | None = None,
         expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
@@ -102,7 +96,6 @@ class RedisJournal(Store):
                 scripts.APPEND,
                 self._handle,
                 self._appends,
-                "" if request is None else f"r{request}",
                 "" if expect is None else expect.position,
                 b"" if expect is None else expect.hash,
                 len(fences),
@@ -152,17 +145,6 @@ class RedisJournal(Store):
         _, length = self._run(scripts.LENGTH)
         return int(length)
 
-    def wait(self, length: int, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while True:
-            if len(self) > length:
-                return True
-            left = int((deadline - time.monotonic()) * 1000)
-            if left <= 0:
-                return False
-            # 0 would be for ever.
-            self._command("XREAD", "COUNT", 1, "BLOCK", min(left, SLICE), "STREAMS", self._keys[0], f"{length}-0")
-
     def acquire_all(self, names: Iterable[str], owner: str, seconds: float) -> dict[str, int] | None:
         wanted = list(dict.fromkeys(names))
         match self._run(scripts.ACQUIRE, _microseconds(seconds), owner, *wanted):
@@ -193,7 +175,7 @@ class RedisJournal(Store):
         # What the server remembers of this handle is needed no more, unless one of its appends may still be on the way.
         if self._appends and self._server.answered and not self._server.closed:
             with suppress(StoreError):
-                self._server.command("HDEL", self._keys[3], self._handle, patience=0)
+                self._server.command("HDEL", self._keys[2], self._handle, patience=0)
         self._server.close()
 
     def _check_server(self, patience: float) -> None:

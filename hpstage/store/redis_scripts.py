@@ -2,7 +2,7 @@
 
 Keys, all in one hash slot: ``log``, a stream whose entry at position p has the id ``p+1-0`` and holds the record with
 its hash behind it (see :class:`hpstage.store.cursor.Cursor`); ``about``, a hash with the store's format, id, last token
-and clock; ``requests``, a hash from callers' requests to positions; ``handles``, a hash from open handles to their last
+and clock; ``handles``, a hash from open handles to their last
 append; ``leases``, a hash from names to ``token expiry owner``.
 
 For Redis 6.2: no functions, and no write command before one that a server without memory refuses, since only the first
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from hpstage.store.cursor import HASH_LENGTH
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def _script(source: str) -> Script:
 
 
 _KEYS = """
-local log, about, requests, handles, leases = unpack(KEYS)
+local log, about, handles, leases = unpack(KEYS)
 """
 
 # ARGV[1] is in each of the scripts below the id that the store had when the handle was opened.
@@ -84,7 +84,7 @@ end
 
 # ARGV: format, a new id. Gives the format and id that hold.
 OPEN = _script("""
-for _, key in ipairs({about, requests, handles, leases}) do
+for _, key in ipairs({about, handles, leases}) do
   local kind = redis.call('TYPE', key).ok
   if kind ~= 'none' and kind ~= 'hash' then return {'foreign', key, kind} end
 end
@@ -117,8 +117,8 @@ return {'at', redis.call('XLEN', log), hash_of(tonumber(ARGV[2])) or ''}
 """
 )
 
-# ARGV: id, handle, number of this append, 'r' + request or '', position expected or '', hash expected, number of
-# fences, then name and token of each, then the records.
+# ARGV: id, handle, number of this append, position expected or '', hash expected, number of fences, then name and token
+# of each, then the records.
 #
 # Gives the position. A handle makes one append at a time, numbered from 1, and its last one is remembered: one that
 # comes again, because the reply was lost, is answered and not applied; one that comes late, after the next (its sender
@@ -135,24 +135,18 @@ if last then
   if tonumber(number) == tonumber(ARGV[3]) then return {{'at', tonumber(position)}} end
   if tonumber(number) > tonumber(ARGV[3]) then return {{'late'}} end
 end
-local request = ARGV[4]
-if request ~= '' then
-  local known = redis.call('HGET', requests, string.sub(request, 2))
-  if known then return {{'at', tonumber(known)}} end
-end
-local record = 8 + 2 * tonumber(ARGV[7])
+local record = 7 + 2 * tonumber(ARGV[6])
 local lost = {{'lost'}}
-for i = 8, record - 1, 2 do
+for i = 7, record - 1, 2 do
   if lease(ARGV[i]) ~= ARGV[i + 1] then lost[#lost + 1] = ARGV[i] end
 end
 if #lost > 1 then return lost end
-local expected = tonumber(ARGV[5])
-if expected and hash_of(expected) ~= ARGV[6] then return {{'changed', length}} end
+local expected = tonumber(ARGV[4])
+if expected and hash_of(expected) ~= ARGV[5] then return {{'changed', length}} end
 if expected and expected ~= length then return {{'refused'}} end
-local hash = expected and ARGV[6] or hash_of(length)
+local hash = expected and ARGV[5] or hash_of(length)
 local position = string.format('%.0f', length)
 redis.call('HSET', handles, ARGV[2], ARGV[3] .. ' ' .. position)
-if request ~= '' then redis.call('HSET', requests, string.sub(request, 2), position) end
 for i = record, #ARGV do
   hash = string.sub(redis.sha1hex(hash .. ARGV[i]), 1, {HASH_LENGTH})
   redis.call('XADD', log, string.format('%.0f-0', length + 1 + i - record), 'r', ARGV[i] .. hash)

@@ -19,12 +19,11 @@ from hpstage.store.mounts import network_mount
 from hpstage.store.store import Store
 
 # PRAGMA user_version of the file. A change to the tables must raise it.
-SCHEMA = 3
+SCHEMA = 4
 # PRAGMA application_id of the file: "hpst".
 APPLICATION = int.from_bytes(b"hpst", "big")
 
-# Seconds between two looks of a waiting reader; a look takes some 10 microseconds. An append through the same
-# handle wakes it at once.
+# Seconds between two tries where SQLite does not wait for a lock by itself.
 POLL = 0.005
 
 # The way out where network_mount refuses and every process that uses the file runs on one host: set it to "1".
@@ -33,7 +32,6 @@ ALLOWED = "HPSTAGE_SQLITE_ON_NETWORK"
 _TABLES = (
     # The position is SQLite's row number: appending goes to the end of one B-tree. The hash is that of the chain.
     "CREATE TABLE log (position INTEGER PRIMARY KEY, record BLOB NOT NULL, hash BLOB NOT NULL)",
-    "CREATE TABLE requests (request TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE leases (name TEXT PRIMARY KEY, owner TEXT NOT NULL, token INTEGER NOT NULL, "
     "began REAL NOT NULL, seconds REAL NOT NULL) WITHOUT ROWID",
     # The last token given, in one row: leases may be deleted and tokens still grow.
@@ -83,7 +81,7 @@ class SQLiteJournal(Store):
         _refuse_network(self.path)
         self._clock = clock
         self._owner = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         if read_only:
             with self._explained():
@@ -117,15 +115,10 @@ class SQLiteJournal(Store):
         self,
         records: Sequence[bytes],
         *,
-        request: str | None = None,
         expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
         with self._writing() as connection:
-            if request is not None:
-                known = connection.execute("SELECT position FROM requests WHERE request = ?", (request,)).fetchone()
-                if known is not None:
-                    return int(known[0])
             if lost := _not_held(connection, fences):
                 raise LeaseLost(lost)
             end = _end(connection)
@@ -135,16 +128,14 @@ class SQLiteJournal(Store):
             position = end.position
             rows = zip(count(position), records, chain(end.hash, records), strict=False)
             connection.executemany("INSERT INTO log VALUES (?, ?, ?)", rows)
-            if request is not None:
-                connection.execute("INSERT INTO requests VALUES (?, ?)", (request, position))
             return position
 
     def read(self, start: int = 0, limit: int | None = None) -> list[bytes]:
-        with self._changed, self._explained():
+        with self._lock, self._explained():
             return _records(self._open(), start, limit)
 
     def read_on(self, cursor: Cursor, limit: int | None = None) -> tuple[list[bytes], Cursor]:
-        with self._changed, self._explained():
+        with self._lock, self._explained():
             connection = self._open()
             self._check_history(connection, cursor)
             records = _records(connection, cursor.position, limit)
@@ -155,18 +146,8 @@ class SQLiteJournal(Store):
             return records, Cursor(end, hash)
 
     def __len__(self) -> int:
-        with self._changed, self._explained():
+        with self._lock, self._explained():
             return _end(self._open()).position
-
-    def wait(self, length: int, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        with self._changed, self._explained():
-            while _end(self._open()).position <= length:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(min(POLL, left))
-            return True
 
     def acquire_all(self, names: Iterable[str], owner: str, seconds: float) -> dict[str, int] | None:
         check_seconds(seconds)
@@ -208,16 +189,15 @@ class SQLiteJournal(Store):
             return lost
 
     def holder(self, name: str) -> Lease | None:
-        with self._changed, self._explained():
+        with self._lock, self._explained():
             return self._running(self._open(), name, self._clock())
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             # After a fork, closing would drop the parent's locks: the child only forgets the connection.
             if self._connection is not None and self._owner == os.getpid():
                 self._connection.close()
             self._connection = None
-            self._changed.notify_all()
 
     def _check_history(self, connection: sqlite3.Connection, cursor: Cursor) -> None:
         last = connection.execute("SELECT hash FROM log WHERE position = ?", (cursor.position - 1,)).fetchone()
@@ -227,7 +207,7 @@ class SQLiteJournal(Store):
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, with the right to write from its start; rolled back if it fails."""
-        with self._changed, self._explained():
+        with self._lock, self._explained():
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -238,7 +218,6 @@ class SQLiteJournal(Store):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-            self._changed.notify_all()
 
     @staticmethod
     def _running(connection: sqlite3.Connection, name: str, now: float) -> Lease | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -72,20 +71,6 @@ class JournalContract:
         assert journal.append([]) == 1
         assert len(journal) == 1
 
-    def test_a_repeated_request_is_applied_once(self, journal: Journal) -> None:
-        journal.append([b"a"])
-        assert journal.append([b"b", b"c"], request="r") == 1
-        journal.append([b"d"])
-        assert journal.append([b"b", b"c"], request="r") == 1
-        assert journal.read() == [b"a", b"b", b"c", b"d"]
-
-    def test_requests_of_other_names_are_applied(self, journal: Journal) -> None:
-        assert journal.append([b"a"], request="r") == 0
-        assert journal.append([b"a"], request="R") == 1
-        assert journal.append([b"a"], request="") == 2
-        assert journal.append([b"a"], request="") == 2
-        assert len(journal) == 3
-
     def test_an_append_is_refused_when_the_log_is_longer_than_expected(self, journal: Journal) -> None:
         after_a = Cursor().after([b"a"])
         assert journal.append([b"a"], expect=Cursor()) == 0
@@ -94,19 +79,6 @@ class JournalContract:
         assert journal.append([b"c"], expect=after_a) is None
         assert journal.read() == [b"a", b"b"]
         assert journal.append([b"c", b"d"], expect=after_a.after([b"b"])) == 2
-
-    def test_a_repeated_request_is_known_though_the_log_has_grown_beyond_what_it_expected(
-        self, journal: Journal
-    ) -> None:
-        assert journal.append([b"a"], request="r", expect=Cursor()) == 0
-        assert journal.append([b"a"], request="r", expect=Cursor()) == 0
-        assert len(journal) == 1
-
-    def test_a_refused_request_can_be_made_again(self, journal: Journal) -> None:
-        journal.append([b"a"])
-        assert journal.append([b"b"], request="r", expect=Cursor()) is None
-        assert journal.append([b"b"], request="r", expect=Cursor().after([b"a"])) == 1
-        assert journal.read() == [b"a", b"b"]
 
     def test_read_goes_on_behind_a_cursor(self, journal: Journal) -> None:
         records = [b"0", b"", b"2", b"\xff\x00"]
@@ -129,18 +101,16 @@ class JournalContract:
             for call in (
                 partial(journal.read_on, cursor),
                 partial(journal.append, [b"new"], expect=cursor),
-                partial(journal.append, [b"new"], request="r", expect=cursor),
             ):
                 with pytest.raises(HistoryChanged, match=f"the {len(passed)} that this process has read"):
                     call()
         assert journal.read() == there
-        assert journal.append([b"new"], request="r", expect=Cursor().after(there)) == 4
+        assert journal.append([b"new"], expect=Cursor().after(there)) == 4
 
     def test_all_handles_see_the_same_log(self, open_journal: Callable[[], Journal]) -> None:
         with closing(open_journal()) as one, closing(open_journal()) as other:
-            one.append([b"a"], request="r")
+            one.append([b"a"])
             assert other.read() == [b"a"]
-            assert other.append([b"a"], request="r") == 0
             assert other.append([b"b"]) == 1
             assert one.read() == [b"a", b"b"]
 
@@ -148,32 +118,10 @@ class JournalContract:
         if not self.between_processes:
             pytest.skip("a journal within one process")
         with closing(open_journal()) as journal:
-            journal.append([b"a", b"b"], request="r")
+            journal.append([b"a", b"b"])
         with closing(open_journal()) as journal:
             assert journal.read() == [b"a", b"b"]
-            assert journal.append([b"a", b"b"], request="r") == 0
-
-    def test_wait_returns_at_once_when_the_log_is_longer(self, journal: Journal) -> None:
-        journal.append([b"a"])
-        assert journal.wait(0, timeout=60)
-        assert journal.wait(0, timeout=0)
-
-    def test_wait_gives_up_after_its_timeout(self, journal: Journal) -> None:
-        journal.append([b"a"])
-        assert not journal.wait(1, timeout=0)
-        assert not journal.wait(1, timeout=0.02)
-
-    def test_wait_is_woken_by_an_append_through_another_handle(self, open_journal: Callable[[], Journal]) -> None:
-        with (
-            closing(open_journal()) as reader,
-            closing(open_journal()) as writer,
-            ThreadPoolExecutor(1) as pool,
-        ):
-            woken = pool.submit(reader.wait, 1, 60)
-            writer.append([b"a"])
-            writer.append([b"b"])
-            assert woken.result()
-            assert reader.read() == [b"a", b"b"]
+            assert journal.append([b"c"]) == 2
 
     def test_a_closed_journal_refuses_every_call(self, journal: Journal) -> None:
         journal.close()
@@ -182,24 +130,9 @@ class JournalContract:
             lambda: journal.append([b"a"]),
             lambda: journal.read(),
             lambda: len(journal),
-            lambda: journal.wait(0, timeout=0),
         ):
             with pytest.raises(StoreError):
                 call()
-
-    def test_close_wakes_those_who_wait(self, journal: Journal) -> None:
-        waiting = threading.Event()
-
-        def wait() -> bool:
-            waiting.set()
-            return journal.wait(0, timeout=60)
-
-        with ThreadPoolExecutor(1) as pool:
-            result = pool.submit(wait)
-            waiting.wait()
-            journal.close()
-            with pytest.raises(StoreError):
-                result.result()
 
     def test_threads_of_one_handle_append_in_one_order(self, journal: Journal) -> None:
         with ThreadPoolExecutor(_WRITERS) as pool:
@@ -244,10 +177,8 @@ def _append_batches(journal: Journal, writer: int) -> list[int]:
     positions = []
     for batch in range(_BATCHES):
         records = [b"%d %d %d" % (writer, batch, part) for part in range(1 + batch % 4)]
-        # Every batch is sent twice, as by a writer that has lost the reply.
-        position = journal.append(records, request=f"{writer} {batch}")
+        position = journal.append(records)
         assert position is not None
-        assert journal.append(records, request=f"{writer} {batch}") == position
         positions.append(position)
     return positions
 

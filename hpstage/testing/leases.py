@@ -95,10 +95,10 @@ class LeasesContract:
         token = store.acquire("a", "me", 100)
         assert token is not None
         advance(80)
-        assert store.renew("a", token, 100)
+        assert not store.renew_all({"a": token}, 100)
         advance(80)
         assert store.acquire("a", "you", 100) is None
-        assert store.renew("a", token, 10)  # also to an earlier time
+        assert not store.renew_all({"a": token}, 10)  # also to an earlier time
         advance(11)
         assert store.acquire("a", "you", 100) is not None
 
@@ -108,21 +108,21 @@ class LeasesContract:
         token = store.acquire("a", "me", 100)
         assert token is not None
         advance(101)
-        assert store.renew("a", token, 100)
+        assert not store.renew_all({"a": token}, 100)
         assert store.acquire("a", "you", 100) is None
         advance(101)
         assert store.acquire("a", "you", 100) is not None
-        assert not store.renew("a", token, 100)
+        assert store.renew_all({"a": token}, 100)
 
     def test_only_the_token_of_the_holder_renews_and_releases(self, store: Store) -> None:
         token = store.acquire("a", "me", 100)
         assert token is not None
         for wrong in (token - 1, token + 1, 0):
-            assert not store.renew("a", wrong, 1000)
+            assert store.renew_all({"a": wrong}, 1000)
             assert not store.release("a", wrong)
         lease = store.holder("a")
         assert lease is not None and lease.seconds <= 100
-        assert not store.renew("b", token, 100)
+        assert store.renew_all({"b": token}, 100)
         assert not store.release("b", token)
         assert store.holder("b") is None
 
@@ -132,7 +132,7 @@ class LeasesContract:
         assert store.release("a", token)
         assert store.holder("a") is None
         assert not store.release("a", token)
-        assert not store.renew("a", token, 100)
+        assert store.renew_all({"a": token}, 100)
         assert store.acquire("a", "you", 100) is not None
 
     def test_several_are_acquired_together_or_not_at_all(self, store: Store) -> None:
@@ -176,7 +176,7 @@ class LeasesContract:
         with pytest.raises(UsageError, match="positive, finite"):
             store.acquire("a", "me", seconds)
         with pytest.raises(UsageError, match="positive, finite"):
-            store.renew("a", 1, seconds)
+            store.renew_all({"a": 1}, seconds)
         assert store.holder("a") is None
 
     @pytest.mark.parametrize("name", ["", " ", "a b", "{a}", "ä€\U0001f600", "a\nb", "a\x00b", "x" * 10_000])
@@ -194,7 +194,7 @@ class LeasesContract:
             token = one.acquire("a", "me", 100)
             assert token is not None
             assert other.acquire("a", "you", 100) is None
-            assert other.renew("a", token, 100)
+            assert not other.renew_all({"a": token}, 100)
             assert other.release("a", token)
             assert one.holder("a") is None
 
@@ -211,7 +211,7 @@ class LeasesContract:
         store.close()
         for call in (
             lambda: store.acquire("a", "me", 100),
-            lambda: store.renew("a", 1, 100),
+            lambda: store.renew_all({"a": 1}, 100),
             lambda: store.release("a", 1),
             lambda: store.holder("a"),
         ):

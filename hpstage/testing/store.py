@@ -32,7 +32,7 @@ class StoreContract(JournalContract, LeasesContract):
         tokens = store.acquire_all(["a", "b"], "me", 100)
         assert tokens is not None
         assert store.append([b"x"], fences=tokens) == 0
-        assert store.append([b"y"], fences={"b": tokens["b"]}, request="r", expect=Cursor().after([b"x"])) == 1
+        assert store.append([b"y"], fences={"b": tokens["b"]}, expect=Cursor().after([b"x"])) == 1
         assert store.read() == [b"x", b"y"]
 
     def test_an_append_is_refused_when_one_of_its_leases_was_taken(
@@ -69,21 +69,6 @@ class StoreContract(JournalContract, LeasesContract):
         with pytest.raises(LeaseLost):
             store.append([b"x"], fences={"a": token})
         assert store.append([b"x"], fences={"a": new}) == 0
-
-    def test_a_request_that_was_applied_is_known_though_its_leases_were_lost_since(self, store: Store) -> None:
-        token = store.acquire("a", "me", 100)
-        assert token is not None
-        assert store.append([b"x"], request="r", fences={"a": token}) == 0
-        store.release("a", token)
-        assert store.append([b"x"], request="r", fences={"a": token}) == 0
-        assert len(store) == 1
-
-    def test_a_request_that_was_refused_for_its_leases_can_be_made_again(self, store: Store) -> None:
-        with pytest.raises(LeaseLost):
-            store.append([b"x"], request="r", fences={"a": 1})
-        token = store.acquire("a", "me", 100)
-        assert token is not None
-        assert store.append([b"x"], request="r", fences={"a": token}) == 0
 
     def test_lost_leases_are_told_before_a_log_that_was_not_expected(self, store: Store) -> None:
         store.append([b"a"])

@@ -82,11 +82,10 @@ class Noting(RedisJournal):
         self,
         records: Sequence[bytes],
         *,
-        request: str | None = None,
         expect: Cursor | None = None,
         fences: Mapping[str, int] = NO_FENCES,
     ) -> int | None:
-        position = super().append(records, request=request, expect=expect, fences=fences)
+        position = super().append(records, expect=expect, fences=fences)
         if position is not None:
             with self._notes.open("a") as notes:
                 for offset, record in enumerate(records):

@@ -160,7 +160,7 @@ def test_a_redis_server_whose_clock_is_set_ahead_costs_no_owner_its_work(shared_
         assert token is not None
         client.hincrby(f"{{{prefix}}}:about", "offset", 3_600_000_000)
         assert store.append([b"a"], fences={"node": token}) == 0
-        assert store.renew("node", token, 100)
+        assert not store.renew_all({"node": token}, 100)
         assert store.acquire("node", "you", 100) is None
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -86,7 +87,9 @@ def test_kill_9_of_the_server_amid_three_writers_loses_nothing_acknowledged_and_
         outputs = [pool.submit(writer.communicate) for writer in writers]
         for kill in range(kills):
             # All three are in the middle of their work, at a moment that differs from kill to kill.
-            assert journal.wait(100 + 500 * kill, 60)
+            while len(journal) <= 100 + 500 * kill:
+                assert any(writer.poll() is None for writer in writers)
+                time.sleep(0.005)
             redis_server.kill()
             redis_server.start()
         positions = [list(map(int, output.result()[0].split())) for output in outputs]
@@ -124,23 +127,22 @@ def test_an_append_that_was_given_up_is_not_applied_after_the_next(
         assert journal.read() in ([b"a", b"b"], [b"a", b"given up", b"b"])
         assert position == len(journal) - 1
         # As it would come by a network that held it back.
-        late: list[Any] = [journal._id, journal._handle, 2, "", "", "", 0, b"given up"]
+        late: list[Any] = [journal._id, journal._handle, 2, "", "", 0, b"given up"]
         assert journal._server.run(redis_scripts.APPEND, journal._keys, late) == [b"late"]
 
 
 def test_readers_and_leases_ride_through_a_restart(redis_server: RedisServer) -> None:
     with closing(RedisJournal(redis_server.url)) as journal, ThreadPoolExecutor(1) as pool:
-        journal.append([b"a"], request="r")
+        journal.append([b"a"])
         token = journal.acquire("node", "me", 100)
         assert token is not None
-        woken = pool.submit(journal.wait, 1, 60)
         redis_server.kill()
+        length = pool.submit(len, journal)
         redis_server.start()
+        assert length.result() == 1
         assert journal.acquire("node", "you", 100) is None
-        assert journal.renew("node", token, 100)
-        assert journal.append([b"a"], request="r") == 0
+        assert not journal.renew_all({"node": token}, 100)
         assert journal.append([b"b"], fences={"node": token}) == 1
-        assert woken.result()
         assert journal.read() == [b"a", b"b"]
 
 
@@ -197,7 +199,7 @@ def test_a_server_out_of_memory_is_named_with_the_remedy_and_nothing_is_half_don
         def append_on_and_on() -> None:
             nonlocal acknowledged
             while True:
-                journal.append([b"x" * 50_000] * 3, request=str(acknowledged))
+                journal.append([b"x" * 50_000] * 3)
                 acknowledged += 3
 
         with pytest.raises(StoreError, match="out of memory; raise its maxmemory"):
@@ -209,7 +211,7 @@ def test_a_server_out_of_memory_is_named_with_the_remedy_and_nothing_is_half_don
         assert journal.release("node", token)
         assert journal.holder("other") is None
         client.config_set("maxmemory", 0)
-        assert journal.append([b"x"], request=str(acknowledged)) == acknowledged
+        assert journal.append([b"x"]) == acknowledged
         assert len(journal) == acknowledged + 1
 
 
@@ -228,7 +230,7 @@ def test_a_replica_can_be_read_and_says_that_it_is_read_only(start_redis: StartR
             for call in (
                 lambda: copy.append([b"b"]),
                 lambda: copy.acquire("node", "you", 100),
-                lambda: copy.renew("node", token, 100),
+                lambda: copy.renew_all({"node": token}, 100),
                 lambda: copy.release("node", token),
             ):
                 with pytest.raises(StoreError, match="read-only replica; give the address of the primary"):
@@ -237,7 +239,7 @@ def test_a_replica_can_be_read_and_says_that_it_is_read_only(start_redis: StartR
         RedisJournal(replica.url, prefix="new")
 
 
-@pytest.mark.parametrize("key", ["log", "about", "requests", "handles", "leases"])
+@pytest.mark.parametrize("key", ["log", "about", "handles", "leases"])
 @pytest.mark.parametrize("kind", ["text", "hash", "stream"])
 def test_what_something_else_keeps_under_the_prefix_is_refused_and_left_alone(
     shared_redis: RedisServer, key: str, kind: str
@@ -266,12 +268,16 @@ def test_a_key_that_is_overwritten_meanwhile_is_named_with_the_remedy(shared_red
             journal.append([b"b"])
 
 
-def test_a_journal_of_a_newer_hpstage_is_refused(shared_redis: RedisServer) -> None:
-    RedisJournal(shared_redis.url, prefix="newer").close()
+@pytest.mark.parametrize(
+    ("by", "said"), [(1, r"newer hpstage \(format \d+.*upgrade"), (-1, r"older hpstage \(format \d+.*another prefix")]
+)
+def test_a_journal_of_another_format_is_refused(shared_redis: RedisServer, by: int, said: str) -> None:
+    prefix = f"format{by}"
+    RedisJournal(shared_redis.url, prefix=prefix).close()
     with shared_redis.client() as client:
-        client.hset("{newer}:about", "format", redis_scripts.FORMAT + 1)
-    with pytest.raises(StoreError, match=r"newer hpstage \(format 3.*upgrade"):
-        RedisJournal(shared_redis.url, prefix="newer")
+        client.hset(f"{{{prefix}}}:about", "format", redis_scripts.FORMAT + by)
+    with pytest.raises(StoreError, match=said):
+        RedisJournal(shared_redis.url, prefix=prefix)
 
 
 def test_a_server_that_is_too_old_is_refused(shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,9 +309,9 @@ def test_a_server_that_speaks_something_else_is_said_plainly() -> None:
 def test_a_record_that_is_no_bytes_is_refused_at_once_and_changes_nothing(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="no bytes")) as journal:
         with pytest.raises(StoreError):
-            journal.append([b"a", object()], request="r")  # type: ignore[list-item]
+            journal.append([b"a", object()])  # type: ignore[list-item]
         assert len(journal) == 0
-        assert journal.append([b"a"], request="r") == 0
+        assert journal.append([b"a"]) == 0
 
 
 # --- servers that forget ------------------------------------------------------------------------------------
@@ -337,9 +343,8 @@ def test_a_server_that_forgot_what_this_handle_has_seen_is_refused(start_redis: 
             lambda: journal.append([b"c"]),
             lambda: journal.read(),
             lambda: len(journal),
-            lambda: journal.wait(0, 60),
             lambda: journal.acquire("other", "me", 100),
-            lambda: journal.renew("node", token, 100),
+            lambda: journal.renew_all({"node": token}, 100),
         ):
             with pytest.raises(StoreError, match="has lost records"):
                 call()
@@ -495,7 +500,6 @@ def test_tls_is_spoken_and_the_certificate_is_checked(
         url = f"rediss://127.0.0.1:{port}"
         with closing(RedisJournal(f"{url}?ssl_ca_certs={certificate}", prefix="tls")) as journal:
             assert journal.append([b"x" * 100_000]) == 0
-            assert not journal.wait(1, 0.02)
             assert journal.read() == [b"x" * 100_000]
             assert repr(journal) == f"RedisJournal('{url}', prefix='tls')"
         with pytest.raises(StoreError, match=r"certificate is not trusted.*ssl_ca_certs=FILE"):
@@ -523,9 +527,9 @@ def test_prefixes_are_stores_of_their_own(shared_redis: RedisServer) -> None:
         closing(RedisJournal(shared_redis.url, prefix="one")) as one,
         closing(RedisJournal(shared_redis.url, prefix="two")) as two,
     ):
-        one.append([b"a"], request="r")
+        one.append([b"a"])
         assert one.acquire("node", "me", 100) is not None
-        assert two.append([b"b"], request="r", expect=Cursor()) == 0
+        assert two.append([b"b"], expect=Cursor()) == 0
         assert two.acquire("node", "you", 100) is not None
         assert (one.read(), two.read()) == ([b"a"], [b"b"])
 

@@ -99,18 +99,18 @@ def test_a_failed_append_changes_nothing_and_the_journal_works_on(
     with closing(SQLiteJournal(path)) as journal:
         journal.append([b"kept"])
         with full_disk(100_000), pytest.raises(StoreError, match=r"journal\.db.*free space"):
-            journal.append([b"x" * 50_000] * 10, request="r")
+            journal.append([b"x" * 50_000] * 10)
         assert journal.read() == [b"kept"]
-        assert journal.append([b"x" * 50_000] * 10, request="r") == 1
+        assert journal.append([b"x" * 50_000] * 10) == 1
         assert len(journal) == 11
 
 
 def test_an_append_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:
     with closing(SQLiteJournal(tmp_path / "journal.db")) as journal:
         with pytest.raises(TypeError):
-            journal.append([b"a", object()], request="r")  # type: ignore[list-item]
+            journal.append([b"a", object()])  # type: ignore[list-item]
         assert len(journal) == 0
-        assert journal.append([b"a"], request="r") == 0
+        assert journal.append([b"a"]) == 0
 
 
 def test_a_read_only_folder_is_named_with_the_remedy(

@@ -21,7 +21,6 @@ NAMES = ["a", "b", "c"]
 HANDLE = st.integers(0, 1)
 RECORDS = st.lists(st.binary(max_size=8), max_size=4)
 CURSOR = RECORDS.map(Cursor().after)
-REQUEST = st.none() | st.sampled_from(["p", "q", "r", "s"])
 OWNER = st.sampled_from(["me", "you"])
 SEVERAL = st.lists(st.sampled_from(NAMES), max_size=4)
 # Redis runs by real time besides: with steps of 100 s the seconds that the test takes make no difference.
@@ -73,25 +72,19 @@ class StoresAgree(RuleBasedStateMachine):
 
     @initialize(records=RECORDS, owner=OWNER, seconds=SECONDS, names=SEVERAL)
     def begin(self, records: list[bytes], owner: str, seconds: float, names: list[str]) -> None:
-        self.append(0, records, None, None, {})
+        self.append(0, records, None, {})
         self.acquire(0, names, owner, seconds)
 
-    @rule(handle=HANDLE, records=RECORDS, request=REQUEST, expect=st.none() | CURSOR, fences=PRESENTED)
-    def append(
-        self, handle: int, records: list[bytes], request: str | None, expect: Cursor | None, fences: dict[str, int]
-    ) -> None:
+    @rule(handle=HANDLE, records=RECORDS, expect=st.none() | CURSOR, fences=PRESENTED)
+    def append(self, handle: int, records: list[bytes], expect: Cursor | None, fences: dict[str, int]) -> None:
         self.all_agree(
             handle,
-            lambda journal, store: journal.append(
-                records, request=request, expect=expect, fences=self.presented(store, fences)
-            ),
+            lambda journal, store: journal.append(records, expect=expect, fences=self.presented(store, fences)),
         )
 
-    @rule(handle=HANDLE, records=RECORDS, request=REQUEST, name=st.sampled_from(NAMES))
-    def append_with_the_last_token_to_what_was_read(
-        self, handle: int, records: list[bytes], request: str | None, name: str
-    ) -> None:
-        self.append(handle, records, request, Cursor().after(self.handles["memory"][0].read()), {name: 0})
+    @rule(handle=HANDLE, records=RECORDS, name=st.sampled_from(NAMES))
+    def append_with_the_last_token_to_what_was_read(self, handle: int, records: list[bytes], name: str) -> None:
+        self.append(handle, records, Cursor().after(self.handles["memory"][0].read()), {name: 0})
 
     @rule(handle=HANDLE, start=st.integers(0, 20), limit=st.none() | st.integers(0, 20))
     def read(self, handle: int, start: int, limit: int | None) -> None:
@@ -104,10 +97,6 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(handle=HANDLE, passed=st.integers(0, 20), limit=st.none() | st.integers(0, 20))
     def read_on_from_what_was_read(self, handle: int, passed: int, limit: int | None) -> None:
         self.read_on(handle, Cursor().after(self.handles["memory"][0].read(0, passed)), limit)
-
-    @rule(handle=HANDLE, length=st.integers(0, 20))
-    def wait(self, handle: int, length: int) -> None:
-        self.all_agree(handle, lambda journal, store: journal.wait(length, 0))
 
     @rule(handle=HANDLE, names=SEVERAL, owner=OWNER, seconds=SECONDS)
     def acquire(self, handle: int, names: list[str], owner: str, seconds: float) -> None:
