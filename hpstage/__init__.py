@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpstage.schedule import Schedule
     from hpstage.search.optimize import optimize
     from hpstage.search.result import Result
+    from hpstage.training.function import Run
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ __all__ = [
     "InlineExecutor",
     "Preflight",
     "Result",
+    "Run",
     "Schedule",
     "check",
     "errors",
@@ -41,6 +43,7 @@ _HOMES = {
     "InlineExecutor": "hpstage.execution.inline",
     "Preflight": "hpstage.rehearsal.preflight",
     "Result": "hpstage.search.result",
+    "Run": "hpstage.training.function",
     "Schedule": "hpstage.schedule",
     "check": "hpstage.checking",
     "optimize": "hpstage.search.optimize",

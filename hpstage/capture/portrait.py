@@ -156,6 +156,12 @@ def variable(path: str) -> str:
     return path if found is None else found[0]
 
 
+def shown(path: str) -> str:
+    """A path for people: without the mark by which a local variable and what it holds are told apart."""
+    name = variable(path)
+    return name + path.removeprefix(name).lstrip("'") if path.startswith(LOCAL) else path
+
+
 def rank(path: str) -> int:
     """How far down a path is the likely cause of other differences: 0 comes first."""
     if path.startswith(LOCAL):

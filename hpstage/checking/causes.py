@@ -94,7 +94,7 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
             f"{when} something else in every process: {what} hangs on the time, on the process or an address (id()), "
             f"on entropy (os.urandom, secrets, a generator without a seed), on a thread that works beside it, on a "
             f"file, or on a variable of the environment",
-            _DRAWS,
+            _DRAWS + _UNLESS,
         )
     if way == ways.THREADS:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpstage.capture.portrait import LOCAL, Difference, differences, rank, variable
+from hpstage.capture.portrait import LOCAL, Difference, differences, rank, shown
 from hpstage.checking.runs import Record, Snapshot
 from hpstage.checking.snapshot import GENERATOR, SETTING, STATE
 
@@ -50,7 +50,7 @@ def first_apart(straight: Record, other: Record, *, variables: bool = True, answ
         )
         if found:
             (path, here, there), *rest = found
-            return Apart(step, _shown(path), here, there, path in at_once, tuple(_shown(path) for path, _, _ in rest))
+            return Apart(step, shown(path), here, there, path in at_once, tuple(shown(path) for path, _, _ in rest))
     for step in sorted(straight.metrics.keys() & other.metrics.keys()):
         found = list(differences(straight.metrics[step], other.metrics[step]))
         if found:
@@ -70,12 +70,6 @@ def _told(straight: Snapshot, other: Snapshot, variables: bool, answered: bool) 
     for difference in differences(straight, other, answered=answered):
         if variables or not difference[0].startswith(LOCAL):
             yield difference
-
-
-def _shown(path: str) -> str:
-    """Without the mark by which a variable and what it holds are told apart."""
-    name = variable(path)
-    return name + path.removeprefix(name).lstrip("'") if path.startswith(LOCAL) else path
 
 
 def _rank(path: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from hpstage.capture.portrait import LOCAL, Difference, differences, first_difference
+from hpstage.capture.portrait import LOCAL, Difference, differences, first_difference, shown
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
@@ -118,7 +118,7 @@ def portrait_of(trainable: Trainable) -> dict[str, str]:
 
 def explain(difference: Difference, steps: int, *, by_measuring: bool = False) -> str:
     """What a difference means, and what to do."""
-    path, straight, forked = difference
+    path, straight, forked = shown(difference[0]), *difference[1:]
     if by_measuring:
         return (
             f"measuring changes training: {path} is {straight} after {steps} steps, and {forked} where one asks "

@@ -125,7 +125,19 @@ def _check_header(record: bytes, workload: StateKey, described: Mapping[str, str
             for name in names
             if header.described.get(name) != described.get(name)
         ]
+        code = header.described.get("code", ""), described.get("code", "")
         raise StoreError(
-            "this store belongs to another workload (" + "; ".join(changes) + "); choose another store, or state "
-            "`version` on the trainable if the change does not alter training"
+            f"this store belongs to another workload ({'; '.join(changes)}); choose another store{_or(*code)}"
         )
+
+
+def _or(there: str, here: str) -> str:
+    """What else helps, where the code there and here differs."""
+    if there == here:
+        return ""
+    if there.startswith("version ") or here.startswith("version "):
+        return ": a stated `version` is part of the workload, so stating one takes over no store that was begun before"
+    return (
+        ", or undo the edit; a store that was begun with a `version` stated on the trainable goes on through edits "
+        "that do not alter training"
+    )

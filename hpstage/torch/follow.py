@@ -55,8 +55,8 @@ class Follower:
                 raise UsageError(
                     f"param group {index} of {type(self._optimizer).__name__} was built with {name}="
                     f"{_plain(group[name])!r}, but the hyper-parameter {name!r} is {value!r} then and the group would "
-                    "follow it: build the group with that value, or override group_values() of the TorchTrainable, or "
-                    "give the hyper-parameter a name of its own"
+                    "follow it: build the group with that value, or (TorchTrainable) override group_values(), or give "
+                    "the hyper-parameter a name of its own"
                 )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:

@@ -87,7 +87,10 @@ class Run:
             raise UsageError("call run.attach(...) once, before the loop over run.steps()")
         for name, part in parts.items():
             if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
-                raise UsageError(f"run.attach({name}=...): {type(part).__name__} has no state_dict and load_state_dict")
+                raise UsageError(
+                    f"run.attach({name}=...): {type(part).__name__} has no state_dict and load_state_dict; give it "
+                    f"both, or make it an attribute of something that is attached, which is captured with it"
+                )
         torch: Any = sys.modules.get("torch")
         for part in parts.values():
             if torch is not None and isinstance(part, torch.optim.Optimizer):
@@ -329,7 +332,11 @@ class FunctionTrainable(Adapter):
         rekey(seed_of(hp), step)
         body.go_on()
         if body.ended:
-            raise TrainingError(f"{self._name} returned at step {step}: it must loop over run.steps() until stopped")
+            raise TrainingError(
+                f"{self._name} returned at step {step}, before run.steps() was over: leave its loop without "
+                f"`break` and `return`. What ends trials early is the algorithm (ASHA, MedianStopping); where a trial "
+                f"has seen enough, go on without training"
+            )
         if self._announced and run._metrics is None:
             raise TrainingError(
                 f"{self._name} gave no metrics at step {step}, where run.wants_report was True: call run.report(...)"

@@ -62,6 +62,26 @@ def hidden_counter(run: Run) -> None:
             run.report(loss=nn.functional.cross_entropy(model(x), y).item())
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+def hidden_meter(run: Run) -> None:
+    x, y = samples()
+    model, meter = network(), Meter()
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    for _ in run.steps():
+        batch = run.indices(len(x), 8)
+        meter.seen += 8
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(x[batch]), y[batch]) * (2 if meter.seen > 40 else 1)).backward()
+        optimizer.step()
+        if run.wants_report:
+            run.report(loss=nn.functional.cross_entropy(model(x), y).item())
+
+
 def unattached(run: Run) -> None:
     x, y = samples()
     model = network()
@@ -148,6 +168,7 @@ class Incomplete:
     ("trainable", "match"),
     [
         (hidden_counter, r"local variable seen is 16 from the state and 32 straight through"),
+        (hidden_meter, r"local variable meter\.seen is 16 from the state and 32 straight through"),
         (unattached, r"local variable average"),
         (iterating, r"local variable"),
         (Loader(), r"self.batches (is a .*generator that has moved on|has changed in training, and cannot)"),
