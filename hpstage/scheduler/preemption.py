@@ -38,6 +38,8 @@ class Yielding:
         """Instructions that bring the chains' ends to where they are to be now."""
         going, instructions = self._going(running)
         waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), workers)]
+        if not self._plan.sharing:
+            waiting = []  # a trial that is trained alone gives way to none: cut, it would go on from a state
         cuts = self._cuts([chain for chain, _ in going], waiting, workers, now)
         for chain, last in going:
             end = last

@@ -172,6 +172,7 @@ def test_without_sharing_every_trial_is_trained_alone(trials, workers):
     search.run(trials, [t.steps for t in trials])
     assert search.plan.totals.steps_trained == sum(t.steps for t in trials)
     assert search.plan.merge_rate == 1.0
+    assert search.plan.totals.loads == 0, "from its beginning to its end, without a fork"
 
 
 def test_an_inert_parameter_does_not_part_two_trials():
