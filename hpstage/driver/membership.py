@@ -34,6 +34,7 @@ def taking_part(
     *,
     workload: StateKey,
     described: Mapping[str, str],
+    loaded: Mapping[str, str],
     sharing: bool,
     checkpoint_every: int | None,
     verify: Verify,
@@ -53,7 +54,7 @@ def taking_part(
             has counted, and it may join again.
         HistoryChanged: the journal has lost records that this process has folded. It may join again, too.
     """
-    plan = open_plan(journal, workload, described, sharing=sharing)
+    plan = open_plan(journal, workload, described, loaded, sharing=sharing)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     presence = Presence(journal, me) if isinstance(journal, Leases) else None
     scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every, verify=verify)

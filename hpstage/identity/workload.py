@@ -120,6 +120,16 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
     ]
 
 
+def by_name(loaded: Mapping[str, str]) -> dict[str, str]:
+    """Of what is loaded, a short digest for each name of the code; without what hosts compute."""
+    found: dict[str, str] = {}
+    for name in sorted(loaded):
+        if not name.endswith(COMPUTED):
+            plain = name.removesuffix(f" {FIXED}")
+            found[plain] = found.get(plain, "") + loaded[name][:8]
+    return found
+
+
 def drifts(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
     """Names of values that the user's modules have computed, and that differ between this process and another."""
     both = sorted(name for name in here if name.endswith(COMPUTED) and name in there)

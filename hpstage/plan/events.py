@@ -262,12 +262,14 @@ Instruction = StartChain | AmendChain | StopChain
 
 
 class PlanCreated(msgspec.Struct, frozen=True, tag=True):
-    """First event of a journal: its format, the workload it belongs to, and what tells it from other plans of that."""
+    """First event of a journal: its format, the workload it belongs to, and what tells it from other plans of that.
+    ``loaded``: digests of the workload's code by name, by which it is said what was edited."""
 
     format: int
     workload: StateKey
     described: dict[str, str]
     id: str = ""
+    loaded: dict[str, str] = {}
 
 
 class TrialAdded(msgspec.Struct, frozen=True, tag=True):

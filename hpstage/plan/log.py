@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -15,21 +16,32 @@ from hpstage.store.journal import Journal
 
 encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Fact)
+NOTHING: Mapping[str, str] = MappingProxyType({})
+_SHOWN = 5
 
 
 def open_plan(
-    journal: Journal, workload: StateKey, described: Mapping[str, str], *, sharing: bool = True
+    journal: Journal,
+    workload: StateKey,
+    described: Mapping[str, str],
+    loaded: Mapping[str, str] = NOTHING,
+    *,
+    sharing: bool = True,
 ) -> SearchPlan:
     """The plan that a journal holds; an empty journal is given its first event.
+
+    Args:
+        described: what the workload's key was made of.
+        loaded: digests of its code by name, to say what differs.
 
     Raises:
         StoreError: the journal belongs to another workload (naming what differs), was written by a newer hpstage, or
             holds something that is no fact or contradicts itself.
     """
     if len(journal) == 0:
-        created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex)
+        created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded))
         journal.append([encode(created)], expect=Cursor())  # whoever is first: the check below holds for both
-    _check_header(journal.read(0, 1)[0], workload, described)
+    _check_header(journal.read(0, 1)[0], workload, described, loaded)
     plan = SearchPlan(workload, sharing=sharing)
     fold_on(journal, plan, plan.apply)
     return plan
@@ -109,9 +121,12 @@ class _Header(msgspec.Struct, tag="PlanCreated"):
     format: int
     workload: str = ""
     described: dict[str, str] = {}
+    loaded: dict[str, str] = {}
 
 
-def _check_header(record: bytes, workload: StateKey, described: Mapping[str, str]) -> None:
+def _check_header(
+    record: bytes, workload: StateKey, described: Mapping[str, str], loaded: Mapping[str, str] = NOTHING
+) -> None:
     try:
         header = msgspec.json.decode(record, type=_Header)
     except msgspec.MsgspecError as error:
@@ -125,6 +140,9 @@ def _check_header(record: bytes, workload: StateKey, described: Mapping[str, str
             for name in names
             if header.described.get(name) != described.get(name)
         ]
+        edited = sorted(name for name in {*header.loaded, *loaded} if header.loaded.get(name) != loaded.get(name))
+        if edited and header.loaded and loaded:
+            changes.append(f"what differs: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
         code = header.described.get("code", ""), described.get("code", "")
         raise StoreError(
             f"this store belongs to another workload ({'; '.join(changes)}); choose another store{_or(*code)}"

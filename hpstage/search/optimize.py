@@ -21,7 +21,7 @@ from hpstage.driver.driver import Driver
 from hpstage.driver.membership import taking_part
 from hpstage.errors import HistoryChanged, LeaseLost, UsageError
 from hpstage.executor import Executor
-from hpstage.identity.workload import code_identity
+from hpstage.identity.workload import by_name, code_identity
 from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.patience import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
@@ -202,6 +202,7 @@ def optimize(
                 call.ledger,
                 workload=workload,
                 described=described,
+                loaded=by_name(environment.loaded),
                 sharing=sharing,
                 checkpoint_every=checkpoint_every,
                 verify=verify,

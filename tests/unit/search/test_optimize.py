@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import optuna
@@ -206,8 +207,23 @@ def test_another_workload_is_refused_and_named():
 
     journal = MemoryJournal()
     run(create(), store=journal)
-    with pytest.raises(StoreError, match=r"another workload .*version"):
+    with pytest.raises(StoreError, match=r"another workload .*a stated `version` is part of the workload"):
         run(create(), Other(), store=journal)
+
+
+def test_what_was_edited_is_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "from tests.toys import Tape\nclass Edited(Tape):\n    version = None\n    def evaluate(self):\n        "
+    helper = "return {'score': gain(), 'hash': 0.0}\ndef gain():\n    return "
+    (tmp_path / "edited_helper.py").write_text(f"{source}{helper}1.0\n")
+    import edited_helper  # type: ignore[import-not-found]
+
+    journal = MemoryJournal()
+    run(create(), edited_helper.Edited(), store=journal)
+    (tmp_path / "edited_helper.py").write_text(f"{source}{helper}100.0\n")
+    importlib.reload(edited_helper)
+    with pytest.raises(StoreError, match=r"what differs: edited_helper\.gain\)"):
+        run(create(), edited_helper.Edited(), store=journal)
 
 
 @pytest.mark.parametrize(
