@@ -162,7 +162,8 @@ def as_text(result: Result, metrics: Sequence[str]) -> str:
     lines = []
     for best in _best(result):
         values = ", ".join(f"{clean(name)} {value:.6g}" for name, value in zip(metrics, best.values, strict=True))
-        lines.append(f"Best trial {best.number}: {values} with {clean(best.params)}")
+        elsewhere = "" if result.trial_id(best.number) in result.plan.trials else ", of another store or other code"
+        lines.append(f"Best trial {best.number}: {values} with {clean(best.params)}{elsewhere}")
     lines = lines or ["No trial has ended with a value."]
     left = sum(not trial.state.is_finished() for trial in trials)
     if left:

@@ -25,6 +25,7 @@ from hpstage.plan.log import open_existing_plan
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.dask.processes import ROOT, Processes, until
 from tests.redis_server import RedisServer
+from tests.toys import Tape
 
 SCRIPT = """
 import time
@@ -222,6 +223,37 @@ def test_bad_words_are_named_with_the_remedy(folder: Path, words: list[str], com
         CliRunner().invoke(app, command, catch_exceptions=False)
     assert not (folder / "steps").exists()
     sys.modules.pop("search_it", None)
+
+
+def test_a_best_trial_of_other_code_is_told_apart() -> None:
+    class Best(Tape):
+        def evaluate(self) -> dict[str, float]:
+            return {"score": 2.0}
+
+    class Worse(Tape):
+        def evaluate(self) -> dict[str, float]:
+            return {"score": 1.0}
+
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        return {"a": trial.suggest_int("a", 1, 2)}
+
+    study = optuna.create_study(direction="maximize")
+    told = []
+    for trainable in (Best(), Worse()):
+        result = hpstage.optimize(
+            study,
+            trainable,
+            space,
+            metric="score",
+            steps=4,
+            n_trials=1,
+            executor=hpstage.InlineExecutor(),
+            store=MemoryJournal(),
+        )
+        told.append(as_text(result, ["score"]).splitlines()[0])
+    first, second = told
+    assert first == f"Best trial 0: score 2 with {study.trials[0].params}"
+    assert second == f"{first}, of another store or other code"
 
 
 def test_a_scheduler_that_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
