@@ -137,6 +137,8 @@ class Closure(Scaled):
 
 
 class Weak(Scaled):
+    version = "1"  # weak references have no digest
+
     def __init__(self) -> None:
         super().__init__()
         self.me = weakref.ref(self)
@@ -190,7 +192,8 @@ def test_a_reference_to_the_trainable_leads_to_what_is_trained(
 
 def test_such_a_trainable_is_found_exact_by_a_check() -> None:
     hp = {"lr": s.piecewise({0: 0.05, 4: 0.01}), "momentum": 0.9, "batch_size": 8, "seed": 3, "scale": 2.0}
-    assert hpstage.check(Table(), hp, steps=6).exact
+    report = hpstage.check(Table(), lambda trial: hp, steps=6)
+    assert report.ok, report
 
 
 class Plain:
@@ -257,7 +260,7 @@ def test_the_object_is_the_users_again_after_a_search_that_failed() -> None:
     trainable = Failing()
     before = dict(vars(trainable))
     with pytest.raises(TrainingError, match="out of paper"):
-        search(trainable)
+        search(trainable, catch=())
     assert vars(trainable) == before
     assert trainable.hp == {}
 
