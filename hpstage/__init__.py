@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpstage.search.optimize import optimize
     from hpstage.search.result import Result
     from hpstage.training.function import Run
+    from hpstage.training.pickles import pickled
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "check",
     "errors",
     "optimize",
+    "pickled",
     "preflight",
     "schedule",
     "torch",
@@ -47,6 +49,7 @@ _HOMES = {
     "Schedule": "hpstage.schedule",
     "check": "hpstage.checking",
     "optimize": "hpstage.search.optimize",
+    "pickled": "hpstage.training.pickles",
     "preflight": "hpstage.rehearsal.preflight",
 }
 _MODULES = {"algos", "checkpoints", "cluster", "errors", "optuna", "report", "schedule", "store", "testing", "torch"}

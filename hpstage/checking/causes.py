@@ -8,7 +8,8 @@ from typing import Literal
 from hpstage.capture.portrait import LOCAL
 from hpstage.checking import ways
 from hpstage.checking.comparing import METRIC, WORKLOAD, Apart
-from hpstage.checking.snapshot import GENERATOR, SETTING, THREADS
+from hpstage.checking.snapshot import GENERATOR, SETTING, STATE, THREADS
+from hpstage.training.pickles import REMEDY
 
 Style = Literal["torch", "function", "object"]
 
@@ -19,6 +20,7 @@ _KEEP = {
     "object": "give it in state_dict() and take it over in load_state_dict(), or make it a function of the step",
 }
 _UNLESS = "; if no training hangs on it, name it in `stateless`"
+_PICKLE = "bytes b'\\x80", 'bytes b"\\x80'
 _DRAWS = (
     "draw from the global generators (random, numpy.random, torch), which hpstage keys from the seed and the step, or "
     "seed a generator of your own from hp['seed']; pass what else is needed as a hyper-parameter or an attribute"
@@ -60,6 +62,9 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
             "they are there",
             f"{_KEEP[style]}{_UNLESS.replace('`stateless`', 'the `stateless` of the function')}",
         )
+    if path.startswith(STATE) and apart.straight.startswith(_PICKLE) and apart.found.startswith(_PICKLE):
+        cause, _, remedy = REMEDY.partition(": ")
+        return cause, remedy
     if path.startswith(WORKLOAD) and way != ways.THREADS:
         return (
             "what training is made of is not the same in every process, so that workers would not agree",

@@ -21,6 +21,7 @@ from hpstage.errors import UsageError
 from hpstage.identity.workload import packages
 from hpstage.schedule.space import Space
 from hpstage.training.function import FunctionTrainable
+from hpstage.training.lent import see_free
 from hpstage.training.trainables import Keyed, as_trainable
 
 Say = Callable[[str], None]
@@ -67,6 +68,7 @@ def check(
         raise UsageError(f"n_forks is {n_forks!r}; give a whole number above zero")
     trainer = as_trainable(trainable)
     subject = getattr(trainer, "subject", trainable)
+    see_free(subject)
     trials = draw(space, steps, seed)
     forks = ways.forks_of(trials.steps, n_forks, seed)
     first, second = ways.processes(trials, forks)

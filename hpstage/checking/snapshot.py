@@ -83,7 +83,7 @@ def _entries(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, f"{type(value).__name__} of {len(value)}"
         for index, item in enumerate(value):
             yield from _entries(f"{path}[{index}]", item)
-    elif isinstance(leaves.describe("", value), leaves.Leaf):
+    elif not isinstance(value, bytes) and isinstance(leaves.describe("", value), leaves.Leaf):
         yield path, values_text(value).replace(" trained", "")
     else:
         yield path, _shortened(value)

@@ -294,7 +294,6 @@ class ChainRunner:
         self._trainable.train(step, values)
 
     def _verified(self, flight: _Flight, verification: ForkVerification) -> ForkVerified:
-        difference = verification.difference
         return ForkVerified(
             chain=flight.chain.id,
             worker=self._worker,
@@ -303,9 +302,7 @@ class ChainRunner:
             steps=verification.steps,
             seconds=verification.seconds,
             at=self._clock(),
-            difference=None
-            if difference is None
-            else explain(difference, verification.steps, by_measuring=verification.by_measuring),
+            difference=explain(verification),
         )
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:

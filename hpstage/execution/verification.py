@@ -12,6 +12,7 @@ from hpstage.capture.portrait import LOCAL, Difference, differences, first_diffe
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
+from hpstage.training.pickles import REMEDY, pickles_in
 
 _STATE = "the state"
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
@@ -45,6 +46,8 @@ class ForkVerification:
         self.difference: Difference | None = None
         self.by_measuring = False
         """Whether the difference is one between steps with a report and steps without."""
+        self.pickle: str | None = None
+        """Where in the state a pickle is whose bytes differ, and nothing else does."""
         self.over = False
         self._state: object = None
         self._at_fork: dict[str, str] = {}
@@ -73,6 +76,7 @@ class ForkVerification:
 
     def _compare(self) -> None:
         straight = portrait_of(self._trainable)
+        pickles = dict(pickles_in(self._trainable.state_dict()))
         close = getattr(self._trainable, "close", None)
         if close is not None:
             close()  # as a process that begins anew
@@ -85,6 +89,9 @@ class ForkVerification:
         self.difference = first_difference(
             straight, portrait_of(self._trainable), from_the_start=loaded, answered=answered
         )
+        if self.difference is not None and self.difference[0] == _STATE and pickles:
+            now = dict(pickles_in(self._trainable.state_dict()))
+            self.pickle = next((path for path, content in pickles.items() if now.get(path) != content), None)
         if self.difference is None and hasattr(self._trainable, "announce"):
             self._compare_measuring(straight)
         self._state = None
@@ -116,10 +123,18 @@ def portrait_of(trainable: Trainable) -> dict[str, str]:
     return {**told, _STATE: digest(trainable.state_dict())}
 
 
-def explain(difference: Difference, steps: int, *, by_measuring: bool = False) -> str:
-    """What a difference means, and what to do."""
+def explain(verification: ForkVerification) -> str | None:
+    """What the difference that was found means, and what to do; ``None`` if there is none."""
+    difference, steps = verification.difference, verification.steps
+    if difference is None:
+        return None
+    if verification.pickle is not None:
+        return (
+            f"{verification.pickle} is pickled, and its bytes after {steps} more steps from a kept state are not those "
+            f"of training straight through, though all else that training can reach is the same: {REMEDY}"
+        )
     path, straight, forked = shown(difference[0]), *difference[1:]
-    if by_measuring:
+    if verification.by_measuring:
         return (
             f"measuring changes training: {path} is {straight} after {steps} steps, and {forked} where one asks "
             f"for a report and did not before, or does not and did. What is done only where run.wants_report is true "

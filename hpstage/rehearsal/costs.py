@@ -16,6 +16,7 @@ from hpstage.identity.threads import restored
 from hpstage.plan.events import StateKey
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Scalar
+from hpstage.trainable import Trainable
 from hpstage.training.trainables import as_trainable
 
 StepSeconds = Callable[[Mapping[str, Scalar]], float]
@@ -90,6 +91,14 @@ def measured(trainable: object, samples: Iterable[Mapping[str, Scalar]]) -> Cost
     Each is set up and trained from the first step on, as a trial of that set alone would be.
     """
     trained = as_trainable(trainable)
+    try:
+        return _measured(trained, samples)
+    finally:
+        close: Callable[[], None] = getattr(trained, "close", lambda: None)
+        close()  # the object is the caller's again, and is searched next
+
+
+def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Costs:
     describe(trained)  # sets threads and the like as they are on workers, until we return
     synchronize: Callable[[], None] = getattr(trained, "synchronize", lambda: None)
     timings = []

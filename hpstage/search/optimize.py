@@ -39,6 +39,7 @@ from hpstage.search.signals import Interruption
 from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
 from hpstage.store.opening import open_places
+from hpstage.training.lent import see_free
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -147,6 +148,7 @@ def optimize(
     metrics = (metric,) if isinstance(metric, str) else tuple(metric)
     if isinstance(trainable, type):
         raise UsageError(f"{trainable.__name__} is a class: pass an instance of it, {trainable.__name__}(...)")
+    see_free(trainable)
     if verify not in get_args(Verify):
         raise UsageError(f"verify is {verify!r}; give one of {', '.join(map(repr, get_args(Verify)))}")
     setting = _checked(study, space, metrics, steps, n_trials, timeout, algorithm, checkpoint_every)

@@ -66,7 +66,7 @@ class NoValues(Mapping[str, Scalar]):
         self._refuse("self.hp")
 
 
-def contents_of(dataset: Any, made: Mapping[str, object], *, owners: list[object]) -> Contents:
+def contents_of(dataset: Any, made: Mapping[str, object], *, owner: object) -> Contents:
     """What is in a data set.
 
     All bytes of tensors and arrays count, files that its attributes name, and its other attributes by value; of samples
@@ -75,14 +75,14 @@ def contents_of(dataset: Any, made: Mapping[str, object], *, owners: list[object
     Args:
         dataset: map-style, with ``__len__``.
         made: the attributes of the trainable that ``dataset()`` has set: as a rule, what it evaluates on.
-        owners: the trainable, and copies of it; they count by themselves.
+        owner: the trainable; it counts by itself.
 
     Raises:
         UsageError: samples must be looked at, and have no digest.
     """
-    name = type(owners[0]).__name__
+    name = type(owner).__name__
     files = DataFiles()
-    walk = Walk(files=files, within=owners)
+    walk = Walk(files=files, within=[owner])
     length = len(dataset)
     texts = [f"data set {walk.content(dataset)}"]
     held, kept_in_files = walk.nbytes, files.nbytes
@@ -117,7 +117,7 @@ def contents_of(dataset: Any, made: Mapping[str, object], *, owners: list[object
         )
     text = "\n".join(texts)
     # A stated version stands for the code of the data set, too.
-    stated = getattr(owners[0], "version", None) is not None
+    stated = getattr(owner, "version", None) is not None
     return Contents(f"{length} x {hashed(walk.named(text)) if stated else walk.digest(text)}", remark, warning)
 
 

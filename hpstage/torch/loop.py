@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -20,13 +19,15 @@ from hpstage.torch.data import Batches
 from hpstage.torch.follow import Follower
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
+from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, rekey, seed_of
 
 
 class _Built:
     """Model and optimizer as the user's code makes them under the values at step 0."""
 
-    def __init__(self, subject: TorchTrainable, hp: Mapping[str, Scalar], device: torch.device) -> None:
+    def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
+        hp = subject.hp
         self.hp = dict(hp)
         name = type(subject).__name__
         model = subject.model(hp)
@@ -45,7 +46,7 @@ class _Built:
 
 
 class TorchLoop(Adapter):
-    """The training loop of a copy of one TorchTrainable. One per process, since torch's generators are global.
+    """The training loop of one TorchTrainable. One per process, since torch's generators are global.
 
     A state holds whatever training has changed (:mod:`hpstage.capture.world`), the samples consumed and the last
     hyper-parameters. Randomness and the order of data are functions of (seed, step) and (seed, position).
@@ -57,8 +58,8 @@ class TorchLoop(Adapter):
         if subject.step_unit not in ("batch", "epoch"):
             raise UsageError(f"step_unit is {subject.step_unit!r}; it must be 'batch' or 'epoch'")
         self.subject = subject
-        # What training sets on the object must not touch the user's: its identity, and its next training.
-        self._user = copy.copy(subject)
+        self._user = subject
+        self._lent = Lent(subject, self)
         self.device = environment.default_device() if subject.device is None else torch.device(subject.device)
         self._by_epoch = subject.step_unit == "epoch"
         self._initial: dict[str, Scalar] = {}
@@ -95,10 +96,11 @@ class TorchLoop(Adapter):
             self._samples += size
             left -= size
             self._user.update(built.model, built.optimizer, batch)
+        self._see_values("update() or loss()")
 
     def evaluate(self) -> Mapping[str, float]:
         built = self._ready()
-        self._user.hp = self._hp
+        self._give_values()
         name = type(self._user).__name__
         rekey(0, 0, Purpose.EVALUATE)
         with self._world.kept(f"{name}.evaluate()"):
@@ -110,6 +112,7 @@ class TorchLoop(Adapter):
             finally:
                 for module, training in modes:
                     module.training = training
+        self._see_values("evaluate()")
         return checked_metrics(metrics, f"{name}.evaluate()")
 
     def state_dict(self) -> object:
@@ -167,10 +170,11 @@ class TorchLoop(Adapter):
         return self._world.portrait()
 
     def close(self) -> None:
-        """Forget what was built, as in a new process; objects that the user shares with others are as they were."""
+        """Forget what was built, as in a new process; the user's object and all that it shares are as they were."""
         self._built = None
         self._pending = True
         self._world.close()
+        self._lent.give_back()
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -184,9 +188,10 @@ class TorchLoop(Adapter):
     def see_data(self) -> Contents:
         """What of the data can be seen, in the data set and in what ``dataset()`` has set."""
         if self._contents is None:
-            dataset = self._data().dataset
-            with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
-                self._contents = contents_of(dataset, self._made, owners=[self.subject, self._user])
+            with self._lent.taken():
+                dataset = self._data().dataset
+                with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
+                    self._contents = contents_of(dataset, self._made, owner=self._user)
         return self._contents
 
     def describe_environment(self) -> dict[str, str]:
@@ -211,11 +216,14 @@ class TorchLoop(Adapter):
                 environment.use_deterministic_algorithms()
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
         self._built = None  # frees the memory of the last one first
+        self._lent.take()
         self._data()  # before anything else: what it sets on the object is no trial's
         self._world.reset()
-        self._user.hp = self._hp = self._initial
+        self._hp = self._initial
+        self._give_values()
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
-        self._built = _Built(self._user, self._initial, self.device)
+        self._built = _Built(self._user, self.device)
+        self._see_values("model() or optimizer()")
         self._world.begin()
         self._turn(self._initial)
         self._samples = 0
@@ -243,7 +251,8 @@ class TorchLoop(Adapter):
 
     def _turn(self, hp: Mapping[str, Scalar]) -> None:
         """New values take effect."""
-        self._hp = self._user.hp = dict(hp)
+        self._hp = dict(hp)
+        self._give_values()
         self._seed = seed_of(hp)
         size = hp["batch_size"] if "batch_size" in hp else getattr(self._user, "batch_size", None)
         if type(size) is not int or size < 1:
@@ -275,11 +284,28 @@ class TorchLoop(Adapter):
     @contextmanager
     def _without_values(self, who: str, why: str) -> Iterator[None]:
         """While the user's code runs that must not hang on hyper-parameters."""
-        before, self._user.hp = self._user.hp, NoValues(who, why)
+        before = self._user.hp
+        _set_hp(self._user, NoValues(who, why))
         try:
             yield
         finally:
-            self._user.hp = before
+            _set_hp(self._user, before)
+
+    def _give_values(self) -> None:
+        _set_hp(self._user, dict(self._hp))
+
+    def _see_values(self, who: str) -> None:
+        """What the user's code changes in ``self.hp`` is gone when the next values come, here or in a fork."""
+        if self._user.hp != self._hp:
+            raise UsageError(
+                f"{type(self._user).__name__}.{who} has changed self.hp from {self._hp} to {dict(self._user.hp)}: "
+                f"hyper-parameters are what the schedules say; work on a copy, dict(hp), read one that may be absent "
+                f'by hp.get("name", default), and keep what you compute under another name'
+            )
+
+
+def _set_hp(user: TorchTrainable, values: Mapping[str, Scalar]) -> None:
+    object.__setattr__(user, "hp", values)  # a frozen dataclass, too, is trained under changing values
 
 
 def _names_gradients(code: type) -> bool:

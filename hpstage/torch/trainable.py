@@ -27,11 +27,14 @@ class TorchTrainable(ABC):
     globals. What cannot be (an iterator that moves on, an object of a class of your own that training makes) is
     refused by name when the state is taken. Before each trial everything is put back as it was after ``__init__`` and
     :meth:`dataset`. ``__init__`` is the user's own and need not call ``super().__init__()``.
+
+    The object itself is trained, not a copy: what it holds may refer to it. When the search ends, it is as it was
+    before; in one process, one search at a time can train it.
     """
 
     hp: Mapping[str, Scalar] = MappingProxyType({})
     """The present value of every hyper-parameter: in ``model`` and ``optimizer`` at step 0, in ``loss`` at the step
-    being trained, in ``evaluate`` at the last one trained."""
+    being trained, in ``evaluate`` at the last one trained. To be read only: what is written to it is an error."""
 
     step_unit: Literal["batch", "epoch"] = "batch"
     """A step trains one batch, always full (at the end of an epoch it takes the rest and begins the next); or it trains

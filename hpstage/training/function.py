@@ -324,7 +324,7 @@ class FunctionTrainable(Adapter):
         if body.ended:
             raise TrainingError(f"{self._name} has ended; there is no step {step} to train")
         run._step = step
-        run.hp = hp
+        run.hp = dict(hp)
         run._metrics = None
         run.wants_report = self._announced is not False
         for follower in run._followers:

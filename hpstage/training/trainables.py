@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from hpstage.schedule import Scalar
 from hpstage.trainable import METHODS, Trainable
 from hpstage.training.adapter import Adapter, stateless_of
 from hpstage.training.function import FunctionTrainable
+from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 
 
@@ -63,7 +63,6 @@ def _takes_one_argument(function: Callable[..., Any]) -> bool:
 class Keyed(Adapter):
     """A user's own Trainable with the global generators keyed before each call that may use them.
 
-    It trains a copy: what training sets on the object must not touch the user's, whose identity is asked for again.
     Its state is what ``state_dict()`` says; whatever else training reaches is put back before each setup.
     """
 
@@ -72,15 +71,21 @@ class Keyed(Adapter):
 
     def __init__(self, subject: Trainable) -> None:
         self.subject: Trainable = subject
-        self._user = copy.copy(subject)
-        self._world = World(stateless_of(subject), lambda: [("self", self._user)])
-        for name in ("synchronize", "announce", "describe_data", "describe_environment"):
-            method = getattr(self._user, name, None)
+        self._user = subject
+        self._lent = Lent(subject, self)
+        self._world = World(stateless_of(subject), lambda: [("self", subject)])
+        for name in ("synchronize", "announce"):
+            method = getattr(subject, name, None)
             if callable(method):
                 setattr(self, name, method)
+        for name in ("describe_data", "describe_environment"):
+            method = getattr(subject, name, None)
+            if callable(method):
+                setattr(self, name, self._lent.within(method))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         before = libraries()
+        self._lent.take()
         self._set_up(hp)
         if libraries() != before:
             # It has imported NumPy or torch: what it drew from them was not keyed.
@@ -89,11 +94,11 @@ class Keyed(Adapter):
     def _set_up(self, hp: Mapping[str, Scalar]) -> None:
         self._world.reset()
         rekey(seed_of(hp), 0, Purpose.SETUP)
-        self._user.setup(hp)
+        self._user.setup(dict(hp))
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         rekey(seed_of(hp), step)
-        self._user.train(step, hp)
+        self._user.train(step, dict(hp))
 
     def evaluate(self) -> Mapping[str, float]:
         rekey(0, 0, Purpose.EVALUATE)
@@ -116,3 +121,4 @@ class Keyed(Adapter):
         if callable(close):
             close()
         self._world.close()
+        self._lent.give_back()

@@ -95,9 +95,11 @@ def test_what_cannot_be_trained_is_told_why(obj: object, match: str) -> None:
         as_trainable(obj)
 
 
-def test_a_users_own_trainable_is_trained_as_a_copy() -> None:
+def test_a_users_own_trainable_is_afterwards_as_it_was() -> None:
     subject = Drawing()
-    as_trainable(subject).setup({})
+    trainable: Any = as_trainable(subject)
+    trainable.setup({})
+    trainable.close()
     assert vars(subject) == {}
 
 

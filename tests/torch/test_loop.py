@@ -263,7 +263,8 @@ def test_the_model_is_reused_when_it_was_built_under_the_same_values() -> None:
 def test_what_training_sets_on_the_object_does_not_touch_the_users() -> None:
     subject = Averaged()
     before = dict(vars(subject))
-    advance(fresh(subject), 0, 1)
+    trainable: Any = advance(fresh(subject), 0, 1)
+    trainable.close()
     assert vars(subject) == before
 
 
