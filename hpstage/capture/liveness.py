@@ -32,8 +32,11 @@ Access = tuple[bool, str]
 
 def place(code: CodeType, lasti: int) -> int:
     """The offset of the instruction that a frame's ``f_lasti`` is in, whose caches follow it."""
-    starts = [instruction.offset for instruction in _instructions(code)]
-    return starts[bisect_right(starts, lasti) - 1]
+    instructions = _instructions(code)
+    index = bisect_right([instruction.offset for instruction in instructions], lasti) - 1
+    if instructions[index].opname == "PRECALL":  # of 3.11, which once it is specialized does the call
+        index += 1
+    return instructions[index].offset
 
 
 @functools.lru_cache(_REMEMBERED)

@@ -67,14 +67,16 @@ class Variables:
 
     def _difference(self, record: Record) -> tuple[str, str, str]:
         if record.kind is VALUES:
-            return record.path, "another", text_of(record.obj, self._alone)
+            return record.path, "another in values, form or gradient", text_of(record.obj, self._alone)
         present = Record(record.path, record.obj, record.kind, record.read(), record.skip)
+        if record.kind.name == "iterator":
+            return record.path, "where it stood", "further on"
         before, now = (dict(texts_of(one, self._alone)) for one in (record, present))
         for path in (*before, *now):
             was, has_become = before.get(path, _NOTHING), now.get(path, _NOTHING)
             if was != has_become:
                 return path, was, has_become
-        return record.path, "another", "one that has moved on"
+        return record.path, "something else", f"a {type(record.obj).__qualname__} that has changed"
 
 
 _NOTHING = "nothing"
