@@ -148,9 +148,7 @@ def _accesses(code: CodeType, instructions: Sequence[Instruction], index: int) -
 def _read_inside(code: CodeType) -> frozenset[str]:
     """The variables that functions in it read."""
     within = (part for part in inner(code) if part is not code)
-    return frozenset(
-        item.argval for part in within for item in _instructions(part) if item.opname in _READ_CELLS
-    )
+    return frozenset(item.argval for part in within for item in _instructions(part) if item.opname in _READ_CELLS)
 
 
 @functools.lru_cache(_REMEMBERED)

@@ -14,9 +14,10 @@
 
 The function runs in a thread of its own with strict hand-over: either it runs or hpstage does, never both. It is paused
 where ``run.steps()`` is asked for the next step. To fork, hpstage begins the function anew and ``run.attach`` fills
-what it is given; so what training changes must be attached, and local variables are no state. Verification compares
-them where a fork was made: one that differs is named. Those on which no training hangs (a list of losses to look at)
-are named in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
+what it is given; so what training changes must be attached, and local variables are no state. Whenever a state is
+taken, those that may be read before they are written again (:mod:`hpstage.capture.liveness`) must hold what they held
+where the loop began: one that has changed is refused by name, however late that is. Those on which no training hangs (a
+list of losses to look at) are named in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations
