@@ -60,6 +60,8 @@ _MACHINERY = (
     "torch._C",
     "torch._ops",
     "torch.autograd",
+    "torch.amp.autocast_mode",  # they note what was set before, each time they are entered
+    "torch.cuda.amp.autocast_mode",
     "logging",
     "_thread",
     "asyncio.unix_events",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 from hpstage.capture.kind import numpy, torch
@@ -56,6 +57,17 @@ class Places:
             self._numbers[start] = len(self.written)
             self.written.append((before, _bytes(owner, start, end)))
         return "in", self._numbers[start], extent[0] - start + before
+
+
+def holding(survey: Survey) -> Callable[[Any], bool]:
+    """Tells whether a tensor or array looks at memory that is in the survey."""
+    blocks = _Blocks([(*_block(record), record.path) for record in survey if _is_plain(record)])
+
+    def held(obj: Any) -> bool:
+        extent = _extent(obj)
+        return extent is not None and blocks.holding(extent) is not None
+
+    return held
 
 
 class Rebuilt:

@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from hpstage.capture.kind import is_atom, numpy, torch
-from hpstage.capture.kinds import VALUES
+from hpstage.capture.kinds import VALUES, kind_of
 from hpstage.capture.reach import MISSING
 from hpstage.capture.survey import Record, Survey
 from hpstage.checkpoints.state_tree import digest
@@ -73,6 +73,11 @@ def values_text(obj: Any) -> str:
             form.append("trained")
         return f"{' '.join(form)} {content}"
     return f"{obj.dtype.str} {list(obj.shape)} {content}"
+
+
+def text_of(value: Any, survey: Survey) -> str:
+    """A value that something holds."""
+    return values_text(value) if kind_of(value) is VALUES else _short(_entry(value, survey))
 
 
 def _entry(value: Any, survey: Survey) -> str:

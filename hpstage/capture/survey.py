@@ -102,18 +102,26 @@ class Surveyor:
             self._skips[owner] = self._skips.get(owner, frozenset()) | {last}
         self._code: dict[int, tuple[object, list[Step]]] = {}  # what a class or function reaches
 
-    def survey(self, roots: Iterable[Step], *, known: Survey | None = None, copied: bool = False) -> Survey:
+    def survey(
+        self,
+        roots: Iterable[Step],
+        *,
+        known: Survey | None = None,
+        beyond: Survey | None = None,
+        copied: bool = False,
+    ) -> Survey:
         """All that can be reached from ``roots``.
 
         Args:
             roots: paths and objects.
             known: what it has met keeps its path, and its record where nothing has changed.
+            beyond: what it has met is passed by, and what that leads to.
             copied: have what is needed to put values back.
         """
         with plainly():
-            return self._survey(roots, known, copied)
+            return self._survey(roots, known, beyond or Survey(), copied)
 
-    def _survey(self, roots: Iterable[Step], known: Survey | None, copied: bool) -> Survey:
+    def _survey(self, roots: Iterable[Step], known: Survey | None, beyond: Survey, copied: bool) -> Survey:
         found = Survey()
         if known is not None:
             found.named = known.named.copy()
@@ -140,7 +148,7 @@ class Surveyor:
                 continue
             path, obj = stack.pop()
             key = id(obj)
-            if key in records or key in into:
+            if key in records or key in into or key in beyond.records or key in beyond.cached:
                 continue
             kind = type(obj)
             if id(kind) not in seen:

@@ -23,6 +23,7 @@ from hpstage.capture.reach import OF_CODE
 from hpstage.capture.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone
 from hpstage.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.capture.values import Marked, is_lazy, storable
+from hpstage.capture.variables import Variable, Variables
 from hpstage.errors import StateError
 
 Roots = Iterable[tuple[str, object]]
@@ -45,6 +46,7 @@ class World:
         self._told: set[str] = set()
         self._cached: dict[int, Record] = {}
         self._filled: dict[int, Any] = {}
+        self._entered: Variables | None = None
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
         compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
@@ -124,10 +126,27 @@ class World:
             if before is not None and before is not record:  # setting up has changed it
                 record.content = Marked(record.obj, sampled=True, copied=True)
 
-    def capture(self, *, but: Callable[[str], bool] = lambda path: False) -> dict[str, Any]:
+    def enter(self, variables: Iterable[Variable]) -> None:
+        """A loop is entered in which these local variables may matter, until :meth:`leave`. They are in no state, so
+        that whatever is reached by way of them alone has to stay as it is now.
+
+        Raises:
+            StateError: something is reached that nothing can look into.
+        """
+        assert self.base is not None, "begin() comes first"
+        now = self._surveyor.survey(self._all_roots(), known=self.base)
+        self._entered = Variables(variables, self._surveyor, now)
+
+    def leave(self) -> None:
+        self._entered = None
+
+    def capture(
+        self, variables: Iterable[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
+    ) -> dict[str, Any]:
         """What training has changed, as a plain state; tensors in it are those in use.
 
         Args:
+            variables: the same that were given to :meth:`enter`, as they are now.
             but: paths whose owners answer for them where they cannot be captured.
 
         Raises:
@@ -138,6 +157,8 @@ class World:
         assert pristine is not None
         now = self._surveyor.survey(self._all_roots(), known=base)
         self._watch(now.cached.values())
+        if self._entered is not None:
+            self._entered.check(variables, now)
         values: dict[str, Any] = {}
         changed: dict[str, Any] = {}
         with plainly():
@@ -257,6 +278,10 @@ class World:
             what,
             made[0],
         )
+
+    def survey(self, known: Survey | None = None) -> Survey:
+        """All there is now; what is as ``known`` keeps the record that is there."""
+        return self._surveyor.survey(self._all_roots(), known=known)
 
     def portrait(self, more: Roots = ()) -> dict[str, str]:
         """All there is now, by path, as short texts that are equal for equal content in every process.

@@ -14,24 +14,29 @@
 
 The function runs in a thread of its own with strict hand-over: either it runs or hpstage does, never both. It is paused
 where ``run.steps()`` is asked for the next step. To fork, hpstage begins the function anew and ``run.attach`` fills
-what it is given; so what training changes must be attached, and local variables are no state. Verification compares
-them where a fork was made: one that differs is named. Those on which no training hangs (a list of losses to look at)
-are named in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
+what it is given; so what training changes must be attached, and local variables are no state. Whenever a state is
+taken, those that may be read before they are written again (:mod:`hpstage.capture.liveness`) must hold what they held
+where the loop began: one that has changed is refused by name, however late that is. Those on which no training hangs (a
+list of losses to look at) are named in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations
 
 import contextvars
+import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from types import FunctionType
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpstage.capture.liveness import live, place
 from hpstage.capture.portrait import LOCAL
-from hpstage.capture.reach import Slot
+from hpstage.capture.reach import MISSING, Slot, of_user
+from hpstage.capture.variables import Variable
 from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, TrainingError, UsageError
@@ -118,14 +123,7 @@ class Run:
 
     def steps(self) -> Iterator[int]:
         """The steps to train, one by one. It ends only by leaving the function: code after the loop never runs."""
-        if self._looping:
-            raise UsageError("run.steps() was called twice; loop over it once")
-        if self._parts is None:
-            raise UsageError("call run.attach(...) with all that training changes before the loop over run.steps()")
-        self._looping = True
-        while True:
-            self._baton.give_back()
-            yield self._step
+        return _Steps(self)
 
     def report(self, **metrics: Any) -> None:
         """Metrics of the state after this step. Ignored unless ``wants_report``.
@@ -154,6 +152,34 @@ class Run:
         taken = self._order.take(seed_of(self.hp), self._samples, batch_size)
         self._samples += batch_size
         return taken
+
+
+class _Steps(Iterator[int]):
+    """The steps of one run. Whether somebody counts them besides (``zip(range(100), steps)``) is not known, so that
+    nobody may begin anew to."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._begun = False
+
+    def __iter__(self) -> Iterator[int]:
+        if self._begun:
+            raise UsageError(
+                "the steps of run.steps() were looped over twice: forks begin where the first loop does; loop over "
+                "run.steps() once, and find out by the step what is to be done there"
+            )
+        return self
+
+    def __next__(self) -> int:
+        run = self._run
+        if not self._begun:
+            if run._looping:
+                raise UsageError("run.steps() was called twice; loop over it once")
+            if run._parts is None:
+                raise UsageError("call run.attach(...) with all that training changes before the loop over run.steps()")
+            run._looping = self._begun = True
+        run._baton.give_back()
+        return run._step
 
 
 def _scheduler(torch: Any) -> Any:
@@ -223,6 +249,14 @@ class _Baton:
         return done.result()
 
 
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    """Code and offset of the instructions at which functions are paused, and variables that may matter there."""
+
+    places: tuple[tuple[CodeType, int], ...]
+    variables: tuple[Variable, ...]
+
+
 class _Body:
     """One call of the training function. It refers to no FunctionTrainable, whose end is to end it."""
 
@@ -263,13 +297,32 @@ class _Body:
 
     def variables(self) -> Iterator[tuple[str, Slot]]:
         """The local variables of the user's functions, while they are paused."""
+        for frame in self._frames():
+            variables = _locals(frame)
+            for name, value in variables.items():
+                if not isinstance(value, Run):
+                    yield name, Slot(LOCAL + name, variables, name)
+
+    def pause(self, passed_by: Collection[str]) -> _Pause:
+        """Where the user's own functions are paused, and their variables that may matter, but for those passed by."""
+        frames = [frame for frame in self._frames() if of_user(frame.f_globals.get("__name__"))]
+        places, variables = [], []
+        for index, frame in enumerate(frames):
+            code, held = frame.f_code, _locals(frame)
+            at = place(code, frame.f_lasti)
+            places.append((code, at))
+            for name in sorted(live(code, at, innermost=not index, outermost=index == len(frames) - 1)):
+                value = held.get(name, MISSING)
+                if name not in passed_by and not isinstance(value, Run | _Steps):
+                    variables.append(Variable(name, code, value))
+        return _Pause(tuple(places), tuple(variables))
+
+    def _frames(self) -> Iterator[FrameType]:
+        """Those of others than hpstage, the innermost first."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
             if frame.f_code.co_filename != __file__ and frame.f_globals.get("__name__") not in _OURS:
-                variables = dict(frame.f_locals)
-                for name, value in variables.items():
-                    if not isinstance(value, Run):
-                        yield name, Slot(LOCAL + name, variables, name)
+                yield frame
             frame = frame.f_back
 
     def close(self) -> None:
@@ -305,6 +358,7 @@ class FunctionTrainable(Adapter):
         self._announced: bool | None = None
         self._body: _Body | None = None
         self._finalizer: Callable[[], object] = _nothing
+        self._entered: _Pause | None = None
         self._attached: dict[str, Any] = {}
         # Its roots refer to nothing of this object, whose end is to end the function's thread.
         roots = {self._name: function}, self._attached
@@ -353,15 +407,22 @@ class FunctionTrainable(Adapter):
 
     def state_dict(self) -> object:
         body = self._begun()
-        return body.in_its_thread(lambda: self._captured(body.run))
+        pause = body.pause(stateless_of(self.subject))
+        return body.in_its_thread(lambda: self._captured(body.run, pause))
 
-    def _captured(self, run: Run) -> object:
+    def _captured(self, run: Run, pause: _Pause) -> object:
         for follower in run._followers:
             follower.check()
+        entered = self._entered
+        if entered is None or pause.places != entered.places:
+            raise StateError(
+                f"{self._name} waits for the next step at another place than for the first one, where every fork "
+                f"begins: ask for the steps at one place, `for step in run.steps():`"
+            )
         own = list(run._own())
         return {
             "parts": sorted(run._parts or ()),
-            "captured": self._world.capture(but=lambda path: path.partition(".")[0] in own),
+            "captured": self._world.capture(pause.variables, but=lambda path: path.partition(".")[0] in own),
             "own": {name: (run._parts or {})[name].state_dict() for name in own},
             "samples": run._samples,
             "population": run._population,
@@ -390,8 +451,9 @@ class FunctionTrainable(Adapter):
 
     def _end(self) -> None:
         if self._body is not None:
-            self._body = None
+            self._body = self._entered = None
             self._finalizer()
+            self._world.leave()
 
     def _begun(self) -> _Body:
         return self._body or self._begin(None)
@@ -421,12 +483,27 @@ class FunctionTrainable(Adapter):
         if body.ended:
             self._end()
             raise UsageError(f"{self._name} returned without a step: it must loop over run.steps()")
+        self._entered = entered = body.pause(stateless_of(self.subject))
+        try:
+            body.in_its_thread(lambda: self._world.enter(entered.variables))
+        except BaseException:
+            self._end()
+            raise
         return body
 
 
 _PARTS = {"parts", "captured", "own", "samples", "population", "metrics"}
 # Frames below the user's in the function's thread.
 _OURS = frozenset(("threading", "contextvars"))
+
+
+def _locals(frame: FrameType) -> dict[str, Any]:
+    """A frame's variables and what they hold."""
+    variables: Any = frame.f_locals
+    held = dict(variables)
+    if type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        variables.clear()  # before 3.13 a copy, which would keep the batch and the loss of this step
+    return held
 
 
 def _nothing() -> None:

@@ -325,6 +325,15 @@ class Cached(Small):
         return super().loss(model, batch) * self.scale()
 
 
+def _in_the_environment(held: str, model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
+    os.environ[held] = str(int(os.environ.get(held, "0")) + 1)
+    return scaled(loss, int(os.environ[held]))
+
+
+def in_the_environment() -> Callable[[Run], None]:
+    return loop(lambda model: "TESTS_STEPS", _in_the_environment)
+
+
 # --- what is another in every process ---------------------------------------------------------------------------------
 
 

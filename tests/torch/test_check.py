@@ -19,7 +19,7 @@ from hpstage import schedule as s
 from hpstage.checking import Children
 from hpstage.errors import UsageError
 from hpstage.training.function import Run
-from tests.torch.faults import EXACT, NAMED, Clock, Own
+from tests.torch.faults import EXACT, NAMED, Clock, Own, in_the_environment
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import CASES, Small
 
@@ -87,17 +87,25 @@ def test_an_object_that_keeps_its_state_itself_raises_no_alarm(check: Callable[.
 
 
 def test_a_report_tells_where_what_why_and_the_remedy(check: Callable[..., hpstage.CheckReport]) -> None:
-    report = check(NAMED["a list"][0]())
+    report = check(in_the_environment())
     finding = report.differences[0]
-    assert (finding.way, finding.verdict, finding.what) == ("forked from memory", "differs", "local variable held")
+    assert (finding.way, finding.verdict, finding.what) == ("forked from memory", "differs", "model.0.weight")
     assert finding.fork in report.forks
     assert finding.step == finding.fork + 1
     assert finding.straight != finding.found
-    assert "model.0.weight" in finding.others
+    assert "model.0.bias" in finding.others
     text = one_line(report)
     assert f"first differs begun at step {finding.fork}, after step {finding.step}" in text
     assert "is NOT exact" in text and "run.attach" in finding.remedy and finding.cause in text
-    assert json.loads(json.dumps(report.as_dict()))["differences"][0]["what"] == "local variable held"
+    assert json.loads(json.dumps(report.as_dict()))["differences"][0]["what"] == "model.0.weight"
+
+
+def test_a_local_variable_that_changes_is_refused_with_the_first_state(
+    check: Callable[..., hpstage.CheckReport],
+) -> None:
+    finding = check(NAMED["a list"][0]()).differences[0]
+    assert (finding.way, finding.verdict) == ("straight through", "refused")
+    assert re.search("local variable held.* Attach `held`", one_line(finding))
 
 
 def test_steps_go_on_past_the_first_joint_of_the_schedules_where_it_is_near(children: Children) -> None:
