@@ -20,7 +20,7 @@ from hpstage.capture.kind import torch
 from hpstage.capture.kinds import CACHE, VALUES
 from hpstage.capture.portrait import texts_of
 from hpstage.capture.reach import OF_CODE
-from hpstage.capture.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone
+from hpstage.capture.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone, hooks_of_all
 from hpstage.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.capture.values import Marked, is_lazy, storable
 from hpstage.errors import StateError
@@ -50,6 +50,7 @@ class World:
         compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
         yield from self._roots()
         if torch() is not None:
+            yield from hooks_of_all()
             yield "torch", SETTINGS
 
     def close(self) -> None:

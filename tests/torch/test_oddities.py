@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script`"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
 ]
 
 STEPS, FORK = 6, 3

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hpstage.torch
+from hpstage.capture.portrait import differences
 from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError, UsageError
+from hpstage.execution.verification import portrait_of
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 
@@ -57,6 +60,78 @@ def test_a_state_holds_the_settings_that_training_has_made_and_not_those_of_the_
         states.append(digest(advance(trainable, 0, STEPS).state_dict()))
         trainable.close()
     assert states[0] == states[1]
+
+
+class Decaying(Small):
+    """It hooks into all optimizers of the process where a hyper-parameter asks for it."""
+
+    def optimizer(self, model: Any, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        def decay(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+            with torch.no_grad():
+                for parameter in optimizer.param_groups[0]["params"]:
+                    parameter.mul_(0.9)
+
+        if hp["decay"]:
+            register_optimizer_step_post_hook(decay)
+        return super().optimizer(model, hp)
+
+
+class Dimming(Small):
+    """It hooks into all modules of the process where a hyper-parameter asks for it."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        if hp["decay"]:
+            nn.modules.module.register_module_forward_hook(lambda module, given, made: made * 0.9)
+        return super().model(hp)
+
+
+@pytest.mark.parametrize("kind", [Decaying, Dimming])
+def test_a_hook_into_all_of_torch_that_a_trial_makes_is_not_the_next_trials_nor_the_next_searchs(kind: Any) -> None:
+    trainable: Any = fresh(kind(), {**hp_at(0), "decay": False})
+    expected = outcome(advance(trainable, 0, 3))
+    trainable.setup({**hp_at(0), "decay": True})
+    decayed = outcome(advance(trainable, 0, 3))
+    assert decayed != expected
+    trainable.setup({**hp_at(0), "decay": False})
+    assert outcome(advance(trainable, 0, 3)) == expected
+    trainable.setup({**hp_at(0), "decay": True})
+    assert outcome(advance(trainable, 0, 3)) == decayed
+    trainable.close()
+    assert outcome(advance(fresh(kind(), {**hp_at(0), "decay": False}), 0, 3)) == expected
+
+
+class Distilling(Small):
+    """Features of a layer, by a hook for the length of a step."""
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        features: list[torch.Tensor] = []
+        handle = model[1].register_forward_hook(lambda module, given, made: features.append(made))
+        loss = super().loss(model, batch)
+        handle.remove()
+        return loss + features[0].square().mean()
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        handles = [parameter.register_hook(lambda gradient: gradient * 0.5) for parameter in model.parameters()]
+        super().update(model, optimizer, batch)
+        for handle in handles:
+            handle.remove()
+
+
+def test_hooks_that_are_taken_away_within_a_step_leave_nothing_by_which_forks_differ() -> None:
+    straight: Any = advance(fresh(Distilling()), 0, STEPS)
+    state = reread(advance(fresh(Distilling()), 0, FORK).state_dict())
+    nn.Identity().register_forward_hook(lambda module, given, made: None).remove()
+    forked: Any = fresh(Distilling())
+    forked.load_state_dict(state)
+    assert portrait_of(advance(forked, FORK, STEPS)) == portrait_of(straight)
+
+
+def test_a_setting_that_differs_is_named_alone() -> None:
+    trainable: Any = fresh(Wide(), {**hp_at(0), "wide": False})
+    before = trainable.portrait()
+    torch.set_default_dtype(torch.float64)
+    assert [path for path, _, _ in differences(before, trainable.portrait())] == ["torch.default dtype"]
+    trainable.close()
 
 
 class Moving(Small):
