@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.capture.containers import BULK, Members
-from hpstage.capture.kind import has_own_memory, is_atom, numpy, own_of, torch
+from hpstage.capture.kind import RUNNERS, has_own_memory, is_atom, numpy, own_of, torch
 from hpstage.capture.memory import Places
 from hpstage.capture.reach import MISSING, of_user
 from hpstage.capture.survey import UNKNOWN, Record, Survey
@@ -370,7 +370,7 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
         return None
     if issubclass(kind, tuple):
         return kind if kind.__itemsize__ == tuple.__itemsize__ else None
-    return None if has_own_memory(kind) else kind
+    return None if has_own_memory(kind) or issubclass(kind, RUNNERS) else kind
 
 
 def named(module: str, qualname: str) -> object:

@@ -19,7 +19,7 @@ from hpstage.capture.guard import Guard
 from hpstage.capture.kind import torch
 from hpstage.capture.kinds import CACHE, VALUES
 from hpstage.capture.portrait import texts_of
-from hpstage.capture.reach import OF_CODE
+from hpstage.capture.reach import OF_CODE, LibraryNames, libraries
 from hpstage.capture.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone, hooks_of_all
 from hpstage.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.capture.values import Marked, is_lazy, storable
@@ -51,6 +51,7 @@ class World:
         yield from self._roots()
         if torch() is not None:
             yield from hooks_of_all()
+            yield from libraries()
             yield "torch", SETTINGS
 
     def close(self) -> None:
@@ -101,7 +102,11 @@ class World:
         """What code leads to that only setting up has brought: nothing knows how it was before."""
         for record in self.base or ():
             kept_by_module = OF_CODE.match(record.path) and "<locals>" not in record.path  # those are made anew
-            if kept_by_module and self.pristine is not None and record.obj not in self.pristine:
+            if (
+                (kept_by_module or isinstance(record.obj, LibraryNames))
+                and self.pristine is not None
+                and record.obj not in self.pristine
+            ):
                 yield record
 
     def begin(self) -> None:

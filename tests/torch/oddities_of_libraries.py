@@ -20,9 +20,10 @@ import sqlite3
 import sys
 import tempfile
 import threading
+import unittest.mock
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,111 @@ def _(kept: Any, self: Odd) -> float:
     function: Any = nn.functional.cross_entropy
     function.calls_of_mine = getattr(function, "calls_of_mine", 0) + 1
     return function.calls_of_mine
+
+
+# --- functions and classes of libraries that are replaced
+
+
+def leaking(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 0, x, x * 0.3)
+
+
+def tried(step: int) -> float:
+    return float(nn.functional.softsign(torch.tensor(-float(step))) + nn.Identity()(torch.tensor(1.0)).sum())
+
+
+@odd("a function of a library, replaced by name")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        setattr(nn.functional, "softsign", leaking)  # noqa: B010
+    return tried(self.steps)
+
+
+@odd(
+    "a function of a library, replaced by another one's under a name that is made up",
+    refused=r"torch\.nn\.functional\.softsign holds a function",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        setattr(nn.functional, "".join(("soft", "sign")), nn.functional.relu6)
+    return tried(self.steps)
+
+
+@odd(
+    "a function of a library, replaced by one that training makes",
+    refused=r"torch\.nn\.functional\.softsign holds a function that training has made",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        unittest.mock.patch("torch.nn.functional.softsign", lambda x: x * 0.5).start()
+    try:
+        return tried(self.steps)
+    finally:
+        if self.steps == 6:
+            unittest.mock.patch.stopall()
+
+
+@odd("a function of a library, wrapped by one that counts", network=lambda: counting_calls())
+def _(kept: Any, self: Odd) -> float:
+    return float(nn.functional.softsign(torch.tensor(1.0)))
+
+
+def counting_calls() -> nn.Module:
+    calls: list[int] = []
+    original = nn.functional.softsign
+
+    @functools.wraps(original)
+    def softsign(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return original(x) * len(calls)
+
+    setattr(nn.functional, "".join(("soft", "sign")), softsign)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+def halved(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5
+
+
+@odd("a method of a library's class, replaced under a name that is made up")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        setattr(nn.Identity, "".join(("for", "ward")), halved)
+    return tried(self.steps)
+
+
+# --- threads of the user's
+
+
+class Prefetcher(threading.Thread):
+    """It keeps state, whether it runs or not."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.taken, self.seen = 0, [0]
+
+
+@odd("attributes of a thread of the user's", Prefetcher)
+def _(kept: Any, self: Odd) -> float:
+    kept.taken += 1
+    kept.seen.append(self.steps)
+    return kept.taken + len(kept.seen)
+
+
+class Pool(ThreadPoolExecutor):
+    submitted = 0
+
+
+@odd("attributes of a pool of the user's", lambda: Pool(1))
+def _(kept: Any, self: Odd) -> float:
+    kept.submitted += 1
+    return kept.submitted + float(kept.submit(lambda: 1).result())
+
+
+@odd("a thread of the user's, made in training", refused=r"self\.kept holds a .*Prefetcher that training has made")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = Prefetcher()
+    return 0
 
 
 # --- what cached functions keep

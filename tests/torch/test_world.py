@@ -100,6 +100,30 @@ def test_a_hook_into_all_of_torch_that_a_trial_makes_is_not_the_next_trials_nor_
     assert outcome(advance(fresh(kind(), {**hp_at(0), "decay": False}), 0, 3)) == expected
 
 
+class Patching(Small):
+    """It replaces functions of torch's where a hyper-parameter asks for it, under names that are found by nobody."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        if hp["decay"]:
+            setattr(nn.functional, "".join(("cross_", "entropy")), lambda *given: nn.functional.nll_loss(*given))
+            setattr(nn.Linear, "".join(("for", "ward")), lambda layer, x: nn.functional.linear(x, layer.weight))
+        return super().model(hp)
+
+
+def test_a_function_of_torchs_that_a_trial_replaces_is_not_replaced_in_the_next_trial_nor_in_the_next_search() -> None:
+    functions = nn.functional.cross_entropy, nn.Linear.forward
+    trainable: Any = fresh(Patching(), {**hp_at(0), "decay": False})
+    expected = outcome(advance(trainable, 0, 3))
+    trainable.setup({**hp_at(0), "decay": True})
+    assert outcome(advance(trainable, 0, 3)) != expected
+    trainable.setup({**hp_at(0), "decay": False})
+    assert outcome(advance(trainable, 0, 3)) == expected
+    trainable.setup({**hp_at(0), "decay": True})
+    advance(trainable, 0, 3)
+    trainable.close()
+    assert (nn.functional.cross_entropy, nn.Linear.forward) == functions
+
+
 class Distilling(Small):
     """Features of a layer, by a hook for the length of a step."""
 
