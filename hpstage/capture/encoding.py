@@ -97,6 +97,12 @@ class Encoder:
 
     def _unmoving(self, record: Record) -> StateError:
         kind, path, what = record.kind.name, record.path, _kind(record.obj)
+        if kind == "modules":
+            (name, *_) = (module.__name__ for module in record.read() if module not in record.content)
+            return StateError(
+                f"{name} was first imported in training, by a name that code makes up, so that nothing knows what of "
+                f"it training has changed: import it where your module begins"
+            )
         if kind == "iterator":
             return StateError(
                 f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "

@@ -12,6 +12,7 @@ from typing import Any
 
 import xxhash
 
+from hpstage.capture.imports import loaded
 from hpstage.capture.kind import (
     LEADS_NOWHERE,
     Child,
@@ -82,7 +83,7 @@ class PerThread(Instance):
 
 
 class Runner(Instance):
-    """Threads and pools of the user's classes: the attributes that these add to those of the library's, which run it."""
+    """Threads and pools of the user's classes: the attributes that these add to the library's, which run them."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
         return super().read(obj, skip | _set_by_libraries(type(obj)))
@@ -296,6 +297,25 @@ class ClassNamespace(Kind):
         for name, value in content.items():
             if type(value) not in _CODE:  # what functions hold is reached from their class
                 yield f".{name}", value
+
+
+class ModulesByText(Kind):
+    """Modules that code may import by a text. One that is imported stays; what it holds is looked at."""
+
+    name = "modules"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> tuple[types.ModuleType, ...]:
+        return loaded(obj.prefix, of_user)
+
+    def same(self, old: tuple[types.ModuleType, ...], new: tuple[types.ModuleType, ...]) -> bool:
+        return old == new or {*new} <= {*old}
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        pass
+
+    def children(self, content: tuple[types.ModuleType, ...]) -> Iterator[Child]:
+        for module in content:
+            yield f":{module.__name__}", module
 
 
 class LibraryNamespace(ClassNamespace):

@@ -30,6 +30,7 @@ from hpstage.capture.containers import (
     WeakValues,
     is_bulk,
 )
+from hpstage.capture.imports import Modules
 from hpstage.capture.instances import (
     Cell,
     ClassNamespace,
@@ -37,6 +38,7 @@ from hpstage.capture.instances import (
     Function,
     Instance,
     LibraryNamespace,
+    ModulesByText,
     Partial,
     PerThread,
     Runner,
@@ -95,11 +97,12 @@ _BYTES, _RANDOM, _FILE = Bytes(), RandomSource(), File()
 WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
 """Kinds that tell nothing of attributes, which classes of the user's that derive from such types may have."""
 _BULKS = {_SEQUENCE: Bulk(_SEQUENCE), _MAPPING: Bulk(_MAPPING)}
-CACHE = Cache()
+CACHE, MODULES = Cache(), ModulesByText()
 
 _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
     ((Settings,), OfProcess()),
     ((GlobalName,), Slot()),
+    ((Modules,), MODULES),
     ((LibraryNames,), LibraryNamespace()),
     ((ClassAttributes,), ClassNamespace()),
     ((list, collections.deque), _SEQUENCE),

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from operator import is_
 from typing import Any
 
+from hpstage.capture import imports
 from hpstage.capture.kind import HEAP
 from hpstage.identity.bytecode import functions_in
 from hpstage.identity.source import came_by_value, is_users
@@ -206,7 +207,7 @@ class Globals(ClassAttributes):
         return not special and not isinstance(value, types.ModuleType)
 
 
-Namespace = Slot | ClassAttributes
+Namespace = Slot | ClassAttributes | imports.Modules
 _OF_PYTHON = frozenset(
     f"__{name}__"
     for name in ("annotations", "annotations_cache", "dataclass_fields", "dataclass_params", "orig_bases", "parameters")
@@ -307,6 +308,7 @@ _OF_MODULES = frozenset(
 def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
     """Names in modules that a function imports, or sets attributes of, and all global names if it asks for all."""
     names = {*names_in(function.__code__)}
+    _by_text(function, found, todo)
     if "globals" in names:
         found[id(function.__globals__), ""] = Globals(function.__globals__)
     things = [value for name in names if _may_be_given(value := function.__globals__.get(name))]
@@ -337,6 +339,24 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
                 found[id(own), name] = _once(own, Slot(path, own, name))
             elif thing.__flags__ & HEAP:
                 found[id(thing), name] = _once(thing, LibraryAttribute(path, thing, name))
+
+
+def _by_text(function: types.FunctionType, found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
+    """Modules that a function imports by a text, and those that it takes out of ``sys.modules``."""
+    code, names = function.__code__, names_in(function.__code__)
+    for text, complete in imports.imported(code, imports.import_functions(names, function.__globals__)):
+        prefix = str(function.__globals__.get("__package__") or "") if text.startswith(".") else text
+        if not complete:
+            found[id(imports.Modules), prefix] = _modules(prefix)
+        elif of_user(text.partition(".")[0]):
+            todo.append(imports.load(text))
+    if "modules" in names and "sys" in names:
+        todo += [sys.modules[text] for text in texts_in(code) if text in sys.modules and text != "__main__"]
+
+
+@functools.cache
+def _modules(prefix: str) -> imports.Modules:
+    return imports.Modules(prefix)
 
 
 _SLOTS: dict[tuple[int, str], Slot] = {}

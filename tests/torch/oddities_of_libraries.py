@@ -31,6 +31,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import tests.torch.late_in_a_module
+import tests.torch.late_in_a_table
 import tests.torch.trainables
 from tests.torch.oddities import Odd, odd
 
@@ -296,6 +298,24 @@ def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:
         setattr(nn.Identity, "".join(("for", "ward")), halved)
     return tried(self.steps)
+
+
+# --- modules that are imported by a text
+
+
+@odd("a module that is imported by its name")
+def _(kept: Any, self: Odd) -> float:
+    return importlib.import_module("tests.torch.late_by_name").tick() if self.steps > 1 else 0.0
+
+
+@odd("a module that is imported by a name that is made up", lambda: "module")
+def _(kept: Any, self: Odd) -> float:
+    return importlib.import_module(f"tests.torch.late_in_a_{kept}").tick() if self.steps > 1 else 0.0
+
+
+@odd("a module that is taken out of those there are")
+def _(kept: Any, self: Odd) -> float:
+    return sys.modules["tests.torch.late_in_a_table"].tick()  # type: ignore[no-any-return]
 
 
 # --- threads of the user's

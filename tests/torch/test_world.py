@@ -334,7 +334,7 @@ class MetLate(Small):
     """What counts is in a module that nothing names."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
-        self.late = importlib.import_module("tests.torch.late")
+        self.late = importlib.import_module(f"tests.torch.la{'te' if hp else ''}")
         return super().model(hp)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -348,6 +348,28 @@ def test_what_a_trial_changes_in_a_module_that_is_met_in_setup_alone_is_refused_
     trainable.setup(hp_at(0))
     with pytest.raises(StateError, match=r"tests\.torch\.late:.*COUNTS.* has changed .* import its module where yours"):
         advance(trainable, 0, 1)
+
+
+class MetByText(Small):
+    """What counts is in a module that is first imported in training, by a name that nobody can read."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        late = importlib.import_module("tests.torch.late_in_" + type(batch[0]).__name__.replace("Tensor", "training"))
+        late.COUNTS.append(1)
+        return super().loss(model, batch) * len(late.COUNTS)
+
+
+def test_a_module_that_training_is_the_first_to_import_by_a_name_that_is_made_up_is_refused() -> None:
+    trainable: Any = advance(fresh(MetByText()), 0, 2)
+    with pytest.raises(StateError, match=r"^tests\.torch\.late_in_training was first imported in training, by a name"):
+        trainable.state_dict()
+    with pytest.raises(StateError, match=r"modules tests\.torch\.late_in_\* has changed .* import its module where"):
+        set_up_again(trainable)
+
+
+def set_up_again(trainable: Any) -> None:
+    trainable.setup(hp_at(0))
+    advance(trainable, 0, 1)
 
 
 @functools.cache
