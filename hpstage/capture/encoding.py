@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.capture.containers import BULK, Members
-from hpstage.capture.kind import has_own_memory, is_atom, numpy, own_of, torch
+from hpstage.capture.kind import RUNNERS, has_own_memory, is_atom, numpy, own_of, torch
 from hpstage.capture.memory import Places
 from hpstage.capture.reach import MISSING, of_user
 from hpstage.capture.survey import UNKNOWN, Record, Survey
 from hpstage.capture.told import RandomSource
-from hpstage.capture.values import is_lazy, storable
+from hpstage.capture.values import NO_HOOKS, hooks_of, is_lazy, same_hooks, storable
 from hpstage.errors import StateError
 
 Plain = Any
@@ -97,6 +97,12 @@ class Encoder:
 
     def _unmoving(self, record: Record) -> StateError:
         kind, path, what = record.kind.name, record.path, _kind(record.obj)
+        if kind == "modules":
+            (name, *_) = (module.__name__ for module in record.read() if module not in record.content)
+            return StateError(
+                f"{name} was first imported in training, by a name that code makes up, so that nothing knows what of "
+                f"it training has changed: import it where your module begins"
+            )
         if kind == "iterator":
             return StateError(
                 f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
@@ -210,6 +216,8 @@ class Encoder:
                 f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
                 f"or take item(); if it is only looked at, name it in `stateless`"
             )
+        if not same_hooks(hooks_of(value), NO_HOOKS):
+            raise self._hooked(path)
         if value.layout is torch().sparse_coo and not value.requires_grad:
             parts = value._indices(), value._values()
             return "sparse", number, *parts, list(value.shape), value.is_coalesced(), value.device.type
@@ -246,10 +254,8 @@ class Encoder:
         before, obj = record.content, record.obj
         if not content.plain or not before.plain:
             raise self._unstorable(record.path, obj)
-        if any(here is not there for here, there in zip(content.hooks, before.hooks, strict=True)):
-            raise StateError(
-                f"{record.path} has been given a hook in training, which no state can hold: do it in model()"
-            )
+        if not same_hooks(content.hooks, before.hooks):
+            raise self._hooked(record.path)
         place: Plain = None
         if content.pointer != before.pointer or content.form != before.form:
             shape, strides, dtype = content.form[:3]
@@ -259,6 +265,9 @@ class Encoder:
             place = (self._places.of(storable(obj)), *form)
         gradient = self.value(f"{record.path}.grad", content.gradient)
         return place, content.trained, gradient, self._pairs(record.path, content.own)
+
+    def _hooked(self, path: str) -> StateError:
+        return StateError(f"{path} has been given a hook in training, which no state can hold: do it in model()")
 
     def _unstorable(self, path: str, value: Any) -> StateError:
         if is_lazy(value):
@@ -273,7 +282,7 @@ class Encoder:
         )
 
     def _settings(self, content: dict[str, Any]) -> list[Plain]:
-        return [(name, self.value(name, value)) for name, value in content.items()]
+        return [(name, self.value(f"torch.{name}", value)) for name, value in content.items()]
 
     def _list(self, path: str, items: Any) -> list[Plain]:
         return [self.value(f"{path}[{index}]", item) for index, item in enumerate(items)]
@@ -367,7 +376,7 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
         return None
     if issubclass(kind, tuple):
         return kind if kind.__itemsize__ == tuple.__itemsize__ else None
-    return None if has_own_memory(kind) else kind
+    return None if has_own_memory(kind) or issubclass(kind, RUNNERS) else kind
 
 
 def named(module: str, qualname: str) -> object:

@@ -12,11 +12,13 @@ from typing import Any
 
 import xxhash
 
+from hpstage.capture.imports import loaded
 from hpstage.capture.kind import (
     LEADS_NOWHERE,
     Child,
     Kind,
     attribute_children,
+    by_type,
     dict_of,
     own_of,
     same_mapping,
@@ -24,7 +26,9 @@ from hpstage.capture.kind import (
     slots_of,
     write_own,
 )
+from hpstage.capture.reach import attributes_stored_in, of_user
 from hpstage.capture.values import is_tensor
+from hpstage.identity.bytecode import functions_in
 
 Attributes = dict[str, Any]
 
@@ -76,6 +80,37 @@ class PerThread(Instance):
         for name in [name for name in own if name not in skip]:
             del own[name]
         own.update(content)
+
+
+class Runner(Instance):
+    """Threads and pools of the user's classes: the attributes that these add to the library's, which run them."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
+        return super().read(obj, skip | _set_by_libraries(type(obj)))
+
+    def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
+        return super().again(obj, skip | _set_by_libraries(type(obj)), old)
+
+    def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
+        super().write(obj, content, skip | _set_by_libraries(type(obj)))
+
+
+@by_type
+def _set_by_libraries(kind: Any) -> frozenset[str]:
+    """Names of attributes that the code of a class's bases sets, of those that are not the user's."""
+    functions = [
+        function
+        for base in kind.__mro__
+        if not of_user(base.__module__)
+        for member in vars(base).values()
+        for function in (member, *functions_in(member))
+    ]
+    return frozenset(
+        name
+        for function in functions
+        if isinstance(function, types.FunctionType)
+        for name in attributes_stored_in(function.__code__)
+    )
 
 
 class TupleWithAttributes(Instance):
@@ -262,6 +297,32 @@ class ClassNamespace(Kind):
         for name, value in content.items():
             if type(value) not in _CODE:  # what functions hold is reached from their class
                 yield f".{name}", value
+
+
+class ModulesByText(Kind):
+    """Modules that code may import by a text. One that is imported stays; what it holds is looked at."""
+
+    name = "modules"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> tuple[types.ModuleType, ...]:
+        return loaded(obj.prefix, of_user)
+
+    def same(self, old: tuple[types.ModuleType, ...], new: tuple[types.ModuleType, ...]) -> bool:
+        return old == new or {*new} <= {*old}
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        pass
+
+    def children(self, content: tuple[types.ModuleType, ...]) -> Iterator[Child]:
+        for module in content:
+            yield f":{module.__name__}", module
+
+
+class LibraryNamespace(ClassNamespace):
+    """What has been put in place of a library's functions and classes; the code among it is reached by no class."""
+
+    def children(self, content: Attributes) -> Iterator[Child]:
+        return attribute_children(content)
 
 
 _CODE = frozenset((types.FunctionType, staticmethod, classmethod, property, *LEADS_NOWHERE))

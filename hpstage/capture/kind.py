@@ -6,6 +6,7 @@ Nothing here calls code of the user's: attributes, items and types are read past
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import decimal
 import enum
@@ -15,6 +16,7 @@ import pathlib
 import re
 import struct
 import sys
+import threading
 import types
 import uuid
 import weakref
@@ -37,6 +39,8 @@ _ATOMS = frozenset(
         *(decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath),
     )
 )
+
+RUNNERS = (threading.Thread, concurrent.futures.Executor)
 
 LEADS_NOWHERE = frozenset((type(None), bool, int, float, str, bytes))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _multiprocessing  # type: ignore[import-not-found]
 import collections
-import concurrent.futures
 import contextvars
 import enum
 import functools
@@ -31,20 +30,35 @@ from hpstage.capture.containers import (
     WeakValues,
     is_bulk,
 )
+from hpstage.capture.imports import Modules
 from hpstage.capture.instances import (
     Cell,
     ClassNamespace,
     Foreign,
     Function,
     Instance,
+    LibraryNamespace,
+    ModulesByText,
     Partial,
     PerThread,
+    Runner,
     Scripted,
     Slot,
     TupleWithAttributes,
 )
-from hpstage.capture.kind import Kind, Opaque, by_type, has_dict, has_own_memory, is_atomic, numpy, slots_of, torch
-from hpstage.capture.reach import ClassAttributes, of_user
+from hpstage.capture.kind import (
+    RUNNERS,
+    Kind,
+    Opaque,
+    by_type,
+    has_dict,
+    has_own_memory,
+    is_atomic,
+    numpy,
+    slots_of,
+    torch,
+)
+from hpstage.capture.reach import ClassAttributes, LibraryNames, is_users_code, of_user
 from hpstage.capture.reach import Slot as GlobalName
 from hpstage.capture.settings import OfProcess, Settings
 from hpstage.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
@@ -73,24 +87,25 @@ _MACHINERY = (
     "optuna",
     "distributed",
 )
-_RUNNERS = (threading.Thread, concurrent.futures.Executor)
 
 VALUES, SET = Values(), Unordered()
 _WEAK_SET, _FROZEN = WeakMembers(), Frozen()
 SETS = (SET, _WEAK_SET, _FROZEN)
 _SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, FOREIGN = Sequence(), Mapping(), Function(), Opaque(), Foreign()
-_INSTANCE, _OBJECTS, _SCRIPTED, _LOCK = Instance(), Objects(), Scripted(), Lock()
+_INSTANCE, _OBJECTS, _SCRIPTED, _LOCK, _RUNNER = Instance(), Objects(), Scripted(), Lock(), Runner()
 TUPLE = TupleWithAttributes()
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _BYTES, _RANDOM, _FILE = Bytes(), RandomSource(), File()
 WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
 """Kinds that tell nothing of attributes, which classes of the user's that derive from such types may have."""
 _BULKS = {_SEQUENCE: Bulk(_SEQUENCE), _MAPPING: Bulk(_MAPPING)}
-CACHE = Cache()
+CACHE, MODULES = Cache(), ModulesByText()
 
 _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
     ((Settings,), OfProcess()),
     ((GlobalName,), Slot()),
+    ((Modules,), MODULES),
+    ((LibraryNames,), LibraryNamespace()),
     ((ClassAttributes,), ClassNamespace()),
     ((list, collections.deque), _SEQUENCE),
     ((collections.OrderedDict,), Ordered()),
@@ -122,7 +137,7 @@ def kind_of(obj: Any) -> Kind | None:
     if found is None or kind in _SETTLED:
         return found
     if found is _FUNCTION:
-        return found if of_user(obj.__module__) else _OPAQUE
+        return found if is_users_code(obj) else _OPAQUE
     if found is VALUES:
         arrays = numpy()
         return _OBJECTS if arrays is not None and issubclass(kind, arrays.ndarray) and obj.dtype.hasobject else found
@@ -160,7 +175,9 @@ def _kind_of_type(kind: Any) -> Kind | None:
         return _SCRIPTED
     if library is None or not issubclass(kind, library.nn.Module):
         module = kind.__module__ or "builtins"
-        if issubclass(kind, _RUNNERS) or any(module == name or module.startswith(f"{name}.") for name in _MACHINERY):
+        if issubclass(kind, RUNNERS):
+            return _RUNNER if of_user(module) else _OPAQUE
+        if any(module == name or module.startswith(f"{name}.") for name in _MACHINERY):
             return _OPAQUE
         if has_own_memory(kind) and not issubclass(kind, int | float | complex | str | bytes):
             return _OPAQUE if hasattr(kind, "__get__") else FOREIGN

@@ -13,6 +13,7 @@ import xxhash
 from hpstage.capture.kind import is_atom, numpy, torch
 from hpstage.capture.kinds import VALUES, kind_of
 from hpstage.capture.reach import MISSING
+from hpstage.capture.settings import NEXT_HOOK
 from hpstage.capture.survey import Record, Survey
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
@@ -30,6 +31,10 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
         yield record.path, values_text(record.obj)
     elif record.kind.name == "random state":
         yield record.path, digest(record.content)
+    elif record.kind.name == "settings":
+        # Hooks that are held tell their numbers where they are; the next one's counts those taken away again, too.
+        settings = {name: value for name, value in record.content.items() if name != NEXT_HOOK}
+        yield from _named(record.path, settings, survey)
     elif record.kind.name == "attributes":
         yield from _named(record.path, record.content, survey)
     elif record.kind.name in ("items", "mapping"):

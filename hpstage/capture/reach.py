@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from operator import is_
 from typing import Any
 
+from hpstage.capture import imports
 from hpstage.capture.kind import HEAP
 from hpstage.identity.bytecode import functions_in
 from hpstage.identity.source import came_by_value, is_users
@@ -33,6 +34,15 @@ _REMEMBERED = 4096
 def of_user(module: str | None) -> bool:
     """Whether code of this module is the user's own."""
     return module is not None and (is_users(module) or came_by_value(module))
+
+
+def is_users_code(value: object) -> bool:
+    """Whether a function, method or class is the user's own, also one that is named like a library's that it wraps."""
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.FunctionType):
+        return of_user(value.__module__) or of_user(value.__globals__.get("__name__"))
+    return isinstance(value, type) and of_user(value.__module__)
 
 
 class Slot:
@@ -87,7 +97,7 @@ class ClassAttributes:
         present, known = self._present(), self._all
         if len(present) != len(known) or not all(map(is_, present.values(), known.values())) or [*present] != [*known]:
             self._all = dict(present)
-            self._chosen = {name: value for name, value in self._all.items() if self._counts(name, value)}
+            self._chosen = self._choose()
         return self._chosen
 
     def set(self, values: dict[str, object]) -> None:
@@ -100,10 +110,78 @@ class ClassAttributes:
     def _present(self) -> Mapping[str, object]:
         return vars(self.owner)
 
+    def _choose(self) -> dict[str, object]:
+        return {name: value for name, value in self._all.items() if self._counts(name, value)}
+
     def _counts(self, name: str, value: object) -> bool:
         if name == "_abc_impl" or name in _OF_PYTHON:
             return False
         return not isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+
+
+class LibraryNames(ClassAttributes):
+    """What somebody has put in place of the functions and classes of a library's module or class: those names that do
+    not have what they had when it was first met.
+
+    Libraries set names of their own as they go: plain values, and functions wrapped under their own name. Those are
+    passed by; what code of the user's sets by a name that it states is looked at whatever it is.
+    """
+
+    __slots__ = ("_first",)
+
+    def __init__(self, owner: types.ModuleType | type) -> None:
+        super().__init__(type(self))
+        self.owner: Any = owner
+        name = owner.__name__ if isinstance(owner, types.ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+        self.path = f"library {name}"
+        self._first = self._all = dict(self._present())
+
+    def set(self, values: dict[str, object]) -> None:
+        present = self._present()
+        for name in [*(self.get().keys() - values.keys()), *values]:
+            value = values.get(name, self._first.get(name, MISSING))
+            if value is MISSING and name in present:
+                delattr(self.owner, name)
+            elif value is not present.get(name, MISSING):
+                setattr(self.owner, name, value)
+
+    def _choose(self) -> dict[str, object]:
+        first, now = self._first, self._all
+        found = {name: now.get(name, MISSING) for name in {**first, **now}}
+        return {name: value for name, value in found.items() if _is_put(name, first.get(name, MISSING), value)}
+
+
+def _is_put(name: str, old: object, new: object) -> bool:
+    """Whether somebody has put it in place of a library's function or class, or beside these."""
+    if new is old or name in _OF_MODULES or name in _SET_BY_LIBRARIES:
+        return False
+    if isinstance(new, types.ModuleType) or not (old is MISSING or _is_code(old)):
+        return False
+    if any(map(is_users_code, (new, *functions_in(new)))) or of_user(type(new).__module__):
+        return True
+    return old is not MISSING and getattr(new, "__name__", None) != name
+
+
+_SET_BY_LIBRARIES = frozenset(("Storage",))
+"""torch's default dtype decides which class that is."""
+
+
+def _is_code(value: object) -> bool:
+    return callable(value) or isinstance(value, staticmethod | classmethod | property)
+
+
+@functools.cache
+def library_names(owner: Any) -> LibraryNames:
+    """As it was when first asked for, in this process."""
+    return LibraryNames(owner)
+
+
+def libraries() -> Iterator[tuple[str, object]]:
+    """Those whose functions are most often replaced, whoever does it."""
+    for name in ("torch", "torch.nn.functional", "numpy"):
+        if name in sys.modules:
+            names = library_names(sys.modules[name])
+            yield names.path, names
 
 
 class Globals(ClassAttributes):
@@ -129,7 +207,7 @@ class Globals(ClassAttributes):
         return not special and not isinstance(value, types.ModuleType)
 
 
-Namespace = Slot | ClassAttributes
+Namespace = Slot | ClassAttributes | imports.Modules
 _OF_PYTHON = frozenset(
     f"__{name}__"
     for name in ("annotations", "annotations_cache", "dataclass_fields", "dataclass_params", "orig_bases", "parameters")
@@ -172,9 +250,11 @@ def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.
                 todo += thing.__bases__
                 for value in vars(thing).values():
                     todo += [value] if isinstance(value, types.FunctionType) else functions_in(value)
+            else:
+                _library(thing, found)
         elif isinstance(thing, types.FunctionType):
             todo.append(getattr(thing, "__wrapped__", None))
-            if of_user(thing.__module__):
+            if is_users_code(thing):
                 functions.append(thing)
                 for name in dict.fromkeys(names_in(thing.__code__)):
                     if name in thing.__globals__:
@@ -188,6 +268,8 @@ def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.
             if of_user(thing.__name__):
                 for name in list(vars(thing)):
                     _global(name, vars(thing), found, todo)
+            else:
+                _library(thing, found)
         elif isinstance(thing, types.MethodType):
             todo += (thing.__func__, type(thing.__self__))
         elif isinstance(thing, functools.partial):
@@ -207,6 +289,16 @@ def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], N
         found[id(namespace), name] = _once(namespace, slot)
 
 
+def _library(owner: types.ModuleType | type, found: dict[tuple[int, str], Namespace]) -> None:
+    path = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
+    alterable = isinstance(owner, types.ModuleType) or owner.__flags__ & HEAP
+    if alterable and (path or "").partition(".")[0] not in _WITHOUT_TRAINING:
+        found[id(owner), ""] = library_names(owner)
+
+
+_WITHOUT_TRAINING = frozenset(("sys", "builtins", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
+"""Where Python's own machinery is hung in, and what runs trainings: whoever replaces something there may."""
+
 _OF_MODULES = frozenset(
     f"__{name}__" for name in ("annotations", "builtins", "cached", "loader", "spec", "warningregistry")
 )
@@ -216,6 +308,7 @@ _OF_MODULES = frozenset(
 def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
     """Names in modules that a function imports, or sets attributes of, and all global names if it asks for all."""
     names = {*names_in(function.__code__)}
+    _by_text(function, found, todo)
     if "globals" in names:
         found[id(function.__globals__), ""] = Globals(function.__globals__)
     things = [value for name in names if _may_be_given(value := function.__globals__.get(name))]
@@ -229,12 +322,14 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
             continue
         seen.add(id(thing))
         if isinstance(thing, types.ModuleType):
-            if of_user(thing.__name__):
-                todo.append(thing)
-            elif stored:
-                things += [value for name in names if _may_be_given(value := vars(thing).get(name))]
+            todo.append(thing)
+            if not of_user(thing.__name__):
+                inner = [value for name in names if _may_be_given(value := vars(thing).get(name))]
+                things += [value for value in inner if stored or not isinstance(value, types.FunctionType)]
         elif of_user(thing.__module__):
             continue
+        elif isinstance(thing, type):
+            todo.append(thing)
         own = vars(thing)
         for name in stored:
             if own.get(name) is not None and not isinstance(own[name], _PLAIN):
@@ -244,6 +339,24 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
                 found[id(own), name] = _once(own, Slot(path, own, name))
             elif thing.__flags__ & HEAP:
                 found[id(thing), name] = _once(thing, LibraryAttribute(path, thing, name))
+
+
+def _by_text(function: types.FunctionType, found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
+    """Modules that a function imports by a text, and those that it takes out of ``sys.modules``."""
+    code, names = function.__code__, names_in(function.__code__)
+    for text, complete in imports.imported(code, imports.import_functions(names, function.__globals__)):
+        prefix = str(function.__globals__.get("__package__") or "") if text.startswith(".") else text
+        if not complete:
+            found[id(imports.Modules), prefix] = _modules(prefix)
+        elif of_user(text.partition(".")[0]):
+            todo.append(imports.load(text))
+    if "modules" in names and "sys" in names:
+        todo += [sys.modules[text] for text in texts_in(code) if text in sys.modules and text != "__main__"]
+
+
+@functools.cache
+def _modules(prefix: str) -> imports.Modules:
+    return imports.Modules(prefix)
 
 
 _SLOTS: dict[tuple[int, str], Slot] = {}
@@ -278,8 +391,16 @@ def stored_in(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(_REMEMBERED)
 def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
-    """Names of attributes that a code object, or one within it, sets."""
-    return _arguments(code, "STORE_ATTR")
+    """Names of attributes that a code object, or one within it, sets; those that ``setattr`` may be given, too."""
+    texts: tuple[str, ...] = ()
+    if not {"setattr", "delattr"}.isdisjoint(names_in(code)):
+        texts = tuple(text for text in texts_in(code) if text.isidentifier())
+    return _arguments(code, "STORE_ATTR") + texts
+
+
+def texts_in(code: types.CodeType) -> Iterator[str]:
+    """What stands literally in a code object, or one within it."""
+    return (constant for part in _codes(code) for constant in part.co_consts if isinstance(constant, str))
 
 
 def _arguments(code: types.CodeType, operation: str) -> tuple[str, ...]:

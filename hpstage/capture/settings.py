@@ -6,10 +6,10 @@ import decimal
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from hpstage.capture.kind import Kind, numpy, torch
+from hpstage.capture.kind import Child, Kind, attribute_children, numpy, torch
 
 
 class Settings:
@@ -21,10 +21,18 @@ NEXT_HOOK = "next hook"
 """Not a setting: the number under which the next hook is kept."""
 
 
+def hooks_of_all() -> Iterator[tuple[str, object]]:
+    """The dicts of hooks that torch calls for every module and every optimizer of the process, and their paths."""
+    for path in ("torch.nn.modules.module", "torch.optim.optimizer"):
+        for name, value in vars(sys.modules[path]).items():
+            if name.startswith("_global_") and isinstance(value, dict):
+                yield f"{path}.{name}", value
+
+
 def _of_process(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
     """How each is asked for, and set."""
     handle = library.utils.hooks.RemovableHandle
-    hold = library.backends
+    hold, modules = library.backends, sys.modules["torch.nn.modules.module"]
     found: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
         "default dtype": (library.get_default_dtype, library.set_default_dtype),
         "gradients": (library.is_grad_enabled, library.set_grad_enabled),
@@ -52,6 +60,7 @@ def _of_process(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[An
         NEXT_HOOK: (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
     }
     for name, owner, attribute in (
+        ("full backward hooks", modules, "_global_is_full_backward_hook"),
         ("cudnn.benchmark", hold.cudnn, "benchmark"),
         ("cudnn.deterministic", hold.cudnn, "deterministic"),
         ("cudnn.enabled", hold.cudnn, "enabled"),
@@ -63,6 +72,9 @@ def _of_process(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[An
         ask = getattr(hold.cuda, f"{name}_sdp_enabled", None)
         if ask is not None:
             found[f"{name} attention"] = ask, getattr(hold.cuda, f"enable_{name}_sdp")
+    saved = library._C._autograd
+    if hasattr(saved, "_top_saved_tensors_default_hooks"):
+        found["hooks of saved tensors"] = functools.partial(_of_saved, saved), functools.partial(_set_saved, saved)
     arrays = numpy()
     if arrays is not None:
         found["numpy errors"] = (
@@ -70,6 +82,18 @@ def _of_process(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[An
             lambda value: arrays.seterr(**dict(value)),
         )
     return found
+
+
+def _of_saved(library: Any) -> Any:
+    """Those pushed last: torch tells of no others."""
+    return library._top_saved_tensors_default_hooks(True)
+
+
+def _set_saved(library: Any, hooks: Any) -> None:
+    while (present := _of_saved(library)) is not None and present != hooks:
+        library._pop_saved_tensors_default_hooks()
+    if present != hooks:
+        library._push_saved_tensors_default_hooks(*hooks)
 
 
 _SMALLEST_NORMAL = sys.float_info.min
@@ -134,6 +158,9 @@ class OfProcess(Kind):
         for name, (_, put) in self._all().items():
             if name in content and content[name] != present[name]:
                 put(content[name])
+
+    def children(self, content: dict[str, Any]) -> Iterator[Child]:
+        return attribute_children(content)
 
 
 def _asked(ask: Callable[[], Any]) -> Any:

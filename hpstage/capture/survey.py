@@ -9,7 +9,7 @@ from typing import Any
 
 from hpstage.capture.kind import LEADS_NOWHERE, Kind, dict_of, is_atom, torch
 from hpstage.capture.kinds import CACHE, FOREIGN, SETS, TUPLE, VALUES, WITHOUT_ATTRIBUTES, kind_of
-from hpstage.capture.reach import OF_CODE, ClassAttributes, Slot, of_user, reached_from
+from hpstage.capture.reach import OF_CODE, ClassAttributes, Slot, is_users_code, of_user, reached_from
 from hpstage.capture.told import CACHED, Cache
 from hpstage.capture.values import Marked
 from hpstage.errors import StateError
@@ -272,7 +272,7 @@ class Surveyor:
         """What the code of a function or class reaches, the first last."""
         known = self._code.get(id(code))
         if known is None:
-            user = of_user(getattr(code, "__name__" if isinstance(code, types.ModuleType) else "__module__", None))
+            user = of_user(code.__name__) if isinstance(code, types.ModuleType) else is_users_code(code)
             reached = [pair for pair in reached_from(code) if not self._passed_by(*pair)] if user else []
             known = self._code[id(code)] = code, reached
         return known[1]

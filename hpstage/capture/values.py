@@ -54,7 +54,7 @@ class Marked:
     def __init__(self, obj: Any, *, sampled: bool = False, copied: bool = False) -> None:
         library = torch()
         self.gradient: object | None = None
-        self.hooks: tuple[object, object] = _NO_HOOKS
+        self.hooks: tuple[object, object] = NO_HOOKS
         self.trained = False
         self.version = 0
         self.storage: Any = None  # kept alive: no other is at its address
@@ -107,8 +107,7 @@ class Marked:
             and self.pointer == other.pointer
             and self.trained == other.trained
             and self.gradient is other.gradient
-            and self.hooks[0] is other.hooks[0]
-            and self.hooks[1] is other.hooks[1]
+            and same_hooks(self.hooks, other.hooks)
             and same_mapping(self.own, other.own)
         )
 
@@ -121,8 +120,7 @@ class Marked:
             and obj.shape == self.form[0]
             and obj.dtype is self.form[2]
             and obj.stride() == self.form[1]
-            and obj._backward_hooks is self.hooks[0]
-            and obj._post_accumulate_grad_hooks is self.hooks[1]
+            and same_hooks(hooks_of(obj), self.hooks)
             and same_mapping(_own(obj), self.own)
         )
 
@@ -135,7 +133,7 @@ class Marked:
             if (obj.shape, obj.strides, obj.dtype) != self.form:
                 raise TypeError("its form has changed")
             return
-        if any(here is not there for here, there in zip(hooks_of(obj), self.hooks, strict=True)):
+        if not same_hooks(hooks_of(obj), self.hooks):
             raise TypeError("it has been given a hook, which torch keeps where it cannot be reached")
         if self.plain:
             if self.form != tensor_form(obj) or self.pointer != plain_pointer(obj):
@@ -190,11 +188,20 @@ class Values(Kind):
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_NO_HOOKS = (None, None)
+NO_HOOKS = (None, None)
 
 
 def hooks_of(tensor: Any) -> tuple[object, object]:
     return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+
+
+def same_hooks(here: tuple[object, object], there: tuple[object, object]) -> bool:
+    """Whether a tensor has its hooks in the same dicts. An empty one, which a hook that was removed leaves, is none."""
+    return all(map(_same_dict, here, there))
+
+
+def _same_dict(here: object, there: object) -> bool:
+    return here is there or not (here or there)
 
 
 def _own(tensor: Any) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from hpstage.capture.decoding import Decoder
 from hpstage.capture.encoding import ANSWERED, Encoder, is_answered
 from hpstage.capture.guard import Guard
 from hpstage.capture.kind import torch
-from hpstage.capture.kinds import CACHE, VALUES
+from hpstage.capture.kinds import CACHE, MODULES, VALUES
 from hpstage.capture.portrait import texts_of
-from hpstage.capture.reach import OF_CODE
-from hpstage.capture.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone
+from hpstage.capture.reach import OF_CODE, LibraryNames, libraries
+from hpstage.capture.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone, hooks_of_all
 from hpstage.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
 from hpstage.capture.values import Marked, is_lazy, storable
 from hpstage.capture.variables import Variable, Variables
@@ -52,6 +52,8 @@ class World:
         compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
         yield from self._roots()
         if torch() is not None:
+            yield from hooks_of_all()
+            yield from libraries()
             yield "torch", SETTINGS
 
     def close(self) -> None:
@@ -102,7 +104,9 @@ class World:
         """What code leads to that only setting up has brought: nothing knows how it was before."""
         for record in self.base or ():
             kept_by_module = OF_CODE.match(record.path) and "<locals>" not in record.path  # those are made anew
-            if kept_by_module and self.pristine is not None and record.obj not in self.pristine:
+            kept_by_module = kept_by_module or isinstance(record.obj, LibraryNames)
+            late = self.pristine is not None and record.obj not in self.pristine
+            if record.kind is MODULES or (kept_by_module and late):
                 yield record
 
     def begin(self) -> None:
@@ -255,7 +259,7 @@ class World:
             yield
         finally:
             for record in before:
-                if record.kind not in (VALUES, CACHE) and record.changed():
+                if record.kind not in (VALUES, CACHE, MODULES) and record.changed():
                     self._tell(record, what)
                 _put_back(record, f"{what} must not change the state", values=record.kind is not VALUES)
             for record in guard.changed():

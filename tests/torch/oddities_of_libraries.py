@@ -20,15 +20,19 @@ import sqlite3
 import sys
 import tempfile
 import threading
+import unittest.mock
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import tests.torch.late_in_a_module
+import tests.torch.late_in_a_table
 import tests.torch.trainables
 from tests.torch.oddities import Odd, odd
 
@@ -225,6 +229,129 @@ def _(kept: Any, self: Odd) -> float:
     return function.calls_of_mine
 
 
+# --- functions and classes of libraries that are replaced
+
+
+def leaking(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 0, x, x * 0.3)
+
+
+def tried(step: int) -> float:
+    return float(nn.functional.softsign(torch.tensor(-float(step))) + nn.Identity()(torch.tensor(1.0)).sum())
+
+
+@odd("a function of a library, replaced by name")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        setattr(nn.functional, "softsign", leaking)  # noqa: B010
+    return tried(self.steps)
+
+
+@odd(
+    "a function of a library, replaced by another one's under a name that is made up",
+    refused=r"torch\.nn\.functional\.softsign holds a function",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        setattr(nn.functional, "".join(("soft", "sign")), nn.functional.relu6)
+    return tried(self.steps)
+
+
+@odd(
+    "a function of a library, replaced by one that training makes",
+    refused=r"torch\.nn\.functional\.softsign holds a function that training has made",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        unittest.mock.patch("torch.nn.functional.softsign", lambda x: x * 0.5).start()
+    try:
+        return tried(self.steps)
+    finally:
+        if self.steps == 6:
+            unittest.mock.patch.stopall()
+
+
+@odd("a function of a library, wrapped by one that counts", network=lambda: counting_calls())
+def _(kept: Any, self: Odd) -> float:
+    return float(nn.functional.softsign(torch.tensor(1.0)))
+
+
+def counting_calls() -> nn.Module:
+    calls: list[int] = []
+    original = nn.functional.softsign
+
+    @functools.wraps(original)
+    def softsign(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return original(x) * len(calls)
+
+    setattr(nn.functional, "".join(("soft", "sign")), softsign)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+def halved(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5
+
+
+@odd("a method of a library's class, replaced under a name that is made up")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        setattr(nn.Identity, "".join(("for", "ward")), halved)
+    return tried(self.steps)
+
+
+# --- modules that are imported by a text
+
+
+@odd("a module that is imported by its name")
+def _(kept: Any, self: Odd) -> float:
+    return importlib.import_module("tests.torch.late_by_name").tick() if self.steps > 1 else 0.0
+
+
+@odd("a module that is imported by a name that is made up", lambda: "module")
+def _(kept: Any, self: Odd) -> float:
+    return importlib.import_module(f"tests.torch.late_in_a_{kept}").tick() if self.steps > 1 else 0.0
+
+
+@odd("a module that is taken out of those there are")
+def _(kept: Any, self: Odd) -> float:
+    return sys.modules["tests.torch.late_in_a_table"].tick()  # type: ignore[no-any-return]
+
+
+# --- threads of the user's
+
+
+class Prefetcher(threading.Thread):
+    """It keeps state, whether it runs or not."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.taken, self.seen = 0, [0]
+
+
+@odd("attributes of a thread of the user's", Prefetcher)
+def _(kept: Any, self: Odd) -> float:
+    kept.taken += 1
+    kept.seen.append(self.steps)
+    return kept.taken + len(kept.seen)
+
+
+class Pool(ThreadPoolExecutor):
+    submitted = 0
+
+
+@odd("attributes of a pool of the user's", lambda: Pool(1))
+def _(kept: Any, self: Odd) -> float:
+    kept.submitted += 1
+    return kept.submitted + float(kept.submit(lambda: 1).result())
+
+
+@odd("a thread of the user's, made in training", refused=r"self\.kept holds a .*Prefetcher that training has made")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = Prefetcher()
+    return 0
+
+
 # --- what cached functions keep
 
 
@@ -284,6 +411,109 @@ def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:
         torch.backends.cuda.enable_math_sdp(False)
     return was
+
+
+# --- hooks
+
+
+PASSED: list[int] = []
+
+
+def passed(*given: Any) -> None:
+    PASSED.append(len(PASSED))
+
+
+@odd("a hook of all modules, that training places")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        nn.modules.module.register_module_forward_hook(passed)
+    return len(PASSED)
+
+
+@odd("a full backward hook of all modules, that training places")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        nn.modules.module.register_module_full_backward_hook(passed)
+    return len(PASSED)
+
+
+@odd("hooks of all modules and optimizers, counting in a closure", network=lambda: with_hooks_of_all())
+def _(kept: Any, self: Odd) -> float:
+    return float(self.net.counted())
+
+
+def with_hooks_of_all() -> Any:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    calls: list[int] = []
+
+    def hook(*given: Any) -> None:
+        calls.append(len(calls))
+
+    nn.modules.module.register_module_forward_hook(hook)
+    register_optimizer_step_post_hook(hook)
+    network.counted = lambda: len(calls)  # type: ignore[assignment]
+    return network
+
+
+@odd(
+    "a hook of all optimizers, made in training",
+    refused=r"torch\.optim\.optimizer\._global_optimizer_pre_hooks\[\d\] holds a function that training has made",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        register_optimizer_step_pre_hook(lambda *given: None)
+    return 0
+
+
+class Packing:
+    count = 0
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return tensor
+
+    def unpack(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+@odd("hooks of saved tensors", Packing)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack).__enter__()
+    return kept.count
+
+
+@odd("a hook of a module, for the length of a step")
+def _(kept: Any, self: Odd) -> float:
+    seen: list[float] = []
+    handle = self.net[1].register_forward_hook(lambda module, given, made: seen.append(float(made.detach().sum())))
+    self.net(torch.ones(1, 4, 4))
+    handle.remove()
+    return seen[0]
+
+
+@odd("hooks of tensors, for the length of a step", lambda: torch.ones(2, requires_grad=True))
+def _(kept: Any, self: Odd) -> float:
+    handles = [kept.register_hook(lambda gradient: gradient * 2)]
+    handles.append(kept.register_post_accumulate_grad_hook(lambda tensor: None))
+    kept.grad = None
+    (kept * self.steps).sum().backward()
+    for handle in handles:
+        handle.remove()
+    return float(kept.grad.sum())
+
+
+def hooked() -> torch.Tensor:
+    made = torch.ones(2, requires_grad=True)
+    made.register_hook(lambda gradient: gradient * 2)
+    return made
+
+
+@odd("a hook of a tensor that training has made", refused=r"self\.kept has been given a hook in training")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.kept = hooked()
+    return 0
 
 
 # --- TorchScript

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script`"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
 ]
 
 STEPS, FORK = 6, 3
@@ -60,25 +62,22 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def trained(name: str, place: str) -> None:
     """Straight through, from a state on a worker that has trained on, as the next trial, and in a new adapter."""
-    first = begun(name, place)
-    expected = outcome(advance(first, 0, STEPS))
-    first.close()
+    with closing(begun(name, place)) as first:
+        expected = outcome(advance(first, 0, STEPS))
 
-    worker = begun(name, place)
-    state = reread(advance(worker, 0, FORK).state_dict())
-    advance(worker, FORK, FORK + 2)
-    worker.evaluate()
-    worker.setup(HP)
-    worker.load_state_dict(state)
-    assert differing(outcome(advance(worker, FORK, STEPS)), expected) == {}
-    worker.setup(HP)
-    assert differing(outcome(advance(worker, 0, STEPS)), expected) == {}
-    worker.close()
+    with closing(begun(name, place)) as worker:
+        state = reread(advance(worker, 0, FORK).state_dict())
+        advance(worker, FORK, FORK + 2)
+        worker.evaluate()
+        worker.setup(HP)
+        worker.load_state_dict(state)
+        assert differing(outcome(advance(worker, FORK, STEPS)), expected) == {}
+        worker.setup(HP)
+        assert differing(outcome(advance(worker, 0, STEPS)), expected) == {}
 
-    other = begun(name, place)
-    other.load_state_dict(state)
-    assert differing(outcome(advance(other, FORK, STEPS)), expected) == {}
-    other.close()
+    with closing(begun(name, place)) as other:
+        other.load_state_dict(state)
+        assert differing(outcome(advance(other, FORK, STEPS)), expected) == {}
 
 
 @pytest.mark.parametrize(("name", "place"), CASES)

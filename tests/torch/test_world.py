@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hpstage.torch
+from hpstage.capture.portrait import differences
 from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError, UsageError
+from hpstage.execution.verification import portrait_of
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 
@@ -57,6 +60,102 @@ def test_a_state_holds_the_settings_that_training_has_made_and_not_those_of_the_
         states.append(digest(advance(trainable, 0, STEPS).state_dict()))
         trainable.close()
     assert states[0] == states[1]
+
+
+class Decaying(Small):
+    """It hooks into all optimizers of the process where a hyper-parameter asks for it."""
+
+    def optimizer(self, model: Any, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        def decay(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+            with torch.no_grad():
+                for parameter in optimizer.param_groups[0]["params"]:
+                    parameter.mul_(0.9)
+
+        if hp["decay"]:
+            register_optimizer_step_post_hook(decay)
+        return super().optimizer(model, hp)
+
+
+class Dimming(Small):
+    """It hooks into all modules of the process where a hyper-parameter asks for it."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        if hp["decay"]:
+            nn.modules.module.register_module_forward_hook(lambda module, given, made: made * 0.9)
+        return super().model(hp)
+
+
+@pytest.mark.parametrize("kind", [Decaying, Dimming])
+def test_a_hook_into_all_of_torch_that_a_trial_makes_is_not_the_next_trials_nor_the_next_searchs(kind: Any) -> None:
+    trainable: Any = fresh(kind(), {**hp_at(0), "decay": False})
+    expected = outcome(advance(trainable, 0, 3))
+    trainable.setup({**hp_at(0), "decay": True})
+    decayed = outcome(advance(trainable, 0, 3))
+    assert decayed != expected
+    trainable.setup({**hp_at(0), "decay": False})
+    assert outcome(advance(trainable, 0, 3)) == expected
+    trainable.setup({**hp_at(0), "decay": True})
+    assert outcome(advance(trainable, 0, 3)) == decayed
+    trainable.close()
+    assert outcome(advance(fresh(kind(), {**hp_at(0), "decay": False}), 0, 3)) == expected
+
+
+class Patching(Small):
+    """It replaces functions of torch's where a hyper-parameter asks for it, under names that are found by nobody."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        if hp["decay"]:
+            setattr(nn.functional, "".join(("cross_", "entropy")), lambda *given: nn.functional.nll_loss(*given))
+            setattr(nn.Linear, "".join(("for", "ward")), lambda layer, x: nn.functional.linear(x, layer.weight))
+        return super().model(hp)
+
+
+def test_a_function_of_torchs_that_a_trial_replaces_is_not_replaced_in_the_next_trial_nor_in_the_next_search() -> None:
+    functions = nn.functional.cross_entropy, nn.Linear.forward
+    trainable: Any = fresh(Patching(), {**hp_at(0), "decay": False})
+    expected = outcome(advance(trainable, 0, 3))
+    trainable.setup({**hp_at(0), "decay": True})
+    assert outcome(advance(trainable, 0, 3)) != expected
+    trainable.setup({**hp_at(0), "decay": False})
+    assert outcome(advance(trainable, 0, 3)) == expected
+    trainable.setup({**hp_at(0), "decay": True})
+    advance(trainable, 0, 3)
+    trainable.close()
+    assert (nn.functional.cross_entropy, nn.Linear.forward) == functions
+
+
+class Distilling(Small):
+    """Features of a layer, by a hook for the length of a step."""
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        features: list[torch.Tensor] = []
+        handle = model[1].register_forward_hook(lambda module, given, made: features.append(made))
+        loss = super().loss(model, batch)
+        handle.remove()
+        return loss + features[0].square().mean()
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        handles = [parameter.register_hook(lambda gradient: gradient * 0.5) for parameter in model.parameters()]
+        super().update(model, optimizer, batch)
+        for handle in handles:
+            handle.remove()
+
+
+def test_hooks_that_are_taken_away_within_a_step_leave_nothing_by_which_forks_differ() -> None:
+    straight: Any = advance(fresh(Distilling()), 0, STEPS)
+    state = reread(advance(fresh(Distilling()), 0, FORK).state_dict())
+    nn.Identity().register_forward_hook(lambda module, given, made: None).remove()
+    forked: Any = fresh(Distilling())
+    forked.load_state_dict(state)
+    assert portrait_of(advance(forked, FORK, STEPS)) == portrait_of(straight)
+
+
+def test_a_setting_that_differs_is_named_alone() -> None:
+    trainable: Any = fresh(Wide(), {**hp_at(0), "wide": False})
+    before = trainable.portrait()
+    torch.set_default_dtype(torch.float64)
+    assert [path for path, _, _ in differences(before, trainable.portrait())] == ["torch.default dtype"]
+    trainable.close()
 
 
 class Moving(Small):
@@ -235,7 +334,7 @@ class MetLate(Small):
     """What counts is in a module that nothing names."""
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
-        self.late = importlib.import_module("tests.torch.late")
+        self.late = importlib.import_module(f"tests.torch.la{'te' if hp else ''}")
         return super().model(hp)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -249,6 +348,28 @@ def test_what_a_trial_changes_in_a_module_that_is_met_in_setup_alone_is_refused_
     trainable.setup(hp_at(0))
     with pytest.raises(StateError, match=r"tests\.torch\.late:.*COUNTS.* has changed .* import its module where yours"):
         advance(trainable, 0, 1)
+
+
+class MetByText(Small):
+    """What counts is in a module that is first imported in training, by a name that nobody can read."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        late = importlib.import_module("tests.torch.late_in_" + type(batch[0]).__name__.replace("Tensor", "training"))
+        late.COUNTS.append(1)
+        return super().loss(model, batch) * len(late.COUNTS)
+
+
+def test_a_module_that_training_is_the_first_to_import_by_a_name_that_is_made_up_is_refused() -> None:
+    trainable: Any = advance(fresh(MetByText()), 0, 2)
+    with pytest.raises(StateError, match=r"^tests\.torch\.late_in_training was first imported in training, by a name"):
+        trainable.state_dict()
+    with pytest.raises(StateError, match=r"modules tests\.torch\.late_in_\* has changed .* import its module where"):
+        set_up_again(trainable)
+
+
+def set_up_again(trainable: Any) -> None:
+    trainable.setup(hp_at(0))
+    advance(trainable, 0, 1)
 
 
 @functools.cache
