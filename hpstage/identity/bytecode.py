@@ -27,9 +27,9 @@ _FLAGS = 0x3BF
 _REMEMBERED = 4096
 """Functions that are taken apart only once: an identity is asked for several times."""
 
-_FROM_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+FROM_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _FROM_CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
-_FROM_LOCALS = frozenset(("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF"))
+FROM_LOCALS = frozenset(("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF"))
 _INTO_LOCALS = frozenset(("STORE_FAST", "STORE_DEREF"))
 _FOR_INNER_CODE = frozenset(("MAKE_CELL", "LOAD_CLOSURE"))
 
@@ -49,7 +49,7 @@ def inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def _text(code: CodeType) -> str:
-    instructions = _instructions(code)
+    instructions = instructions_of(code)
     starts = [instruction.offset for instruction in instructions]
 
     def place(offset: int) -> int:
@@ -84,7 +84,7 @@ def _text(code: CodeType) -> str:
 
 
 @functools.lru_cache(_REMEMBERED)
-def _instructions(code: CodeType) -> Sequence[Instruction]:
+def instructions_of(code: CodeType) -> Sequence[Instruction]:
     found: list[Instruction] = []
     for instruction in dis.get_instructions(code):
         if instruction.opname in _NOISE:
@@ -165,7 +165,7 @@ def literals(code: CodeType) -> Iterator[str]:
 
     Others may be what the host makes of them: whether there is a GPU, where the file lies.
     """
-    instructions = _instructions(code)
+    instructions = instructions_of(code)
     stored = [
         instruction.argval for instruction in instructions if instruction.opname in ("STORE_NAME", "STORE_GLOBAL")
     ]
@@ -185,14 +185,14 @@ def _collect(
     is_open: Callable[[str], bool],
     found: References,
 ) -> None:
-    instructions = _instructions(code)
+    instructions = instructions_of(code)
     bound = _imports(code, instructions, names, resolve, found)
     for index, instruction in enumerate(instructions):
         name = instruction.argval
         module = ""
-        if instruction.opname in _FROM_GLOBALS and name in names:
+        if instruction.opname in FROM_GLOBALS and name in names:
             content, module = names[name], names.get("__name__", "")
-        elif instruction.opname in _FROM_LOCALS and name in bound:
+        elif instruction.opname in FROM_LOCALS and name in bound:
             content = bound[name]
         elif instruction.opname in _FROM_CELLS and name in cells:
             content = cells[name]
@@ -278,7 +278,7 @@ def _slips_away(name: str, instructions: Sequence[Instruction]) -> bool:
             and instruction.opcode not in _CONSTANTS
         )
         local = instruction.opcode in dis.haslocal or instruction.opcode in dis.hasfree
-        followed = instruction.opname in _FROM_LOCALS | _INTO_LOCALS | _FOR_INNER_CODE
+        followed = instruction.opname in FROM_LOCALS | _INTO_LOCALS | _FOR_INNER_CODE
         if mentioned and local and not followed:
             return True
     return False

@@ -43,6 +43,7 @@ def describe(trainable: Trainable) -> Environment:
     warnings: list[str] = []
     if "data version" not in after.described:
         files = files_of(getattr(trainable, "subject", trainable))
+        files.look_at(after.paths)
         if files.names:
             described["files"] = f"{len(files.names)} x {files.digest()}"
         remarks, warnings = _told(trainable, after, files)

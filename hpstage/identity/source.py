@@ -9,7 +9,7 @@ import pkgutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from importlib.machinery import FileFinder, ModuleSpec
+from importlib.machinery import FileFinder, ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
@@ -105,6 +105,15 @@ def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
         if not isinstance(found.module_finder, FileFinder):
             continue
         spec = found.module_finder.find_spec(f"{name}.{found.name}")
+        if spec is not None:
+            yield spec
+            yield from submodules_of(spec.name, spec.submodule_search_locations or ())
+
+
+def modules_in(folder: str) -> Iterator[ModuleSpec]:
+    """The modules and packages that lie in a folder, and the modules inside the packages; imports none."""
+    for found in pkgutil.iter_modules([folder]):
+        spec = PathFinder.find_spec(found.name, [folder])
         if spec is not None:
             yield spec
             yield from submodules_of(spec.name, spec.submodule_search_locations or ())

@@ -8,9 +8,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import PurePath
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -22,6 +24,9 @@ from hpstage.hashing import hashed
 from hpstage.identity import bytecode
 from hpstage.identity.bytecode import Imported, functions_in, references
 from hpstage.identity.files import DataFiles
+from hpstage.identity.lookups import Lookups, lookups
+from hpstage.identity.made import functions_into, is_script, script_digest
+from hpstage.identity.reads import found_at, paths_read
 from hpstage.identity.source import (
     ABSENT,
     as_written,
@@ -29,6 +34,7 @@ from hpstage.identity.source import (
     code_of,
     is_rewritten,
     is_users,
+    modules_in,
     submodules_of,
     version_of,
 )
@@ -38,6 +44,7 @@ NOT_STATE = ("hp", "version", "data_version")
 """Attributes of a trainable that are told elsewhere: in the history of values, and in the identity by themselves."""
 FIXED, COMPUTED = "=", "~"
 """How names of values end in :meth:`Walk.loaded`: those written literally, or code; and those that hosts compute."""
+_SCRIPT = "__main__"
 _LONG = 200
 _MAPPED = 512 << 20
 """Bytes up to which an array that is a file mapped into memory counts by all of them."""
@@ -79,6 +86,7 @@ class Walk:
         nbytes: of the tensors and arrays that were digested.
         sampled: whether of some only parts were.
         undigested: classes of the objects that have no digest, and count by their class.
+        paths: of files, perhaps, that the code reads by names written in it.
     """
 
     def __init__(self, *, files: DataFiles | None = None, within: Iterable[object] = (), check: bool = True) -> None:
@@ -86,6 +94,7 @@ class Walk:
         self.nbytes = 0
         self.sampled = False
         self.undigested: set[str] = set()
+        self.paths: set[str] = set()
         self._files = files
         self._check = check
         self._lenient = True
@@ -96,6 +105,7 @@ class Walk:
         self._texts: dict[tuple[int, bool], str | None] = {}
         self._values: dict[str, tuple[str, bool]] = {}
         self._written: dict[str, frozenset[str]] = {}
+        self._names_script = False
 
     def digest(self, root: str, *others: str) -> str:
         """The digest of a text of this walk, of the entities that others refer to, and of all that it has visited."""
@@ -194,7 +204,7 @@ class Walk:
             return f"bytes {len(value)} {xxhash.xxh3_128_hexdigest(value)}"
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             return _short(repr(value))
-        if isinstance(value, type | ModuleType) or is_function(value):
+        if isinstance(value, type | ModuleType) or is_function(value) or is_script(value):
             return self.refer(value)
         if value is os.environ:
             return "os.environ"
@@ -298,9 +308,13 @@ class Walk:
     def _by_class(self, value: Any) -> str:
         """An object without a digest: its class, and if that is the user's, its attributes."""
         kind = type(value)
+        if isinstance(value, ContextVar):
+            # A new thread has an empty context.
+            settings = [self.value(context.run(_setting, value)) for context in (Context(), copy_context())]
+            return f"{self.refer(kind)}{settings}"
         self.undigested.add(f"{kind.__module__}.{kind.__qualname__}")
         if not is_users(kind.__module__):
-            return self.refer(kind)
+            return self._with_functions(self.refer(kind), value)
         items = sorted(getattr(value, "__dict__", {}).items())
         attributes = [f"{name}={self.value(item)}" for name, item in items if name not in NOT_STATE]
         return f"{self.refer(kind)}({', '.join(attributes)})"
@@ -321,13 +335,15 @@ class Walk:
             return f"{self.refer(target.__self__)}.{self.refer(target.__func__)}"
         if isinstance(target, ModuleType):
             return self._module(target)
+        if is_script(target):
+            return self._script(target)
         if not isinstance(target, type) and not hasattr(target, "__qualname__"):
             return self.content(target)
         module = getattr(target, "__module__", None) or "builtins"
         name = getattr(target, "__qualname__", type(target).__qualname__)
         if not _is_open(module):
             self._library(module)
-            return f"library {module}.{name}"
+            return self._with_functions(f"library {module}.{name}", target)
         if id(target) not in self._numbers:
             entity = self._new(target, name, module)
             before, self._lenient = self._lenient, True
@@ -344,6 +360,19 @@ class Walk:
         self._entities.append(_Entity(name, place))
         return self._entities[-1]
 
+    def _with_functions(self, text: str, target: object) -> str:
+        """The text of an object of a library's, and the user's functions that it was made of."""
+        functions = (function for function in functions_into(target) if _is_open(function.__module__))
+        return " of ".join([text, *map(self.refer, functions)])
+
+    def _script(self, target: Any) -> str:
+        """A function or module in TorchScript."""
+        if id(target) not in self._numbers:
+            self._library("torch")
+            name = getattr(target, "name", None) or getattr(target, "original_name", "")
+            self._new(target, name, "TorchScript").lines.add(f"script {script_digest(target)}")
+        return f"code \0{self._numbers[id(target)]}\0"
+
     def _library(self, module: str) -> str:
         package = module.partition(".")[0]
         if package != "hpstage":  # what of hpstage decides bits has a name of its own: the class of numerics
@@ -353,6 +382,8 @@ class Walk:
     def _class(self, entity: _Entity, cls: type) -> None:
         bases = [self.refer(base) for base in cls.__bases__]
         entity.lines.add(f"class({', '.join(bases)})")
+        if _is_open(type(cls).__module__):
+            entity.lines.add(f"metaclass {self.refer(type(cls))}")
         for member, value in sorted(vars(cls).items()):
             if member in _IGNORED_MEMBERS or isinstance(value, MemberDescriptorType):  # of __slots__
                 continue
@@ -367,6 +398,8 @@ class Walk:
         if wrapped is not None:
             entity.lines.add(f"wraps {self.refer(wrapped)}")
         if not isinstance(function, FunctionType):
+            if wrapped is None:
+                entity.lines.add(self._with_functions("made", function))
             return
         code = as_written(function)
         entity.lines.add(f"does {bytecode.digest(code)}")
@@ -388,6 +421,27 @@ class Walk:
                 self._hold(entity, what, self.content(named.content), named.module, named.name)
         for imported in found.imported:
             entity.outer.add(f"imports {imported.member} {self._import(imported)}")
+        self.paths.update(found_at(path, function.__globals__) for path in paths_read(code, function.__globals__))
+        self._look_up(entity, lookups(code, function.__globals__), function)
+
+    def _look_up(self, entity: _Entity, found: Lookups, function: FunctionType) -> None:
+        """What may be meant by names that are made when the code runs: all that has such names."""
+        for name in sorted(found.modules):
+            if is_users(name):
+                entity.outer.add(f"imports {self._import(Imported(name))}")
+        for base in found.bases:
+            entity.outer.update(f"subclass {self.refer(cls)}" for cls in _users_below(base))
+        module = sys.modules.get(function.__module__)
+        if not (found.own or found.anywhere) or module is None or vars(module) is not function.__globals__:
+            return  # nothing, or sent along: then what the code names was sent with it, and counts, and nothing else
+        entity.outer.add(f"in {self._module(module)}")
+        if found.anywhere:
+            package = module.__name__.partition(".")[0]
+            if package != module.__name__:
+                entity.outer.add(f"in {self._import(Imported(package))}")
+            elif (file := getattr(module, "__file__", None)) is not None:
+                for spec in modules_in(os.path.dirname(file)):
+                    self._submodule(entity, spec, following=False)
 
     def _hold(self, entity: _Entity, what: str, text: str, module: str, name: str) -> None:
         """A value that code refers to. One in a name of a module's counts beside the code: hosts may differ in it."""
@@ -432,6 +486,9 @@ class Walk:
         """A module that is used as a whole: all that it holds, and its own code, submodules included."""
         if not _is_open(module.__name__):
             return self._library(module.__name__)
+        if module.__name__ == _SCRIPT:
+            self._names_script = True
+            return "the script"
         if id(module) not in self._numbers:
             entity = self._new(module, "", module.__name__)
             before, self._lenient = self._lenient, True
@@ -451,14 +508,40 @@ class Walk:
             self._lenient = before
         return f"module \0{self._numbers[id(module)]}\0"
 
-    def _submodule(self, entity: _Entity, spec: ModuleSpec) -> None:
-        """A submodule of a package that is used as a whole, by its text alone."""
+    def look_through_script(self) -> None:
+        """Let all of the script count if something that was visited uses it as a whole.
+
+        A worker does not have it: what it is sent of a script is what its code names, and counts there as such.
+        """
+        module = sys.modules[_SCRIPT]
+        if not self._names_script or id(module) in self._numbers:
+            return
+        entity = self._new(module, "", _SCRIPT)
+        file = getattr(module, "__file__", None)
+        code = code_of(module.__spec__ or (file and spec_from_file_location(_SCRIPT, file)))
+        fixed: set[str] = set()
+        if code is not None:
+            entity.lines.add(f"does {bytecode.digest(code)}")
+            self._check_loaded(module, code)
+            fixed.update(bytecode.literals(code))
+            for imported in references(code, {"__package__": module.__package__}, {}).imported:
+                if is_users(imported.module):
+                    entity.outer.add(f"imports {imported.member} {self._import(imported)}")
+        for name, content in sorted(vars(module).items()):
+            # The rest is what this run has made: a study, results, a clock.
+            if name in fixed or (not name.startswith("_") and _is_code(content)):
+                entity.outer.add(f"{name} = {self.content(content)}")
+
+    def _submodule(self, entity: _Entity, spec: ModuleSpec, following: bool = True) -> None:
+        """A submodule of a package that is used as a whole, by its text alone, and perhaps what that imports."""
         code = code_of(spec)
         if code is None:
             return
-        entity.lines.add(f"submodule {spec.name} {bytecode.digest(code)}")
+        (entity.lines if following else entity.outer).add(f"submodule {spec.name} {bytecode.digest(code)}")
         if spec.name in sys.modules:
             self._check_loaded(sys.modules[spec.name], code)
+        if not following:
+            return
         for imported in references(code, {"__package__": spec.parent}, {}).imported:
             if not is_users(imported.module):
                 self._library(imported.module)
@@ -499,6 +582,37 @@ def _functions_of(module: ModuleType) -> Iterator[FunctionType]:
                     function = function.__wrapped__
                 if isinstance(function, FunctionType) and function.__module__ == module.__name__:
                     yield function
+
+
+def _setting(variable: ContextVar[object]) -> object:
+    """Of the present context, or its default, if any."""
+    try:
+        return variable.get()
+    except LookupError:
+        return None
+
+
+def _users_below(cls: type) -> Iterator[type]:
+    """The subclasses of a class that are the user's, at any depth; without those that were replaced, as in notebooks:
+    how long they are still there is chance."""
+    for below in type.__subclasses__(cls):
+        now: object = sys.modules.get(below.__module__)
+        for name in below.__qualname__.split("."):
+            now = getattr(now, name, None)
+        if _is_open(below.__module__) and (now is None or now is below):
+            yield below
+        yield from _users_below(below)
+
+
+def _is_code(value: object, depth: int = 3) -> bool:
+    """Whether it is code of the user's, or a container of nothing else."""
+    if isinstance(value, ModuleType):
+        return is_users(value.__name__) and value.__name__ != _SCRIPT
+    if isinstance(value, type) or is_function(value):
+        return _is_open(getattr(value, "__module__", None) or "builtins")
+    if isinstance(value, dict | list | tuple | set | frozenset) and value and depth:
+        return all(_is_code(item, depth - 1) for item in (value.values() if isinstance(value, dict) else value))
+    return False
 
 
 def _is_librarys(method: MethodType) -> bool:

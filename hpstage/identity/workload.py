@@ -32,12 +32,14 @@ class Identity:
             out what differs between two processes.
         packages: the names, as imported, of the libraries that the code names.
         nbytes: of the tensors and arrays in attributes, and in globals and closures of the code.
+        paths: of files, perhaps, that the code reads by names written in it.
     """
 
     described: dict[str, str]
     loaded: dict[str, str]
     packages: frozenset[str]
     nbytes: int
+    paths: frozenset[str] = frozenset()
 
 
 class StandsFor:
@@ -75,12 +77,13 @@ def identify(obj: object) -> Identity:
         described["attributes"] = hashed(walk.named("\n".join(held)))
     if data_version is not None:
         described["data version"] = str(data_version)
-    described["code"] = f"bytecode {walk.digest(root, *held)}" if strict else f"version {version}"
     loaded = {f"package {name}": version.partition("+")[0] for name, version in walk.packages.items()}
     loaded[_PYTHON] = f"{sys.version_info.major}.{sys.version_info.minor}"
     if strict:
         loaded |= _bounded(walk.loaded())
-    return Identity(described, loaded, frozenset(walk.packages), walk.nbytes)
+    walk.look_through_script()
+    described["code"] = f"bytecode {walk.digest(root, *held)}" if strict else f"version {version}"
+    return Identity(described, loaded, frozenset(walk.packages), walk.nbytes, frozenset(walk.paths))
 
 
 def code_identity(obj: object) -> dict[str, str]:

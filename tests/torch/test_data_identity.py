@@ -325,3 +325,62 @@ def test_the_data_have_one_digest_in_every_process(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         told.add(done.stdout)
     assert len(told) == 1
+
+
+WEIGHTS = "weights.npy"
+
+
+class LoadsByLiteral(Small):
+    def model(self, hp: Any) -> Any:
+        self.begin = np.load("weights.npy")
+        return super().model(hp)
+
+
+class LoadsByGlobal(Small):
+    def model(self, hp: Any) -> Any:
+        self.begin = np.load(os.path.join(os.curdir, WEIGHTS))
+        return super().model(hp)
+
+
+class ReadsText(Small):
+    def model(self, hp: Any) -> Any:
+        self.begin = Path("weights.npy").read_bytes()
+        return super().model(hp)
+
+
+class OpensInAFunction(Small):
+    def model(self, hp: Any) -> Any:
+        self.begin = read_weights()
+        return super().model(hp)
+
+
+def read_weights() -> bytes:
+    with open("weights.npy", "rb") as file:
+        read = file.read()
+    with open("seen.txt", "w") as file:
+        file.write("seen")
+    return read
+
+
+def read_weights_of_the_step(run: Any) -> Any:
+    yield np.load("weights.npy")
+    np.save("out.npy", np.zeros(3))
+
+
+@pytest.mark.parametrize("way", [LoadsByLiteral, LoadsByGlobal, ReadsText, OpensInAFunction, "function"])
+def test_a_file_that_code_reads_by_a_written_name_counts_by_its_content(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def made() -> str:
+        return key(read_weights_of_the_step if way == "function" else way())
+
+    np.save("weights.npy", np.zeros(3))
+    before = made()
+    assert made() == before
+    for written in ("seen.txt", "out.npy"):  # what training writes is no input
+        Path(written).write_text("by another run")
+    assert made() == before
+    np.save("weights.npy", np.ones(3))
+    assert made() != before

@@ -418,3 +418,186 @@ def test_what_pytest_makes_of_assertions_does_not_count() -> None:
     plain: Identity = cloudpickle.loads(done.stdout)
     assert differences(identify(asserting).loaded, plain.loaded) == []
     assert identify(asserting) == plain
+
+
+LOOKED_UP = """
+import functools, importlib, sys
+from importlib import import_module
+import torch
+
+class Base: pass
+
+class Small(Base):
+    def forward(self): return 2
+
+class Layer(torch.nn.Linear):
+    def forward(self, x): return x * 2
+
+class Trainable:
+    def train(self, hp): return {how}
+"""
+LOOKUPS = [
+    "globals()[hp['arch']]()",
+    "getattr(sys.modules[__name__], hp['arch'])()",
+    "getattr(importlib.import_module(__name__), hp['arch'])()",
+    "eval(hp['arch'])()",
+    "exec(hp['arch'])",
+    "[cls() for cls in Base.__subclasses__()]",
+    "[cls(1, 1) for cls in torch.nn.Linear.__subclasses__()]",
+    "[cls() for cls in hp['base'].__subclasses__()]",
+    "hp['function'].__globals__[hp['arch']]()",
+    "(lambda: globals()[hp['arch']]())()",
+]
+
+
+@pytest.mark.parametrize("how", LOOKUPS)
+def test_all_of_a_module_counts_whose_names_are_looked_up_by_texts(how: str, write: Write) -> None:
+    script = LOOKED_UP.format(how=how)
+    before = code(write("script", script=script).Trainable())
+    remarked = script.replace("class Small(Base):", "# a comment\n\nclass Small(Base):\n    '''Small.'''")
+    assert code(write("script", script=remarked).Trainable()) == before
+    for edited in (script.replace("return 2", "return 3"), script.replace("x * 2", "x * 3")):
+        assert code(write("script", script=edited).Trainable()) != before
+
+
+def test_subclasses_in_other_modules_count_where_subclasses_are_asked_for(write: Write) -> None:
+    script = "import base, small\ndef train(run): return [cls() for cls in base.Base.__subclasses__()]"
+    small = "import base\nclass Small(base.Base):\n    def forward(self): return 2"
+    before = code(write("script", script=script, base="class Base: pass", small=small).train)
+    assert code(write("script").train) == before
+    assert code(write("script", small=small.replace("return 2", "return 3")).train) != before
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "importlib.import_module('helper').Small()",
+        "import_module('helper').Small()",
+        "__import__('helper').Small()",
+        "sys.modules['helper'].Small()",
+        "importlib.import_module(hp['module']).Small()",
+        "importlib.import_module('pkg.' + hp['module']).Small()",
+        "importlib.import_module(f'pkg.{hp}').Small()",
+        "[importlib.import_module(name) for name in ('pkg.small', 'pkg.large')]",
+    ],
+)
+def test_a_module_that_is_imported_by_a_text_counts_as_a_whole(how: str, write: Write) -> None:
+    script, small = LOOKED_UP.format(how=how), "class Small:\n    def forward(self): return 2"
+    texts = {"script": script, "helper": small, "pkg____init__": "", "pkg__small": small}
+    before = code(write("script", **texts).Trainable())
+    importlib.import_module("helper" if "helper" in how else "pkg.small")
+    assert code(sys.modules["script"].Trainable()) == before  # type: ignore[attr-defined]
+    edited = small.replace("return 2", "return 3")
+    assert code(write("script", **{**texts, "helper": edited, "pkg__small": edited}).Trainable()) != before
+
+
+def test_the_package_of_code_counts_that_imports_modules_by_names_that_are_not_written(write: Write) -> None:
+    texts = {
+        "pkg____init__": "",
+        "pkg__build": "import importlib\ndef train(hp): return importlib.import_module('.' + hp, __package__)",
+        "pkg__small": "def forward(x): return x * 2",
+    }
+    before = code(write("pkg.build", **texts).train)
+    assert code(write("pkg.build").train) == before
+    assert code(write("pkg.build", pkg__small="def forward(x): return x * 3").train) != before
+
+
+MADE = {
+    "a function in TorchScript": "import torch\n@torch.jit.script\ndef act(x):\n    return x * 2.0",
+    "a traced function": "import torch\nact = torch.jit.trace(lambda x: x * 2.0, torch.ones(1))",
+    "a module in TorchScript": """
+        import torch
+        class Act(torch.nn.Module):
+            def forward(self, x): return x * 2.0
+        act = torch.jit.script(Act())
+        """,
+    "what TorchScript calls": """
+        import torch
+        def inner(x): return x * 2.0
+        @torch.jit.script
+        def act(x): return inner(x)
+        """,
+    "numpy.frompyfunc": "import numpy\nact = numpy.frompyfunc(lambda x: x * 2.0, 1, 1)",
+    "numpy.vectorize": "import numpy\nact = numpy.vectorize(lambda x: x * 2.0)",
+    "a context variable": "import contextvars\nact = contextvars.ContextVar('act', default=2.0)",
+    "a context variable that is set": "import contextvars\nact = contextvars.ContextVar('act')\nact.set(2.0)",
+    "a metaclass": """
+        class Meta(type):
+            def __call__(cls, *a): return 2.0
+        class act(metaclass=Meta): pass
+        """,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("helper", MADE.values(), ids=MADE)
+def test_what_libraries_make_of_the_users_code_counts_as_that_code(helper: str, write: Write) -> None:
+    script = "import helper\ndef train(run): return helper.act"
+    before = code(write("script", script=script, helper=helper).train)
+    assert code(write("script", helper=f"# a comment\n\n{textwrap.dedent(helper)}").train) == before
+    assert code(write("script", helper=helper.replace("2.0", "3.0")).train) != before
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_function_in_torchscript_that_workers_have_in_another_form_is_named(write: Write) -> None:
+    script, helper = "import helper\ndef train(run): return helper.act", MADE["a function in TorchScript"]
+    here = identify(write("script", script=script, helper=helper).train).loaded
+    there = identify(write("script", helper=helper.replace("2.0", "3.0")).train).loaded
+    assert "TorchScript.act" in differences(here, there)
+
+
+MAIN = """
+import time
+from importlib import import_module
+import cloudpickle, sys
+from nets import Net
+
+GAIN = 1
+started = time.time()
+
+class Small:
+    def forward(self): return 2
+
+class Trainable:
+    def train(self, hp): return globals()[hp["arch"]]()
+
+def space(trial): return 4
+
+if __name__ == "__main__":
+    from hpstage.identity.workload import identify
+    study = object()
+    print(identify(Trainable()).described["code"])
+    with open("sent", "wb") as file:
+        file.write(cloudpickle.dumps((Trainable(), identify(Trainable()))))
+"""
+
+
+def test_a_script_whose_names_are_looked_up_counts_with_its_code_and_not_with_what_a_run_makes(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+
+    def run(*words: str, **texts: str) -> str:
+        for name, text in {"script": MAIN, "nets": NETS, "parts": PARTS, **texts}.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-B", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    before = run("script.py")
+    assert run("script.py", script=MAIN.replace("import time", "# a comment\nimport time")) == before
+    for edited in (
+        {"script": MAIN.replace("return 2", "return 3")},
+        {"script": MAIN.replace("GAIN = 1", "GAIN = 2")},
+        {"nets": NETS.replace("return 5", "return 6")},
+    ):
+        assert run("script.py", **edited) != before
+    # A worker has of a script only what was sent; that is no difference in what it was sent.
+    run("script.py")
+    worker = (
+        "import pickle\n"
+        "from hpstage.identity.workload import differences, identify\n"
+        "with open('sent', 'rb') as file: trainable, here = pickle.load(file)\n"
+        "print(differences(here.loaded, identify(trainable).loaded))\n"
+    )
+    assert run("-c", worker) == "[]\n"
