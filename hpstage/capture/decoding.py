@@ -14,6 +14,7 @@ from hpstage.capture.encoding import BUILTINS, CONTAINERS, RANDOM, Plain, creata
 from hpstage.capture.kind import numpy, torch, write_own
 from hpstage.capture.kinds import VALUES
 from hpstage.capture.memory import Rebuilt
+from hpstage.capture.on_disk import opened_file, opened_map
 from hpstage.capture.reach import MISSING
 from hpstage.capture.survey import Survey
 from hpstage.capture.told import RandomSource
@@ -272,6 +273,17 @@ class Decoder:
         kind = RANDOM[name]()
         made = self._new[number] = kind(device) if device else kind()
         RandomSource().write(made, content)
+        return made
+
+    def _make_map(
+        self, number: int, path: str, sampled: str, offset: int, order: str, description: Plain, shape: list[int]
+    ) -> Any:
+        made = opened_map(path, sampled, offset, order, self._described(description), shape)
+        self._new[number] = made
+        return made
+
+    def _make_opened(self, number: int, path: str, sampled: str, position: int, buffered: bool) -> Any:
+        made = self._new[number] = opened_file(path, sampled, position, buffered)
         return made
 
     def _make_instance(self, number: int, module: str, qualname: str, items: Plain, own: Plain) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import enum
 import inspect
+import io
 import sys
 import types
 import weakref
@@ -19,9 +20,10 @@ from typing import Any
 from hpstage.capture.containers import BULK, Members
 from hpstage.capture.kind import has_own_memory, is_atom, numpy, own_of, torch
 from hpstage.capture.memory import Places
+from hpstage.capture.on_disk import where_file_is, where_map_is
 from hpstage.capture.reach import MISSING, of_user
 from hpstage.capture.survey import UNKNOWN, Record, Survey
-from hpstage.capture.told import RandomSource
+from hpstage.capture.told import RandomSource, stands_only
 from hpstage.capture.values import is_lazy, storable
 from hpstage.errors import StateError
 
@@ -79,6 +81,8 @@ class Encoder:
             return kind, self._pairs(path, content[0]), content[1]
         if kind == "set":
             return kind, self._set(path, content.order)
+        if kind == "file" and stands_only(record.obj, record.content, content):
+            return kind, content
         if kind in ("bytearray", "random state", "settings"):
             return kind, self._settings(content) if kind == "settings" else content
         if kind in ("name", "variable"):
@@ -105,7 +109,10 @@ class Encoder:
         if kind == "bulk":
             why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"
         elif kind == "file":
-            why = "has been read or written in training, and its position can be in no state: keep what training needs"
+            why = (
+                "has been read or written in training, and its position can be in no state: open it for reading only, "
+                "or where it is used"
+            )
         else:
             why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
         return StateError(f"{path} is a {what} that {why}; if no training hangs on it, name it in `stateless`")
@@ -193,6 +200,10 @@ class Encoder:
             return self._tensor(path, number, value)
         if arrays is not None and kind is arrays.ndarray:
             return self._array(path, number, value)
+        if arrays is not None and kind is arrays.memmap and (where := where_map_is(value)):
+            return "map", number, *where, _description(value.dtype), list(value.shape)
+        if kind in (io.BufferedReader, io.FileIO) and (where := where_file_is(value)):
+            return "opened", number, *where
         if kind is types.SimpleNamespace:
             return "instance", number, "types", "SimpleNamespace", None, self._pairs(path, vars(value))
         source = RANDOM.get(kind.__name__)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-import tests.torch.oddities_of_libraries  # noqa: F401  # notes more of them
+import tests.torch.oddities_of_files  # notes more of them
+import tests.torch.oddities_of_libraries  # noqa: F401
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
 from hpstage.execution.verification import portrait_of
