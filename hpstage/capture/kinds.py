@@ -70,6 +70,7 @@ _MACHINERY = (
     "importlib",
     "hpstage",
     "optuna",
+    "tqdm",
     "distributed",
 )
 _RUNNERS = (threading.Thread, concurrent.futures.Executor)

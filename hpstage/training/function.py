@@ -31,7 +31,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpstage.capture.portrait import LOCAL
-from hpstage.capture.reach import Slot
+from hpstage.capture.reach import Slot, of_user
 from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, TrainingError, UsageError
@@ -265,7 +265,8 @@ class _Body:
         """The local variables of the user's functions, while they are paused."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
-            if frame.f_code.co_filename != __file__ and frame.f_globals.get("__name__") not in _OURS:
+            module = frame.f_globals.get("__name__")
+            if of_user(module) or module == getattr(self._function, "__module__", None):
                 variables = dict(frame.f_locals)
                 for name, value in variables.items():
                     if not isinstance(value, Run):
@@ -425,8 +426,6 @@ class FunctionTrainable(Adapter):
 
 
 _PARTS = {"parts", "captured", "own", "samples", "population", "metrics"}
-# Frames below the user's in the function's thread.
-_OURS = frozenset(("threading", "contextvars"))
 
 
 def _nothing() -> None:
