@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import io
 import mmap
 import os
@@ -16,39 +15,40 @@ import numpy as np
 from tests.torch.oddities import Odd, odd
 
 
-@functools.cache
-def numbers() -> Path:
-    """A file of 3 MiB, more than is looked at of foreign memory."""
+def written(content: bytes) -> Path:
     number, name = tempfile.mkstemp()
     atexit.register(os.unlink, name)
-    os.close(number)
-    (np.arange(3 << 17) % 97).astype("f8").tofile(name)
+    with open(number, "wb") as file:
+        file.write(content)
     return Path(name)
 
 
-@functools.cache
-def saved() -> Path:
-    number, name = tempfile.mkstemp(suffix=".npy")
-    atexit.register(os.unlink, name)
-    os.close(number)
-    np.save(name, np.arange(12.0).reshape(3, 4))
-    return Path(name)
+def saved(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+NUMBERS = written((np.arange(3 << 17) % 97).astype("f8").tobytes())
+"""3 MiB, more than is looked at of memory that nothing is known of."""
+TABLE = written(saved(np.arange(12.0).reshape(3, 4)))
+LINES = written("".join(f"{number} größer\n" for number in range(99)).encode())
 
 
 def mapped() -> Any:
-    return np.memmap(numbers(), dtype="f8", mode="r")
+    return np.memmap(NUMBERS, dtype="f8", mode="r")
 
 
 odd("a memmap that can only be read", mapped)(lambda kept, self: kept[self.steps])
 odd("an array on a memmap", lambda: np.asarray(mapped()))(lambda kept, self: kept[self.steps])
 odd("a part of a memmap", lambda: mapped()[5:])(lambda kept, self: kept[self.steps])
-odd("a large memmap that can be written to", lambda: np.memmap(numbers(), dtype="f8", mode="r+"))(
+odd("a large memmap that can be written to", lambda: np.memmap(NUMBERS, dtype="f8", mode="r+"))(
     lambda kept, self: kept[self.steps]
 )
-odd("a memmap of records", lambda: np.memmap(numbers(), dtype="f4,i4", mode="r"))(
+odd("a memmap of records", lambda: np.memmap(NUMBERS, dtype="f4,i4", mode="r"))(
     lambda kept, self: kept["f1"][self.steps] % 7
 )
-odd("an array that is saved, as a map", lambda: np.load(saved(), mmap_mode="r"))(
+odd("an array that is saved, as a map", lambda: np.load(TABLE, mmap_mode="r"))(
     lambda kept, self: kept[self.steps % 3, 1]
 )
 
@@ -56,8 +56,8 @@ odd("an array that is saved, as a map", lambda: np.load(saved(), mmap_mode="r"))
 @odd("memmaps that training opens")
 def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:
-        self.raw = np.memmap(numbers(), dtype="f8", mode="r", offset=8, shape=(5, 7), order="F")
-        self.table = np.load(saved(), mmap_mode="r")
+        self.raw = np.memmap(NUMBERS, dtype="f8", mode="r", offset=8, shape=(5, 7), order="F")
+        self.table = np.load(TABLE, mmap_mode="r")
     return 0 if self.steps < 2 else float(self.raw[1, self.steps % 7] + self.table[1, self.steps % 4])
 
 
@@ -68,7 +68,7 @@ def _(kept: Any, self: Odd) -> float:
 
 
 def map_of(**how: Any) -> mmap.mmap:
-    with numbers().open("r+b") as file:
+    with NUMBERS.open("r+b") as file:
         return mmap.mmap(file.fileno(), 0, **how)
 
 
@@ -97,25 +97,16 @@ def number_at(file: Any, self: Odd) -> float:
     return float(np.frombuffer(file.read(8))[0])
 
 
-odd("a file that is read at places", lambda: opened(numbers(), mode="rb"))(number_at)
-odd("a file without a buffer that is read at places", lambda: opened(numbers(), mode="rb", buffering=0))(number_at)
-odd("bytes in memory that are read at places", lambda: io.BytesIO(numbers().read_bytes()[:4096]))(number_at)
-odd("a file that is read on and on", lambda: opened(numbers(), mode="rb"))(lambda kept, self: sum(kept.read(9)))
+odd("a file that is read at places", lambda: opened(NUMBERS, mode="rb"))(number_at)
+odd("a file without a buffer that is read at places", lambda: opened(NUMBERS, mode="rb", buffering=0))(number_at)
+odd("bytes in memory that are read at places", lambda: io.BytesIO(NUMBERS.read_bytes()[:4096]))(number_at)
+odd("a file that is read on and on", lambda: opened(NUMBERS, mode="rb"))(lambda kept, self: sum(kept.read(9)))
 
 
-@functools.cache
-def lines() -> Path:
-    number, name = tempfile.mkstemp()
-    atexit.register(os.unlink, name)
-    os.close(number)
-    Path(name).write_text("".join(f"{number} größer\n" for number in range(99)), "utf-8")
-    return Path(name)
-
-
-odd("a file of lines", lambda: opened(lines(), encoding="utf-8"))(lambda kept, self: int(kept.readline().split()[0]))
+odd("a file of lines", lambda: opened(LINES, encoding="utf-8"))(lambda kept, self: int(kept.readline().split()[0]))
 odd(
     "a file of lines, as an iterator",
-    lambda: opened(lines(), encoding="utf-8"),
+    lambda: opened(LINES, encoding="utf-8"),
     refused=r"self\.kept is a _io\.TextIOWrapper that has been read",
 )(lambda kept, self: int(next(kept).split()[0]))
 
@@ -123,7 +114,7 @@ odd(
 @odd("a file that training opens")
 def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:
-        self.file = numbers().open("rb")
+        self.file = NUMBERS.open("rb")
     if self.steps >= 2:
         atexit.register(self.file.close)
     return 0 if self.steps < 2 else number_at(self.file, self) + sum(self.file.read(3))
@@ -131,7 +122,7 @@ def _(kept: Any, self: Odd) -> float:
 
 @odd(
     "a file that training closes",
-    lambda: opened(numbers(), mode="rb"),
+    lambda: opened(NUMBERS, mode="rb"),
     refused=r"self\.kept is a _io\.BufferedReader that",
 )
 def _(kept: Any, self: Odd) -> float:
@@ -142,7 +133,7 @@ def _(kept: Any, self: Odd) -> float:
 
 @odd(
     "a file that is written to",
-    lambda: opened(lines(), mode="r+b"),
+    lambda: opened(LINES, mode="r+b"),
     refused=r"self\.kept is a _io\.BufferedRandom that",
 )
 def _(kept: Any, self: Odd) -> float:
