@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import types
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hpstage.capture.encoding import BUILTINS, CONTAINERS, RANDOM, Plain, creatable, is_answered, method_of, named
+from hpstage.capture import pure
+from hpstage.capture.atoms import is_known, made_of
+from hpstage.capture.derived import counting_step, kept_weight
+from hpstage.capture.encoding import (
+    BUILTINS,
+    CONTAINERS,
+    RANDOM,
+    Plain,
+    creatable,
+    is_answered,
+    may_be_given,
+    method_of,
+    named,
+)
 from hpstage.capture.kind import numpy, torch, write_own
 from hpstage.capture.kinds import VALUES
 from hpstage.capture.memory import Rebuilt
+from hpstage.capture.on_disk import opened_file, opened_map
 from hpstage.capture.reach import MISSING
 from hpstage.capture.survey import Survey
 from hpstage.capture.told import RandomSource
@@ -136,6 +151,8 @@ class Decoder:
             return self._new[parts[0]]
         if tag in CONTAINERS:
             return self._container(tag, *parts)
+        if is_known(tag):
+            return made_of(tag, self._list(parts))
         make: Callable[..., Any] | None = getattr(self, f"_make_{tag.replace(' ', '_')}", None)
         if make is None:
             raise StateError(f"the state holds a {tag!r}, which this hpstage does not know")
@@ -159,15 +176,6 @@ class Decoder:
     def _make_weak(self, target: Plain) -> Any:
         found = self.value(target)
         return weakref.ref(_Gone() if found is None else found)
-
-    def _make_complex(self, real: float, imaginary: float) -> Any:
-        return complex(real, imaginary)
-
-    def _make_range(self, *parts: int) -> Any:
-        return range(*parts)
-
-    def _make_slice(self, *parts: Any) -> Any:
-        return slice(*parts)
 
     def _make_size(self, sizes: list[int]) -> Any:
         return torch().Size(sizes)
@@ -198,6 +206,15 @@ class Decoder:
         if known is None:
             raise StateError(f"the state names {module}.{qualname}, which is not here")
         return known
+
+    def _make_pure(self, module: str, name: str) -> Any:
+        function = pure.function_of(module, name)
+        if function is None:
+            raise StateError(f"the state names {module}.{name}, which is not here")
+        return function
+
+    def _make_counting_step(self, optimizer: Plain) -> Any:
+        return counting_step(self.value(optimizer))
 
     # --- what training has made
 
@@ -272,6 +289,47 @@ class Decoder:
         kind = RANDOM[name]()
         made = self._new[number] = kind(device) if device else kind()
         RandomSource().write(made, content)
+        return made
+
+    def _make_numbers(self, number: int, source: Plain) -> Any:
+        made = self._new[number] = numpy().random.Generator(self.value(source))
+        return made
+
+    def _make_source(self, number: int, name: str, sequence: Plain, content: Any) -> Any:
+        random = numpy().random
+        kind = getattr(random, name, None)
+        if not isinstance(kind, type) or not issubclass(kind, random.BitGenerator) or kind is random.BitGenerator:
+            raise StateError(f"the state holds a source of random numbers {name!r} that this NumPy does not know")
+        entropy, key, size = sequence
+        made = self._new[number] = kind(random.SeedSequence(entropy, spawn_key=tuple(key), pool_size=size))
+        RandomSource().write(made, content)
+        return made
+
+    def _make_source_of(self, path: str) -> Any:
+        return self.value(("@", path)).bit_generator
+
+    def _make_derived(self, number: int, values: Any, device: str, path: str) -> Any:
+        made = self._new[number] = kept_weight(duplicate(values).to(device), path)
+        return made
+
+    def _make_partial(self, number: int, function: Plain, arguments: Plain, keywords: Plain, own: Plain) -> Any:
+        made: Any = functools.partial(_Gone)
+        self._new[number] = made  # before it is filled: what it holds may hold it
+        called = self.value(function)
+        if not may_be_given(called):
+            raise StateError(f"the state holds arguments for {called!r}, which no state may give")
+        made.__setstate__((called, tuple(self._list(arguments)), self._dict(keywords), self._dict(own)))
+        return made
+
+    def _make_map(
+        self, number: int, path: str, sampled: str, offset: int, order: str, description: Plain, shape: list[int]
+    ) -> Any:
+        made = opened_map(path, sampled, offset, order, self._described(description), shape)
+        self._new[number] = made
+        return made
+
+    def _make_opened(self, number: int, path: str, sampled: str, position: int, buffered: bool) -> Any:
+        made = self._new[number] = opened_file(path, sampled, position, buffered)
         return made
 
     def _make_instance(self, number: int, module: str, qualname: str, items: Plain, own: Plain) -> Any:

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import inspect
+import io
 import sys
 import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hpstage.capture import pure
+from hpstage.capture.atoms import parts_of
 from hpstage.capture.containers import BULK, Members
+from hpstage.capture.derived import optimizer_counted_by, weights_among
 from hpstage.capture.kind import RUNNERS, has_own_memory, is_atom, numpy, own_of, torch
 from hpstage.capture.memory import Places
+from hpstage.capture.on_disk import where_file_is, where_map_is
 from hpstage.capture.reach import MISSING, of_user
 from hpstage.capture.survey import UNKNOWN, Record, Survey
-from hpstage.capture.told import RandomSource
+from hpstage.capture.told import RandomSource, stands_only
 from hpstage.capture.values import NO_HOOKS, hooks_of, is_lazy, same_hooks, storable
 from hpstage.errors import StateError
 
@@ -51,6 +57,7 @@ class Encoder:
 
     def __init__(self, base: Survey, now: Survey, but: Callable[[str], bool]) -> None:
         self._base = base
+        self._now = now
         self._but = but
         self._new: dict[int, tuple[object, int]] = {}
         self._places = Places(base, now)
@@ -79,6 +86,8 @@ class Encoder:
             return kind, self._pairs(path, content[0]), content[1]
         if kind == "set":
             return kind, self._set(path, content.order)
+        if kind == "file" and stands_only(record.obj, record.content, content):
+            return kind, content
         if kind in ("bytearray", "random state", "settings"):
             return kind, self._settings(content) if kind == "settings" else content
         if kind in ("name", "variable"):
@@ -111,7 +120,10 @@ class Encoder:
         if kind == "bulk":
             why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"
         elif kind == "file":
-            why = "has been read or written in training, and its position can be in no state: keep what training needs"
+            why = (
+                "has been read or written in training, and its position can be in no state: open it for reading only, "
+                "or where it is used"
+            )
         else:
             why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
         return StateError(f"{path} is a {what} that {why}; if no training hangs on it, name it in `stateless`")
@@ -149,12 +161,11 @@ class Encoder:
         return "method", self.value(path, value.__self__), name
 
     def _atom(self, path: str, value: Any) -> Plain:
-        if isinstance(value, complex):
-            return "complex", value.real, value.imag
         if isinstance(value, enum.Enum):
             return "enum", type(value).__module__, type(value).__qualname__, value.name
-        if isinstance(value, range | slice):
-            return type(value).__name__, value.start, value.stop, value.step
+        parts = parts_of(value)
+        if parts is not None:
+            return parts[0], *self._list(path, parts[1])
         library = torch()
         if library is not None:
             if isinstance(value, library.Size):
@@ -171,12 +182,18 @@ class Encoder:
         raise self._refusal(path, value)
 
     def _named(self, path: str, value: Any) -> Plain:
-        """A function or class, of those that were there before. Another could be any: a state must not choose it."""
+        """A function or class, of those that were there before or do no more than compute. Another could be any: a
+        state must not choose it."""
         name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
         if any(value is kind for kind in BUILTINS):
             return "builtin", value.__name__
         if self._base.named.get(name) is value:
             return "named", *name
+        found = pure.name_of(value)
+        if found is not None:
+            return "pure", *found
+        if type(value) is types.FunctionType and (optimizer := optimizer_counted_by(value)) is not None:
+            return "counting step", self.value(path, optimizer)
         raise self._refusal(path, value)
 
     def _fresh(self, path: str, value: Any) -> Plain:
@@ -199,18 +216,53 @@ class Encoder:
             return self._tensor(path, number, value)
         if arrays is not None and kind is arrays.ndarray:
             return self._array(path, number, value)
+        if arrays is not None and kind is arrays.memmap and (where := where_map_is(value)):
+            return "map", number, *where, _description(value.dtype), list(value.shape)
+        if kind in (io.BufferedReader, io.FileIO) and (where := where_file_is(value)):
+            return "opened", number, *where
         if kind is types.SimpleNamespace:
             return "instance", number, "types", "SimpleNamespace", None, self._pairs(path, vars(value))
-        source = RANDOM.get(kind.__name__)
-        if source is not None and source() is kind:
-            return "random", number, kind.__name__, RandomSource().read(value, frozenset()), _bits(value)
+        if kind is functools.partial and may_be_given(value.func):
+            parts = self._list(path, value.args), self._pairs(path, value.keywords), self._pairs(path, own_of(value))
+            return "partial", number, self.value(f"{path}.func", value.func), *parts
+        if arrays is not None and kind is arrays.ufunc:
+            return self._named(path, value)
+        source = next((name for name, source in RANDOM.items() if source() is kind), None)
+        if source is not None:
+            return "random", number, source, RandomSource().read(value, frozenset()), _bits(value)
+        if arrays is not None and (kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator)):
+            return self._numbers(path, number, value)
         if creatable(self._base, kind.__module__, kind.__qualname__) is kind:
             items = self._list(path, tuple.__iter__(value)) if issubclass(kind, tuple) else None
             own = self._pairs(path, own_of(value))
             return "instance", number, kind.__module__, kind.__qualname__, items, own
         raise self._refusal(path, value)
 
+    def _numbers(self, path: str, number: int, value: Any) -> Plain:
+        """A generator of NumPy's: several may be on the same source, which has a sequence of seeds to spawn others."""
+        if hasattr(value, "bit_generator"):
+            source = value.bit_generator
+            return "numbers", number, self._sources.get(id(source)) or self.value(f"{path}.bit_generator", source)
+        kind, seeds = type(value), value.seed_seq
+        if getattr(numpy().random, kind.__name__, None) is not kind or type(seeds) is not numpy().random.SeedSequence:
+            raise self._refusal(path, value)
+        entropy = seeds.entropy if isinstance(seeds.entropy, int) else [int(part) for part in seeds.entropy]
+        sequence = entropy, [int(part) for part in seeds.spawn_key], seeds.pool_size
+        return "source", number, kind.__name__, sequence, RandomSource().read(value, frozenset())
+
+    @functools.cached_property
+    def _sources(self) -> dict[int, Plain]:
+        """By id, what the generators of the base take their numbers from."""
+        generators = (record for record in self._base if hasattr(record.obj, "bit_generator"))
+        return {id(record.obj.bit_generator): ("source of", record.path) for record in generators}
+
+    @functools.cached_property
+    def _derived(self) -> set[int]:
+        return set(map(id, weights_among(record.obj for record in self._now)))
+
     def _tensor(self, path: str, number: int, value: Any) -> Plain:
+        if value.grad_fn is not None and id(value) in self._derived and (plain := storable(value)) is not None:
+            return "derived", number, plain, value.device.type, path
         if value.grad_fn is not None:
             raise StateError(
                 f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
@@ -343,6 +395,15 @@ def method_of(owner: object, name: str) -> object:
     return found if isinstance(found, types.FunctionType) else None
 
 
+def may_be_given(function: object) -> bool:
+    """Whether a state may bring arguments for a function: one of the user's, or one that does no more than compute."""
+    if isinstance(function, functools.partial):
+        return may_be_given(function.func)
+    if isinstance(function, types.FunctionType) and of_user(function.__module__):
+        return True
+    return pure.name_of(function) is not None
+
+
 RANDOM: dict[str, Callable[[], Any]] = {
     "Random": lambda: sys.modules["random"].Random,
     "Generator": lambda: torch() and torch().Generator,
@@ -366,7 +427,7 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
     library = torch()
     if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
         kind = named(module, qualname)
-        if not isinstance(kind, type) or not issubclass(kind, library.nn.Module | library.optim.Optimizer):
+        if not isinstance(kind, type) or not issubclass(kind, _kinds_of_torch(library)):
             return None
     else:
         kind = base.named.get((module, qualname))
@@ -377,6 +438,20 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
     if issubclass(kind, tuple):
         return kind if kind.__itemsize__ == tuple.__itemsize__ else None
     return None if has_own_memory(kind) or issubclass(kind, RUNNERS) else kind
+
+
+def _kinds_of_torch(library: Any) -> tuple[type, ...]:
+    found = library.nn.Module, library.optim.Optimizer, library.optim.lr_scheduler.LRScheduler
+    hooks = (named(f"torch.nn.{module}", name) for module, name in _HOOKS)
+    return (*found, *(hook for hook in hooks if isinstance(hook, type)))
+
+
+_HOOKS = (
+    ("modules.module", "_WrappedHook"),
+    ("utils.weight_norm", "WeightNorm"),
+    ("utils.prune", "BasePruningMethod"),
+    *(("utils.spectral_norm", f"SpectralNorm{name}") for name in ("", "LoadStateDictPreHook", "StateDictHook")),
+)
 
 
 def named(module: str, qualname: str) -> object:

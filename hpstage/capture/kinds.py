@@ -8,6 +8,7 @@ import contextvars
 import enum
 import functools
 import io
+import mmap
 import random
 import threading
 import types
@@ -62,7 +63,7 @@ from hpstage.capture.reach import ClassAttributes, LibraryNames, is_users_code, 
 from hpstage.capture.reach import Slot as GlobalName
 from hpstage.capture.settings import OfProcess, Settings
 from hpstage.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
-from hpstage.capture.values import Values
+from hpstage.capture.values import Values, is_read_only
 
 # Their instances are machinery (compilers, loggers, threads), not what training computes with.
 _MACHINERY = (
@@ -85,6 +86,7 @@ _MACHINERY = (
     "importlib",
     "hpstage",
     "optuna",
+    "tqdm",
     "distributed",
 )
 
@@ -141,6 +143,8 @@ def kind_of(obj: Any) -> Kind | None:
     if found is VALUES:
         arrays = numpy()
         return _OBJECTS if arrays is not None and issubclass(kind, arrays.ndarray) and obj.dtype.hasobject else found
+    if found is FOREIGN and isinstance(obj, mmap.mmap) and is_read_only(obj):
+        return _FILE
     if (found is _SEQUENCE or found is _MAPPING) and is_bulk(obj):
         return _BULKS[found]
     return found

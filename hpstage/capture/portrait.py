@@ -15,6 +15,7 @@ from hpstage.capture.kinds import VALUES, kind_of
 from hpstage.capture.reach import MISSING
 from hpstage.capture.settings import NEXT_HOOK
 from hpstage.capture.survey import Record, Survey
+from hpstage.capture.values import cannot_change, is_tensor
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
 
@@ -65,7 +66,7 @@ def values_text(obj: Any) -> str:
     """The form of a tensor or array and a digest of its values; of a single one the value."""
     library = torch()
     try:
-        content = digest(obj)[:16]
+        content = "in a file" if not is_tensor(obj) and cannot_change(obj) else digest(obj)[:16]
     except StateError:
         content = "?"
     if library is not None and isinstance(obj, library.Tensor):

@@ -8,7 +8,10 @@ import gc
 import inspect
 import io
 import itertools
+import mmap
+import os
 import random
+import stat
 import types
 import warnings
 from collections.abc import Iterator
@@ -122,18 +125,46 @@ class Moving(Kind):
 
 
 class File(Kind):
-    """Open files: the position; of those in memory the content as well."""
+    """Open files, and maps of them for reading: the position; of those in memory the content as well."""
 
     name = "file"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         if obj.closed:
             return -1, ""
+        if isinstance(obj, mmap.mmap):
+            return obj.tell(), ""
         if isinstance(obj, io.StringIO):
             return obj.tell(), xxhash.xxh3_128_hexdigest(obj.getvalue().encode("utf-8", "surrogatepass"))
         if isinstance(obj, io.BytesIO):
             return obj.tell(), xxhash.xxh3_128_hexdigest(obj.getbuffer())
-        return (obj.tell() if obj.seekable() else -1), ""
+        try:
+            return (obj.tell() if obj.seekable() else -1), ""
+        except OSError:  # while it is used as an iterator over lines, a file does not tell
+            return object(), ""
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        if not stands_only(obj, content, self.read(obj, skip)):
+            raise TypeError("it has been written to, closed, or read where it cannot be told how far")
+        obj.seek(content[0])
+
+
+def stands_only(file: Any, old: Any, new: Any) -> bool:
+    """Whether a position is all in which two contents of a file differ, and all on which reading on hangs."""
+    told = type(old[0]) is int and type(new[0]) is int and -1 not in (old[0], new[0])
+    return told and old[1] == new[1] and (type(file) in _IN_MEMORY or is_for_reading(file))
+
+
+_IN_MEMORY = (io.BytesIO, io.StringIO, mmap.mmap)
+
+
+def is_for_reading(file: Any) -> bool:
+    """Whether an open file is one of Python's own, and a regular one that can only be read."""
+    if type(file) is io.TextIOWrapper:
+        file = file.buffer
+    if type(file) is io.BufferedReader:
+        file = file.raw
+    return type(file) is io.FileIO and file.mode == "rb" and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
 
 
 class View(Kind):

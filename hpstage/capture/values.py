@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,7 +75,7 @@ class Marked:
                 self.storage, self.pointer = plain.untyped_storage(), plain.data_ptr()
             on_cpu = obj.device.type == "cpu"
         else:
-            self.own = own_of(obj)
+            self.own = _own_of_array(obj)
             self.form = obj.shape, obj.strides, obj.dtype
             plain = plain_array(obj)
             on_cpu = True
@@ -92,8 +93,8 @@ class Marked:
             plain = obj.view(numpy().ndarray)  # a memmap, or one that cannot be written to
         whole = False
         self.sample = ""
-        if plain is not None:
-            self.sample, whole = _sample(plain, on_cpu)
+        if plain is not None and (is_tensor or not cannot_change(obj)):
+            self.sample, whole = sample(plain, on_cpu)
         if is_tensor and not whole and self.form[0] is not None and not obj.is_inference():
             self.version = obj._version  # inference tensors count none
 
@@ -213,6 +214,30 @@ def _own(tensor: Any) -> dict[str, Any]:
 
 
 _NOTHING: dict[str, Any] = {}
+_OF_MEMMAPS = ("_mmap", "filename", "offset", "mode")
+"""Attributes by which a memmap knows where its memory comes from: it is one of values, whatever they are."""
+
+
+def _own_of_array(array: Any) -> dict[str, Any]:
+    own = own_of(array)
+    if isinstance(array, numpy().memmap):
+        for name in _OF_MEMMAPS:
+            own.pop(name, None)
+    return own
+
+
+def cannot_change(array: Any) -> bool:
+    """Whether an array looks at a file that is mapped for reading only. It may be larger than memory."""
+    while isinstance(array, numpy().ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap) and is_read_only(array)
+
+
+def is_read_only(memory: mmap.mmap) -> bool:
+    if memory.closed:
+        return True
+    with memoryview(memory) as view:
+        return view.readonly
 
 
 def is_tensor(obj: Any) -> bool:
@@ -323,7 +348,7 @@ def fill(obj: Any, values: Any) -> None:
         target.copy_(values)
 
 
-def _sample(plain: Any, on_cpu: bool) -> tuple[str, bool]:
+def sample(plain: Any, on_cpu: bool) -> tuple[str, bool]:
     """A checksum of the bytes, and whether it is of all of them, else of blocks."""
     library = torch()
     is_tensor = library is not None and isinstance(plain, library.Tensor)
@@ -336,6 +361,9 @@ def _sample(plain: Any, on_cpu: bool) -> tuple[str, bool]:
                 index = (slice(None),) * axis
                 plain = plain[(*index, slice(None, None, max(1, size // _SAMPLED)))]
     leaf = leaves.describe("", plain)
+    if not isinstance(leaf, leaves.Leaf) and not whole and not is_tensor and plain.flags.c_contiguous:
+        plain = plain.reshape(-1).view("u1")  # dates, texts and records: as bytes, which may be far too many to copy
+        leaf = leaves.describe("", plain)
     if not isinstance(leaf, leaves.Leaf):
         return xxhash.xxh3_128_hexdigest(plain.tobytes()), whole
     content = leaves.content(leaf, plain)

@@ -305,7 +305,7 @@ class _Body:
 
     def pause(self, passed_by: Collection[str]) -> _Pause:
         """Where the user's own functions are paused, and their variables that may matter, but for those passed by."""
-        frames = [frame for frame in self._frames() if of_user(frame.f_globals.get("__name__"))]
+        frames = list(self._frames())
         places, variables = [], []
         for index, frame in enumerate(frames):
             code, held = frame.f_code, _locals(frame)
@@ -318,10 +318,11 @@ class _Body:
         return _Pause(tuple(places), tuple(variables))
 
     def _frames(self) -> Iterator[FrameType]:
-        """Those of others than hpstage, the innermost first."""
+        """Those of the user's functions, the innermost first."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
-            if frame.f_code.co_filename != __file__ and frame.f_globals.get("__name__") not in _OURS:
+            module = frame.f_globals.get("__name__")
+            if of_user(module) or module == getattr(self._function, "__module__", None):
                 yield frame
             frame = frame.f_back
 
@@ -493,8 +494,6 @@ class FunctionTrainable(Adapter):
 
 
 _PARTS = {"parts", "captured", "own", "samples", "population", "metrics"}
-# Frames below the user's in the function's thread.
-_OURS = frozenset(("threading", "contextvars"))
 
 
 def _locals(frame: FrameType) -> dict[str, Any]:

@@ -1253,12 +1253,10 @@ class Doubled(nn.Module):
 odd(
     "weights that are made anew at each step, in a graph",
     network=old_spectral_norm,
-    refused=r"model\.0\.weight is a tensor that is part of a graph",
 )(lambda kept, self: 0)
 odd(
     "pruned weights",
     network=pruned,
-    refused=r"model\.\d\.weight is a tensor that is part of a graph of gradients",
 )(lambda kept, self: 0)
 odd(
     "lazy layers",

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import tests.torch.oddities_of_libraries  # noqa: F401  # notes more of them
+import tests.torch.oddities_of_files  # notes more of them
+import tests.torch.oddities_of_libraries
+import tests.torch.oddities_of_made  # noqa: F401
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
 from hpstage.execution.verification import portrait_of
@@ -22,6 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script`"),
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+    pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`"),
 ]
 
 STEPS, FORK = 6, 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import optuna
 import pytest
 import torch
 from torch import nn
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 import hpstage
 from hpstage import schedule as s
@@ -294,3 +296,26 @@ def measuring_by_a_function(run: Run) -> None:
 
 def test_a_function_that_is_made_to_measure_raises_no_alarm() -> None:
     search(measuring_by_a_function, verify="all", checkpoint_every=1)
+
+
+def with_a_progress_bar(run: Run) -> None:
+    x, y = samples()
+    model = network()
+    optimizer = sgd(model.parameters(), run.hp)
+    run.attach(model=model, optimizer=optimizer)
+    bar = tqdm(run.steps(), file=io.StringIO(), mininterval=0)
+    for _ in bar:
+        batch = run.indices(len(x), 8)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        bar.set_postfix(lr=run.hp["lr"])
+        if run.wants_report:
+            model.eval()
+            run.report(loss=nn.functional.cross_entropy(model(x), y).item())
+            model.train()
+
+
+def test_what_a_library_keeps_in_its_own_frames_raises_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # else it leaves a thread
+    search(with_a_progress_bar, verify="all", checkpoint_every=1)

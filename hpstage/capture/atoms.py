@@ -1,0 +1,84 @@
+"""Immutable values of Python's as plain parts, and made of them again."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import fractions
+import pathlib
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from hpstage.errors import StateError
+
+Parts = tuple[Any, ...]
+
+
+def _zone(value: datetime.timezone) -> Parts:
+    return value.utcoffset(None), value.tzname(None)
+
+
+def _zoned(offset: Any, name: Any) -> datetime.timezone:
+    unnamed = datetime.timezone(offset)
+    return unnamed if name == unnamed.tzname(None) else datetime.timezone(offset, name)
+
+
+def _clock(value: Any) -> Parts:
+    return value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold
+
+
+def _time(*parts: Any) -> datetime.time:
+    return datetime.time(*parts[:-1], fold=parts[-1])
+
+
+def _moment(*parts: Any) -> datetime.datetime:
+    return datetime.datetime(*parts[:-1], fold=parts[-1])
+
+
+def _day(value: Any) -> Parts:
+    return value.year, value.month, value.day
+
+
+# Each with what it is made of, which may hold others, and how.
+_BY_NAME: dict[str, tuple[type, Callable[[Any], Parts], Callable[..., Any]]] = {
+    "complex": (complex, lambda value: (value.real, value.imag), complex),
+    "range": (range, lambda value: (value.start, value.stop, value.step), range),
+    "slice": (slice, lambda value: (value.start, value.stop, value.step), slice),
+    "fraction": (
+        fractions.Fraction,
+        lambda value: (value.numerator, value.denominator),
+        fractions.Fraction,
+    ),
+    "decimal": (decimal.Decimal, lambda value: (str(value),), decimal.Decimal),
+    "path": (pathlib.PosixPath, lambda value: (str(value),), pathlib.Path),
+    "pure path": (pathlib.PurePosixPath, lambda value: (str(value),), pathlib.PurePosixPath),
+    "uuid": (uuid.UUID, lambda value: (value.int,), lambda number: uuid.UUID(int=number)),
+    "date": (datetime.date, _day, datetime.date),
+    "time": (datetime.time, _clock, _time),
+    "datetime": (datetime.datetime, lambda value: (*_day(value), *_clock(value)), _moment),
+    "timedelta": (
+        datetime.timedelta,
+        lambda value: (value.days, value.seconds, value.microseconds),
+        datetime.timedelta,
+    ),
+    "timezone": (datetime.timezone, _zone, _zoned),
+}
+_NAMES = {kind: name for name, (kind, _, _) in _BY_NAME.items()}
+
+
+def parts_of(value: object) -> tuple[str, Parts] | None:
+    """The name of a value's kind, and its parts; ``None``: it is of no kind here."""
+    name = _NAMES.get(type(value))
+    return None if name is None else (name, _BY_NAME[name][1](value))
+
+
+def is_known(name: str) -> bool:
+    return name in _BY_NAME
+
+
+def made_of(name: str, parts: list[Any]) -> Any:
+    try:
+        return _BY_NAME[name][2](*parts)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise StateError(f"the state holds a {name} of {parts}, and there is none such") from error
