@@ -91,6 +91,11 @@ WHOLE = {
         def train(run):
             return getattr(nets, run.hp["arch"])()
         """,
+    "by its dict": """
+        import nets
+        def train(run):
+            return nets.__dict__[run.hp["arch"]]()
+        """,
     "under another name": """
         import nets
         m = nets
