@@ -213,7 +213,7 @@ def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callab
         module, member = named.content, following.argval
         if following.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(module, ModuleType):
             break
-        if not is_open(module.__name__) or not hasattr(module, member):
+        if not is_open(module.__name__) or not hasattr(module, member) or member == "__dict__":  # which is all of it
             break
         named = Named(f"{named.path}.{member}", getattr(module, member), module.__name__, member)
     return named

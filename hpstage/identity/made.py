@@ -39,7 +39,10 @@ def is_script(value: object) -> bool:
 
 
 def script_digest(script: Any) -> str:
-    """Digest of all code, constants and weights of TorchScript; not of where it was written."""
+    """Digest of all code, constants and weights of TorchScript; not of where it was written.
+
+    Code that is compiled twice in a process, as when a notebook's cell runs again, may get another.
+    """
     with zipfile.ZipFile(io.BytesIO(script.save_to_buffer())) as saved:
         parts = [
             _MANGLED.sub(b"", part).hex()

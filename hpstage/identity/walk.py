@@ -369,8 +369,13 @@ class Walk:
         """A function or module in TorchScript."""
         if id(target) not in self._numbers:
             self._library("torch")
-            name = getattr(target, "name", None) or getattr(target, "original_name", "")
-            self._new(target, name, "TorchScript").lines.add(f"script {script_digest(target)}")
+            name = str(getattr(target, "name", None) or getattr(target, "original_name", ""))
+            entity = self._new(target, name, "TorchScript")
+            original = getattr(target, "_torchdynamo_inline", None)
+            if original is not None:
+                entity.outer.add(f"script of {self.refer(original)}")
+            else:
+                entity.lines.add(f"script {script_digest(target)}")
         return f"code \0{self._numbers[id(target)]}\0"
 
     def _library(self, module: str) -> str:
@@ -595,7 +600,8 @@ def _setting(variable: ContextVar[object]) -> object:
 def _users_below(cls: type) -> Iterator[type]:
     """The subclasses of a class that are the user's, at any depth; without those that were replaced, as in notebooks:
     how long they are still there is chance."""
-    for below in type.__subclasses__(cls):
+    found: list[type] = type.__subclasses__(cls)
+    for below in found:
         now: object = sys.modules.get(below.__module__)
         for name in below.__qualname__.split("."):
             now = getattr(now, name, None)

@@ -3,7 +3,9 @@
 What counts is what the training code reaches, as it is loaded in this process, whatever its files say by now: the
 methods of a class and of its user-defined bases, and the functions, classes and constants that they name, transitively
 through the user's own modules. A module that is used as a whole (``getattr(nets, name)``) counts with all that it
-holds. The rest of a script (the search space, the study) does not count. Of libraries the name and version of the
+holds; so does the module of code that looks names up by texts (``globals()``, ``eval``, ``__subclasses__``), and its
+package where it imports modules by such names. The rest of a script (the search space, the study) does not count; of
+a script that counts as a whole, its code does, and not what a run has made. Of libraries the name and version of the
 package count. An object in a global name that can be neither digested nor pickled counts by its class.
 """
 
