@@ -13,6 +13,7 @@ import xxhash
 from hpstage.capture.kind import is_atom, numpy, torch
 from hpstage.capture.kinds import VALUES
 from hpstage.capture.reach import MISSING
+from hpstage.capture.settings import NEXT_HOOK, SETTINGS
 from hpstage.capture.survey import Record, Survey
 from hpstage.capture.values import cannot_change, is_tensor
 from hpstage.checkpoints.state_tree import digest
@@ -40,6 +41,9 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
         else:
             yield record.path, _short(_entry(items, survey))
         yield from _named(record.path, own, survey)
+    elif record.obj is SETTINGS:  # hooks that are kept are under their numbers elsewhere
+        settings = {name: value for name, value in record.content.items() if name != NEXT_HOOK}
+        yield record.path, _short(_entry(settings, survey))
     elif record.content is not MISSING:  # a name that nobody has bound is not there
         yield record.path, _short(_entry(record.content, survey))
 
