@@ -248,7 +248,7 @@ class Encoder:
     @functools.cached_property
     def _sources(self) -> dict[int, Plain]:
         """By id, what the generators of the base take their numbers from."""
-        generators = (record for record in self._base if hasattr(record.obj, "bit_generator"))
+        generators = (record for record in self._base if issubclass(type(record.obj), numpy().random.Generator))
         return {id(record.obj.bit_generator): ("source of", record.path) for record in generators}
 
     @functools.cached_property
