@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import importlib
 import inspect
 import io
 import sys
@@ -253,7 +254,7 @@ class Encoder:
     @functools.cached_property
     def _sources(self) -> dict[int, Plain]:
         """By id, what the generators of the base take their numbers from."""
-        generators = (record for record in self._base if hasattr(record.obj, "bit_generator"))
+        generators = (record for record in self._base if issubclass(type(record.obj), numpy().random.Generator))
         return {id(record.obj.bit_generator): ("source of", record.path) for record in generators}
 
     @functools.cached_property
@@ -426,8 +427,9 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
     training began, or one of torch's modules and optimizers. Making one runs none of its code."""
     library = torch()
     if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
+        kinds = _kinds_of_torch(library)
         kind = named(module, qualname)
-        if not isinstance(kind, type) or not issubclass(kind, _kinds_of_torch(library)):
+        if not isinstance(kind, type) or not issubclass(kind, kinds):
             return None
     else:
         kind = base.named.get((module, qualname))
@@ -441,9 +443,9 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
 
 
 def _kinds_of_torch(library: Any) -> tuple[type, ...]:
-    found = library.nn.Module, library.optim.Optimizer, library.optim.lr_scheduler.LRScheduler
-    hooks = (named(f"torch.nn.{module}", name) for module, name in _HOOKS)
-    return (*found, *(hook for hook in hooks if isinstance(hook, type)))
+    # Not all are imported with torch: who prunes in training may import the module there, where a fork has not been.
+    hooks = (getattr(importlib.import_module(f"torch.nn.{module}"), name) for module, name in _HOOKS)
+    return library.nn.Module, library.optim.Optimizer, library.optim.lr_scheduler.LRScheduler, *hooks
 
 
 _HOOKS = (

@@ -42,6 +42,8 @@ def function_of(module: str, name: str) -> Any:
     if module == "torch":  # what works on tensors, and not what sets how
         of_tensors = type(found) is types.BuiltinFunctionType and found.__qualname__.startswith("_VariableFunctions")
         return found if of_tensors else None
+    if module == "numpy" and type(found) is not space.ufunc:
+        return None
     return found if _may_be_pure(found) else None
 
 

@@ -10,14 +10,13 @@ import math
 import os.path
 import pathlib
 import random
-import sys
 import uuid
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import torch.nn.utils.prune  # as an identity does with what functions import, before anything is trained
+import torch.nn.utils.prune
 from torch import nn
 from torch.optim.swa_utils import SWALR
 
@@ -155,6 +154,18 @@ def _(kept: Any, self: Odd) -> float:
     return self.second.param_groups[0]["lr"]
 
 
+# --- hooks
+
+
+@odd("a hook for the length of a step")
+def _(kept: Any, self: Odd) -> float:
+    seen: list[float] = []
+    hook = self.net[1].register_forward_hook(lambda module, inputs, output: seen.append(float(output.sum())))
+    self.net(torch.ones(1, 1, 4, 4))
+    hook.remove()
+    return seen[0]
+
+
 # --- weights that torch computes from others before they are used
 
 
@@ -219,6 +230,3 @@ class Scaled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.scaled = self.inner.weight * 2
         return F.linear(x.flatten(1), self.scaled)
-
-
-assert "torch.nn.utils.prune" in sys.modules

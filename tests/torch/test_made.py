@@ -1,0 +1,105 @@
+"""What a state may bring of functions, files and weights, and what it may not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hpstage.capture import pure
+from hpstage.capture.decoding import Decoder
+from hpstage.capture.derived import kept_weight
+from hpstage.capture.on_disk import opened_file, opened_map, where_file_is, where_map_is
+from hpstage.capture.survey import Survey
+from hpstage.errors import StateError
+
+
+def decoded(plain: Any) -> Any:
+    return Decoder(Survey(), []).value(plain)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "system"),
+        ("builtins", "eval"),
+        ("torch", "load"),
+        ("torch", "from_file"),
+        ("torch", "set_num_threads"),
+        ("torch.nn.functional", "importlib"),
+        ("torch.nn.functional", "boolean_dispatch"),
+        ("torch.optim.swa_utils", "SWALR.__init__"),
+        ("numpy", "load"),
+    ],
+)
+def test_a_state_names_no_function_that_does_more_than_compute(module: str, name: str) -> None:
+    assert pure.function_of(module, name) is None
+    with pytest.raises(StateError, match=r"which is not here"):
+        decoded(("pure", module, name))
+
+
+def test_a_state_brings_no_arguments_for_functions_that_it_may_not_name() -> None:
+    base = Survey()
+    base.named["os", "system"] = os.system
+    with pytest.raises(StateError, match=r"which no state may give"):
+        Decoder(base, []).value(("partial", 0, ("named", "os", "system"), ["true"], [], []))
+
+
+def test_a_state_imports_nothing_by_a_name_that_it_gives() -> None:
+    code = (
+        "import sys, torch; from hpstage.capture.encoding import creatable; from hpstage.capture.survey import Survey\n"
+        "assert creatable(Survey(), 'torch.nn.utils.no_such', 'A') is None\n"
+        "assert creatable(Survey(), 'this', 'A') is None and 'this' not in sys.modules\n"
+        "assert creatable(Survey(), 'torch.nn.utils.prune', 'L1Unstructured') is not None\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+
+
+def test_gradients_through_a_kept_weight_are_refused_and_its_values_are_not() -> None:
+    values = torch.ones(2, 3)
+    kept = kept_weight(values, "model.0.weight")
+    assert torch.equal(kept, values)
+    assert kept.requires_grad
+    assert not kept.is_leaf
+    with pytest.raises(StateError, match=r"model\.0\.weight is computed anew whenever its module is called"):
+        (kept * nn.Parameter(values)).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_a_file_is_opened_again_where_it_was_and_refused_with_another_content(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    np.arange(9.0).tofile(path)
+    with path.open("rb") as file:
+        file.read(11)
+        where = where_file_is(file)
+    array = np.memmap(path, "f8", mode="r", offset=8)
+    mapped = where_map_is(array)
+    assert where is not None
+    assert mapped is not None
+    with opened_file(*where) as again:
+        assert again.tell() == 11
+    assert np.array_equal(opened_map(*mapped, np.dtype("f8"), [8]), array)
+
+    other = tmp_path / "other"
+    np.arange(1.0, 10).tofile(other)
+    for found, open_again in ((where, opened_file), (mapped, lambda *given: opened_map(*given, np.dtype("f8"), [8]))):
+        for place in (other, tmp_path / "gone", tmp_path):
+            with pytest.raises(StateError, match=r"it cannot be opened as it was"):
+                open_again(str(place), *found[1:])
+
+
+def test_a_file_that_was_replaced_since_it_was_opened_cannot_be_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_bytes(b"12")
+    with path.open("rb") as file:
+        path.rename(tmp_path / "moved")
+        path.write_bytes(b"12")
+        assert where_file_is(file) is None
