@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from hpstage.capture.portrait import LOCAL, Difference, differences, first_difference, shown
 from hpstage.checkpoints.state_tree import digest, reread
+from hpstage.errors import StateError
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 
@@ -45,6 +46,8 @@ class ForkVerification:
         self.difference: Difference | None = None
         self.by_measuring = False
         """Whether the difference is one between steps with a report and steps without."""
+        self.refusal: str | None = None
+        """Why no state can be taken, where that is so: it is so in every trial."""
         self.over = False
         self._state: object = None
         self._at_fork: dict[str, str] = {}
@@ -55,14 +58,17 @@ class ForkVerification:
         """``step`` was trained under ``hp``, and told whether a ``report`` was wanted.
 
         Raises:
-            StateError: a state cannot be captured, or not be loaded.
+            StateError: a state cannot be loaded.
         """
         if step + 1 < self.fork or self.over:
             return
         began = time.perf_counter()
         if step + 1 == self.fork:
-            self._state = reread(self._trainable.state_dict())
-            self._at_fork = portrait_of(self._trainable)
+            try:
+                self._state = reread(self._trainable.state_dict())
+                self._at_fork = portrait_of(self._trainable)
+            except StateError as error:
+                self.refusal, self.over = str(error), True
         else:
             self._trained.append((step, dict(hp), report))
             if len(self._trained) == self._steps or began - self._began > _SLOW:
@@ -70,6 +76,13 @@ class ForkVerification:
                 self.over = True
         self.seconds += time.perf_counter() - began
         self._began = time.perf_counter()
+
+    @property
+    def told(self) -> str | None:
+        """What was found, and what to do; ``None``: the fork is exact."""
+        if self.difference is None:
+            return self.refusal
+        return explain(self.difference, self.steps, by_measuring=self.by_measuring)
 
     def _compare(self) -> None:
         straight = portrait_of(self._trainable)
