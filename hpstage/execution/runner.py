@@ -21,7 +21,7 @@ from hpstage.errors import (
     UsageError,
 )
 from hpstage.execution.route import Course
-from hpstage.execution.verification import ForkVerification, explain
+from hpstage.execution.verification import ForkVerification
 from hpstage.plan.events import (
     Amendment,
     Boundary,
@@ -248,7 +248,7 @@ class ChainRunner:
                 if verification.over:
                     flight.load_seconds += verification.seconds
                     yield self._verified(flight, verification)
-                    if verification.difference is not None:
+                    if verification.told is not None:
                         return "stopped"
                     verification = None
                     self._stands_at = stood_at
@@ -302,7 +302,7 @@ class ChainRunner:
             steps=verification.steps,
             seconds=verification.seconds,
             at=self._clock(),
-            difference=explain(verification),
+            difference=verification.told,
         )
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:

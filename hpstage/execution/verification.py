@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from hpstage.capture.portrait import LOCAL, Difference, differences, first_difference, shown
 from hpstage.checkpoints.state_tree import digest, reread
+from hpstage.errors import StateError
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.pickles import REMEDY, pickles_in
@@ -48,6 +49,8 @@ class ForkVerification:
         """Whether the difference is one between steps with a report and steps without."""
         self.pickle: str | None = None
         """Where in the state a pickle is whose bytes differ, and nothing else does."""
+        self.refusal: str | None = None
+        """Why no state can be taken, where that is so: it is so in every trial."""
         self.over = False
         self._state: object = None
         self._at_fork: dict[str, str] = {}
@@ -58,14 +61,17 @@ class ForkVerification:
         """``step`` was trained under ``hp``, and told whether a ``report`` was wanted.
 
         Raises:
-            StateError: a state cannot be captured, or not be loaded.
+            StateError: a state cannot be loaded.
         """
         if step + 1 < self.fork or self.over:
             return
         began = time.perf_counter()
         if step + 1 == self.fork:
-            self._state = reread(self._trainable.state_dict())
-            self._at_fork = portrait_of(self._trainable)
+            try:
+                self._state = reread(self._trainable.state_dict())
+                self._at_fork = portrait_of(self._trainable)
+            except StateError as error:
+                self.refusal, self.over = str(error), True
         else:
             self._trained.append((step, dict(hp), report))
             if len(self._trained) == self._steps or began - self._began > _SLOW:
@@ -73,6 +79,11 @@ class ForkVerification:
                 self.over = True
         self.seconds += time.perf_counter() - began
         self._began = time.perf_counter()
+
+    @property
+    def told(self) -> str | None:
+        """What was found, and what to do; ``None``: the fork is exact."""
+        return self.refusal if self.difference is None else _explained(self, self.difference)
 
     def _compare(self) -> None:
         straight = portrait_of(self._trainable)
@@ -123,11 +134,9 @@ def portrait_of(trainable: Trainable) -> dict[str, str]:
     return {**told, _STATE: digest(trainable.state_dict())}
 
 
-def explain(verification: ForkVerification) -> str | None:
-    """What the difference that was found means, and what to do; ``None`` if there is none."""
-    difference, steps = verification.difference, verification.steps
-    if difference is None:
-        return None
+def _explained(verification: ForkVerification, difference: Difference) -> str:
+    """What a difference means, and what to do."""
+    steps = verification.steps
     if verification.pickle is not None:
         return (
             f"{verification.pickle} is pickled, and its bytes after {steps} more steps from a kept state are not those "

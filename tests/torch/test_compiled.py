@@ -67,7 +67,7 @@ def check(make: Callable[[], Small]) -> None:
             state = reread(trainable.state_dict())
             trainable.evaluate()
     assert verification.over
-    assert verification.difference is None
+    assert verification.told is None
     assert outcome(trainable) == expected
 
     trainable.setup(hp_at(0))

@@ -152,7 +152,7 @@ def test_an_optimizer_goes_on_exactly(kind: type[torch.optim.Optimizer], argumen
         if step + 1 == fork:
             state = reread(trainable.state_dict())
     assert verification.over
-    assert verification.difference is None
+    assert verification.told is None
     assert outcome(trainable) == expected
 
     other: Any = as_trainable(Trained(kind, arguments, form))
