@@ -155,9 +155,13 @@ def _is_put(name: str, old: object, new: object) -> bool:
     """Whether somebody has put it in place of a library's function or class, or beside these."""
     if new is old or name in _OF_MODULES or name in _SET_BY_LIBRARIES:
         return False
-    if isinstance(new, types.ModuleType) or not (old is MISSING or _is_code(old)):
+    if not (old is MISSING or _is_code(old)):
         return False
-    if any(map(is_users_code, (new, *functions_in(new)))) or of_user(type(new).__module__):
+    if of_user(type(new).__module__):
+        return True
+    if isinstance(new, types.ModuleType):
+        return False
+    if any(map(is_users_code, (new, *functions_in(new)))):
         return True
     return old is not MISSING and getattr(new, "__name__", None) != name
 

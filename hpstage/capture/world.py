@@ -16,7 +16,7 @@ from typing import Any
 from hpstage.capture.decoding import Decoder
 from hpstage.capture.encoding import ANSWERED, Encoder, is_answered
 from hpstage.capture.guard import Guard
-from hpstage.capture.kind import torch
+from hpstage.capture.kind import same_value, torch
 from hpstage.capture.kinds import CACHE, MODULES, VALUES
 from hpstage.capture.portrait import texts_of
 from hpstage.capture.reach import OF_CODE, LibraryNames, libraries
@@ -104,7 +104,7 @@ class World:
         """What code leads to that only setting up has brought: nothing knows how it was before."""
         for record in self.base or ():
             kept_by_module = OF_CODE.match(record.path) and "<locals>" not in record.path  # those are made anew
-            kept_by_module = kept_by_module or isinstance(record.obj, LibraryNames)
+            kept_by_module = kept_by_module or record.of is LibraryNames
             late = self.pristine is not None and record.obj not in self.pristine
             if record.kind is MODULES or (kept_by_module and late):
                 yield record
@@ -270,10 +270,24 @@ class World:
                     )
 
     def _tell(self, record: Record, what: str) -> None:
-        """Say once that something new is not kept: it may be a cache, made again each time."""
-        before, now = dict(record.kind.children(record.content)), dict(record.kind.children(record.read()))
+        """Say once that something is not kept: it may be a cache, made again each time, or what training goes by."""
+        present = record.read()
+        before, now = dict(record.kind.children(record.content)), dict(record.kind.children(present))
         made = [record.path + label for label in now if label not in before]
-        if record.path in self._told or not made:
+        if record.path in self._told:
+            return
+        if not made:
+            if record.kind.name == "attributes":
+                name = next((name for name in present if not _same(record.content, present, name)), None)
+                if name is not None:
+                    self._told.add(record.path)
+                    logger.warning(
+                        "%s has changed %s.%s, which is put back, so that no training hangs on when it is called; what "
+                        "training is to go by, a scheduler or a best value, belongs into update()",
+                        what,
+                        record.path,
+                        name,
+                    )
             return
         self._told.add(record.path)
         logger.warning(
@@ -297,6 +311,10 @@ class World:
         self._watch(survey.cached.values())
         shown = (record for record in survey if record.kind is not CACHE and UNKNOWN not in record.path)
         return {path: text for record in shown for path, text in texts_of(record, survey)}
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
+    return name in one and same_value(one[name], other[name])
 
 
 def _put_back(record: Record, why: str, *, values: bool = True) -> None:

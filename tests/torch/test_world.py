@@ -372,6 +372,28 @@ def set_up_again(trainable: Any) -> None:
     advance(trainable, 0, 1)
 
 
+class Scheduling(Small):
+    """It lowers the learning rate by what it has measured."""
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        optimizer = super().optimizer(model, hp)
+        self.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return optimizer
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        self.scheduler.step(0.5)
+        return {"loss": 0.5}
+
+
+def test_what_evaluate_changes_and_is_put_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    trainable: Any = advance(fresh(Scheduling()), 0, 1)
+    for _ in range(2):
+        trainable.evaluate()
+    said = [record.getMessage() for record in caplog.records if "is put back" in record.getMessage()]
+    assert len(said) == 1
+    assert "evaluate() has changed self.scheduler." in said[0]
+
+
 @functools.cache
 def weights(count: int) -> torch.Tensor:
     return torch.linspace(1, 2, count)
