@@ -64,6 +64,7 @@ from hpstage.capture.reach import Slot as GlobalName
 from hpstage.capture.settings import OfProcess, Settings
 from hpstage.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
 from hpstage.capture.values import Values, is_read_only
+from hpstage.identity.source import module_of
 
 # Their instances are machinery (compilers, loggers, threads), not what training computes with.
 _MACHINERY = (
@@ -166,7 +167,7 @@ def _kind_of_type(kind: Any) -> Kind | None:
         return _OPAQUE  # the system's numbers: it has no state
     if issubclass(kind, _generators()):
         return _RANDOM
-    if issubclass(kind, enum.Enum) and of_user(kind.__module__):
+    if issubclass(kind, enum.Enum) and of_user(module_of(kind)):
         return _INSTANCE  # though a member never changes, its attributes may
     if is_atomic(kind) or kind in (tuple, *_METHODS, weakref.ref):
         return None
@@ -178,7 +179,7 @@ def _kind_of_type(kind: Any) -> Kind | None:
     if library is not None and issubclass(kind, library.jit.ScriptModule):
         return _SCRIPTED
     if library is None or not issubclass(kind, library.nn.Module):
-        module = kind.__module__ or "builtins"
+        module = module_of(kind)
         if issubclass(kind, RUNNERS):
             return _RUNNER if of_user(module) else _OPAQUE
         if any(module == name or module.startswith(f"{name}.") for name in _MACHINERY):

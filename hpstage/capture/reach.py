@@ -18,7 +18,7 @@ from typing import Any
 from hpstage.capture import imports
 from hpstage.capture.kind import HEAP
 from hpstage.identity.bytecode import functions_in
-from hpstage.identity.source import came_by_value, is_users
+from hpstage.identity.source import came_by_value, is_users, module_of
 
 MISSING = object()
 """What a name has that is bound to nothing."""
@@ -41,8 +41,8 @@ def is_users_code(value: object) -> bool:
     if isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, types.FunctionType):
-        return of_user(value.__module__) or of_user(value.__globals__.get("__name__"))
-    return isinstance(value, type) and of_user(value.__module__)
+        return of_user(module_of(value)) or of_user(value.__globals__.get("__name__"))
+    return isinstance(value, type) and of_user(module_of(value))
 
 
 class Slot:
@@ -132,7 +132,7 @@ class LibraryNames(ClassAttributes):
     def __init__(self, owner: types.ModuleType | type) -> None:
         super().__init__(type(self))
         self.owner: Any = owner
-        name = owner.__name__ if isinstance(owner, types.ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+        name = owner.__name__ if isinstance(owner, types.ModuleType) else f"{module_of(owner)}.{owner.__qualname__}"
         self.path = f"library {name}"
         self._first = self._all = dict(self._present())
 
@@ -157,7 +157,7 @@ def _is_put(name: str, old: object, new: object) -> bool:
         return False
     if not (old is MISSING or _is_code(old)):
         return False
-    if of_user(type(new).__module__):
+    if of_user(module_of(type(new))):
         return True
     if isinstance(new, types.ModuleType):
         return False
@@ -249,7 +249,7 @@ def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.
             continue
         seen.add(id(thing))
         if isinstance(thing, type):
-            if of_user(thing.__module__):
+            if of_user(module_of(thing)):
                 found[id(thing), ""] = ClassAttributes(thing)
                 todo += thing.__bases__
                 for value in vars(thing).values():
@@ -278,7 +278,7 @@ def _walked(code: object) -> tuple[dict[tuple[int, str], Namespace], list[types.
             todo += (thing.__func__, type(thing.__self__))
         elif isinstance(thing, functools.partial):
             todo.append(thing.func)
-        elif of_user(type(thing).__module__):
+        elif of_user(module_of(type(thing))):
             todo.append(type(thing))
     return found, functions
 
@@ -294,9 +294,9 @@ def _global(name: str, namespace: dict[str, Any], found: dict[tuple[int, str], N
 
 
 def _library(owner: types.ModuleType | type, found: dict[tuple[int, str], Namespace]) -> None:
-    path = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
+    path = owner.__name__ if isinstance(owner, types.ModuleType) else module_of(owner)
     alterable = isinstance(owner, types.ModuleType) or owner.__flags__ & HEAP
-    if alterable and (path or "").partition(".")[0] not in _WITHOUT_TRAINING:
+    if alterable and path.partition(".")[0] not in _WITHOUT_TRAINING:
         found[id(owner), ""] = library_names(owner)
 
 
@@ -330,7 +330,7 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
             if not of_user(thing.__name__):
                 inner = [value for name in names if _may_be_given(value := vars(thing).get(name))]
                 things += [value for value in inner if stored or not isinstance(value, types.FunctionType)]
-        elif of_user(thing.__module__):
+        elif of_user(module_of(thing)):
             continue
         elif isinstance(thing, type):
             todo.append(thing)

@@ -13,6 +13,7 @@ from hpstage.capture.reach import OF_CODE, ClassAttributes, Slot, is_users_code,
 from hpstage.capture.told import CACHED, Cache
 from hpstage.capture.values import Marked
 from hpstage.errors import StateError
+from hpstage.identity.source import module_of
 
 # Modules keep their members in dicts under these names; paths read better without.
 _UNNAMED = ("._parameters", "._buffers", "._modules")
@@ -248,7 +249,7 @@ class Surveyor:
                     todo.append((f"{inner}.__self__", obj.__self__))
             elif issubclass(kind, type):
                 self._name(found, obj)
-                if of_user(obj.__module__):
+                if of_user(module_of(obj)):
                     led.append((inner, obj))
             elif kind is frozenset:
                 if not all(map(is_atom, obj)):
@@ -286,7 +287,7 @@ _READERS = ("h5py", "lmdb", "PIL", "pyarrow", "zarr", "cv2", "decord", "av", "so
 
 
 def _is_harmless(kind: type) -> bool:
-    module = kind.__module__ or ""
+    module = module_of(kind)
     return kind.__name__ == "PyCapsule" or module.partition(".")[0] in _READERS
 
 

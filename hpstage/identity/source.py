@@ -30,6 +30,12 @@ _LIBRARIES = tuple(
 )
 
 
+def module_of(thing: object) -> str:
+    """The name of the module of a class or function. Of a metaclass in C, ``__module__`` may be a descriptor."""
+    found = getattr(thing, "__module__", None)
+    return found if isinstance(found, str) else "builtins"
+
+
 @functools.cache
 def is_users(module: str) -> bool:
     """Whether a module is the user's own: neither of the standard library, nor installed, nor of hpstage."""

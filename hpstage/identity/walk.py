@@ -34,6 +34,7 @@ from hpstage.identity.source import (
     code_of,
     is_rewritten,
     is_users,
+    module_of,
     modules_in,
     submodules_of,
     version_of,
@@ -224,7 +225,7 @@ class Walk:
         return self._texts[known]
 
     def _composed(self, value: Any) -> str | None:
-        if isinstance(value, list | tuple | set | frozenset | Mapping) and is_users(type(value).__module__):
+        if isinstance(value, list | tuple | set | frozenset | Mapping) and is_users(module_of(type(value))):
             text = self._reduced(value)  # its class and its attributes count, too
             if text is not None:
                 return text
@@ -285,7 +286,7 @@ class Walk:
         A library's counts in whole or by its class: what else it has beside locks and connections may be the host's.
         """
         before = self._lenient
-        self._lenient = before and (self._files is not None or is_users(type(value).__module__))
+        self._lenient = before and (self._files is not None or is_users(module_of(type(value))))
         try:
             reduced = value.__reduce_ex__(4)
             if isinstance(reduced, str):
@@ -313,7 +314,7 @@ class Walk:
             settings = [self.value(context.run(_setting, value)) for context in (Context(), copy_context())]
             return f"{self.refer(kind)}{settings}"
         self.undigested.add(f"{kind.__module__}.{kind.__qualname__}")
-        if not is_users(kind.__module__):
+        if not is_users(module_of(kind)):
             return self._with_functions(self.refer(kind), value)
         items = sorted(getattr(value, "__dict__", {}).items())
         attributes = [f"{name}={self.value(item)}" for name, item in items if name not in NOT_STATE]
@@ -339,7 +340,7 @@ class Walk:
             return self._script(target)
         if not isinstance(target, type) and not hasattr(target, "__qualname__"):
             return self.content(target)
-        module = getattr(target, "__module__", None) or "builtins"
+        module = module_of(target)
         name = getattr(target, "__qualname__", type(target).__qualname__)
         if not _is_open(module):
             self._library(module)
@@ -362,7 +363,7 @@ class Walk:
 
     def _with_functions(self, text: str, target: object) -> str:
         """The text of an object of a library's, and the user's functions that it was made of."""
-        functions = (function for function in functions_into(target) if _is_open(function.__module__))
+        functions = (function for function in functions_into(target) if _is_open(module_of(function)))
         return " of ".join([text, *map(self.refer, functions)])
 
     def _script(self, target: Any) -> str:
@@ -387,7 +388,7 @@ class Walk:
     def _class(self, entity: _Entity, cls: type) -> None:
         bases = [self.refer(base) for base in cls.__bases__]
         entity.lines.add(f"class({', '.join(bases)})")
-        if _is_open(type(cls).__module__):
+        if _is_open(module_of(type(cls))):
             entity.lines.add(f"metaclass {self.refer(type(cls))}")
         for member, value in sorted(vars(cls).items()):
             if member in _IGNORED_MEMBERS or isinstance(value, MemberDescriptorType):  # of __slots__
@@ -605,7 +606,7 @@ def _users_below(cls: type) -> Iterator[type]:
         now: object = sys.modules.get(below.__module__)
         for name in below.__qualname__.split("."):
             now = getattr(now, name, None)
-        if _is_open(below.__module__) and (now is None or now is below):
+        if _is_open(module_of(below)) and (now is None or now is below):
             yield below
         yield from _users_below(below)
 
@@ -615,7 +616,7 @@ def _is_code(value: object, depth: int = 3) -> bool:
     if isinstance(value, ModuleType):
         return is_users(value.__name__) and value.__name__ != _SCRIPT
     if isinstance(value, type) or is_function(value):
-        return _is_open(getattr(value, "__module__", None) or "builtins")
+        return _is_open(module_of(value))
     if isinstance(value, dict | list | tuple | set | frozenset) and value and depth:
         return all(_is_code(item, depth - 1) for item in (value.values() if isinstance(value, dict) else value))
     return False
@@ -626,7 +627,7 @@ def _is_librarys(method: MethodType) -> bool:
 
     The state of those generators is another in each process, and before each step it is keyed from the seed.
     """
-    module = getattr(method.__func__, "__module__", None) or "builtins"
+    module = module_of(method.__func__)
     library = None if is_users(module) else sys.modules.get(module)
     return library is not None and getattr(library, method.__name__, None) == method
 

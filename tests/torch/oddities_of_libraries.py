@@ -247,10 +247,7 @@ def _(kept: Any, self: Odd) -> float:
     return tried(self.steps)
 
 
-@odd(
-    "a function of a library, replaced by another one's under a name that is made up",
-    refused=r"torch\.nn\.functional\.softsign holds a function",
-)
+@odd("a function of a library, replaced by another one's under a name that is made up")
 def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:
         setattr(nn.functional, "".join(("soft", "sign")), nn.functional.relu6)
