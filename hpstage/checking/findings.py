@@ -47,7 +47,9 @@ class Finding:
         begun = f"begun at step {self.fork}, " if self.fork else ""
         if self.verdict == "differs" and self.step == self.fork == 0:
             return "before the first step"
-        return f"{begun}after step {self.step}" if self.verdict == "differs" else f"{begun}{self.step} steps trained"
+        if self.verdict == "differs":
+            return f"{begun}after step {self.step}"
+        return f"{begun}{self.step} step{'' if self.step == 1 else 's'} trained"
 
     def __str__(self) -> str:
         if self.verdict != "differs":
