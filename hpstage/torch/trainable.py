@@ -103,7 +103,7 @@ class TorchTrainable(ABC):
         return group_values(group, hp)
 
     def extra_state(self) -> Any:
-        """What else training changes and hpstage cannot capture (a position in a file): see
+        """What else training changes and hpstage cannot capture (the position of a reader): see
         :mod:`hpstage.checkpoints` for what it may hold. Whoever defines it answers for the attributes of this object
         that cannot be captured."""
         return None

@@ -14,7 +14,6 @@ from hpstage.schedule import Scalar
 from hpstage.trainable import METHODS, Trainable
 from hpstage.training.adapter import Adapter, stateless_of
 from hpstage.training.function import FunctionTrainable
-from hpstage.training.late_changes import LateChanges
 from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 
@@ -75,7 +74,6 @@ class Keyed(Adapter):
         self._user = subject
         self._lent = Lent(subject, self)
         self._world = World(stateless_of(subject), lambda: [("self", subject)])
-        self._late = LateChanges(self._world)
         for name in ("synchronize", "announce"):
             method = getattr(subject, name, None)
             if callable(method):
@@ -97,12 +95,10 @@ class Keyed(Adapter):
         self._world.reset()
         rekey(seed_of(hp), 0, Purpose.SETUP)
         self._user.setup(dict(hp))
-        self._late.begin()
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         rekey(seed_of(hp), step)
         self._user.train(step, dict(hp))
-        self._late.trained()
 
     def evaluate(self) -> Mapping[str, float]:
         rekey(0, 0, Purpose.EVALUATE)
@@ -110,14 +106,11 @@ class Keyed(Adapter):
             return self._user.evaluate()
 
     def state_dict(self) -> object:
-        state = self._user.state_dict()
-        self._late.taken(state)
-        return state
+        return self._user.state_dict()
 
     def load_state_dict(self, state: object) -> None:
         # A copy: others may load the same state, and training in place would change it.
         self._user.load_state_dict(clone(state))
-        self._late.loaded(state)
 
     def portrait(self) -> dict[str, str]:
         """All that training can reach, as texts: see :meth:`hpstage.capture.world.World.portrait`."""

@@ -580,7 +580,9 @@ def test_closing_in_the_midst_of_calls_is_said_plainly_to_each(shared_redis: Red
         with ThreadPoolExecutor(3) as pool:
             working = [pool.submit(work) for _ in range(3)]
             started.wait()
-            journal.wait(len(journal) + 5, 60)
+            enough = len(journal) + 5
+            while len(journal) <= enough:
+                time.sleep(0.001)
             journal.close()
             for each in working:
                 each.result()

@@ -4,8 +4,8 @@ next. Each with what ``hpstage check`` says of it."""
 from __future__ import annotations
 
 import copy
+import csv
 import functools
-import io
 import itertools
 import os
 import random
@@ -271,13 +271,13 @@ def local_iterator(run: Run) -> None:
             run.report(loss=measured(model))
 
 
-class FilePosition(Small):
+class Reader(Small):
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
-        self.lines = io.StringIO("".join(f"{number / 10}\n" for number in range(1, 100)))
+        self.lines = csv.reader(f"{number / 10}" for number in range(1, 100))
         return super().model(hp)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return super().loss(model, batch) * float(self.lines.readline())
+        return super().loss(model, batch) * float(next(self.lines)[0])
 
 
 class Graph(Small):
@@ -459,7 +459,7 @@ NAMED: dict[str, tuple[Callable[[], object], str]] = {
     "a DataLoader's iterator in a local variable": (lambda: local_iterator, r"local variable batches"),
     "itertools.cycle": (Cycle, r"self\.weights.* position"),
     "a generator function": (GeneratorFunction, r"self\.weights .*position"),
-    "the position in a file": (FilePosition, r"self\.lines .*position"),
+    "the position of a reader": (Reader, r"self\.lines "),
     "a tensor with its graph": (Graph, r"self\.running is .*graph"),
     "a scheduler that fights a schedule": (Fighting, r"lr of param group 0 follows"),
     "a counter in the environment": (Environ, r"TESTS_STEPS|os\.environ|in no state"),
