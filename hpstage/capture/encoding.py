@@ -386,10 +386,6 @@ def is_answered(plain: Plain) -> bool:
     return type(plain) is tuple and len(plain) == 1 and plain[0] == ANSWERED[0]
 
 
-def is_plain(value: object) -> bool:
-    return type(value) in _ITSELF
-
-
 def method_of(owner: object, name: str) -> object:
     """The function that is a method of an object's class under a name."""
     found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)

@@ -67,8 +67,8 @@ def load(name: str) -> types.ModuleType | None:
     """A module, imported now: code that imports it later, by a text, would bring what nothing has been looked at."""
     try:
         return importlib.import_module(name)
-    except ImportError:
-        return None  # code that runs there says so
+    except Exception:  # whatever the module raises, training may never come there; if it does, it is raised there
+        return None
 
 
 def loaded(prefix: str, is_users: Any) -> tuple[types.ModuleType, ...]:

@@ -23,6 +23,7 @@ from hpstage.errors import StateError, UsageError
 from hpstage.hashing import hashed
 from hpstage.identity import bytecode
 from hpstage.identity.bytecode import Imported, functions_in, references
+from hpstage.identity.edited import see_as_written
 from hpstage.identity.files import DataFiles
 from hpstage.identity.lookups import Lookups, lookups
 from hpstage.identity.made import functions_into, is_script, script_digest
@@ -32,7 +33,6 @@ from hpstage.identity.source import (
     as_written,
     came_by_value,
     code_of,
-    is_rewritten,
     is_users,
     module_of,
     modules_in,
@@ -501,7 +501,7 @@ class Walk:
             code = code_of(module.__spec__)
             if code is not None:
                 entity.lines.add(f"does {bytecode.digest(code)}")
-                self._check_loaded(module, code)
+                self._see_as_written(module, code)
             for spec in submodules_of(module.__name__, getattr(module, "__path__", ())):
                 self._submodule(entity, spec)
             written = set(code.co_names) if code is not None else set()
@@ -528,7 +528,7 @@ class Walk:
         fixed: set[str] = set()
         if code is not None:
             entity.lines.add(f"does {bytecode.digest(code)}")
-            self._check_loaded(module, code)
+            self._see_as_written(module, code)
             fixed.update(bytecode.literals(code))
             for imported in references(code, {"__package__": module.__package__}, {}).imported:
                 if is_users(imported.module):
@@ -545,7 +545,7 @@ class Walk:
             return
         (entity.lines if following else entity.outer).add(f"submodule {spec.name} {bytecode.digest(code)}")
         if spec.name in sys.modules:
-            self._check_loaded(sys.modules[spec.name], code)
+            self._see_as_written(sys.modules[spec.name], code)
         if not following:
             return
         for imported in references(code, {"__package__": spec.parent}, {}).imported:
@@ -554,40 +554,13 @@ class Walk:
             elif imported.module.partition(".")[0] != spec.name.partition(".")[0]:
                 entity.outer.add(f"{spec.name} imports {imported.member} {self._import(imported)}")
 
-    def _check_loaded(self, module: ModuleType, code: CodeType) -> None:
-        """See that the functions of a module are those of its source.
-
-        Raises:
-            UsageError: its file was edited after it was imported.
-        """
-        if not self._check or is_rewritten(module):
-            return
-        written = {bytecode.digest(part) for part in bytecode.inner(code)}
-        for function in _functions_of(module):
-            if function.__code__.co_filename == module.__file__ and bytecode.digest(function.__code__) not in written:
-                raise UsageError(
-                    f"{module.__name__}.{function.__qualname__} is not what {module.__file__} says: the file was "
-                    f"edited after it was imported. Restart this process (the notebook's kernel, the workers), or "
-                    f"reload the module (importlib.reload)"
-                )
+    def _see_as_written(self, module: ModuleType, code: CodeType) -> None:
+        if self._check:
+            see_as_written(module, code)
 
 
 def _is_open(module: str) -> bool:
     return is_users(module) or came_by_value(module)
-
-
-def _functions_of(module: ModuleType) -> Iterator[FunctionType]:
-    for value in list(vars(module).values()):
-        if getattr(value, "__module__", None) != module.__name__:
-            continue
-        members = vars(value).values() if isinstance(value, type) else [value]
-        for member in members:
-            for part in (member, *functions_in(member)):
-                function = part
-                while hasattr(function, "__wrapped__"):
-                    function = function.__wrapped__
-                if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-                    yield function
 
 
 def _setting(variable: ContextVar[object]) -> object:

@@ -305,6 +305,11 @@ def _(kept: Any, self: Odd) -> float:
     return importlib.import_module("tests.torch.late_by_name").tick() if self.steps > 1 else 0.0
 
 
+@odd("a module that cannot be imported, by its name, where training does not come")
+def _(kept: Any, self: Odd) -> float:
+    return importlib.import_module("tests.torch.broken_on_import").tick() if self.steps < 0 else 0.0
+
+
 @odd("a module that is imported by a name that is made up", lambda: "module")
 def _(kept: Any, self: Odd) -> float:
     return importlib.import_module(f"tests.torch.late_in_a_{kept}").tick() if self.steps > 1 else 0.0

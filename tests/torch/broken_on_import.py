@@ -1,0 +1,3 @@
+"""Cannot be imported: here only so that code can name it."""
+
+raise RuntimeError("not on this machine")
