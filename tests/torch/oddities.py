@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpstage.torch
 import tests.torch.trainables  # noqa: F401  # as an identity does with what functions import, before anything is trained
+from tests.torch import small_module
 
 Touch = Callable[[Any, Any], Any]
 
@@ -909,11 +910,7 @@ def _(kept: Any, self: Odd) -> float:
     return kept.n
 
 
-@odd("a global name by globals()")
-def _(kept: Any, self: Odd) -> float:
-    names = globals()
-    names["made_by_name"] = names.get("made_by_name", 0) + 1
-    return names["made_by_name"]
+odd("a global name by globals()")(small_module.count_by_globals)
 
 
 @odd("an attribute of a module that a function imports")
