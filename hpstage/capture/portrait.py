@@ -126,17 +126,23 @@ _CONSEQUENCES = ("model", "optimizer", "the state")
 
 
 def first_difference(
-    straight: dict[str, str], forked: dict[str, str], *, from_the_start: Collection[str] = (), answered: bool = False
+    straight: dict[str, str],
+    forked: dict[str, str],
+    *,
+    suspected: Collection[str] = (),
+    from_the_start: Collection[str] = (),
+    answered: bool = False,
 ) -> Difference | None:
     """The first thing that is not the same; what is more likely the cause comes before what follows from it.
 
     Args:
+        suspected: paths that are the cause if they differ at all.
         from_the_start: paths that were not the same right after the state had been loaded.
         answered: see :func:`differences`.
     """
     return min(
         differences(straight, forked, answered=answered),
-        key=lambda difference: (difference[0] not in from_the_start, rank(difference[0])),
+        key=lambda found: (found[0] not in suspected, found[0] not in from_the_start, rank(found[0])),
         default=None,
     )
 

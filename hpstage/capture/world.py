@@ -297,6 +297,10 @@ class World:
             made[0],
         )
 
+    def survey(self, known: Survey | None = None) -> Survey:
+        """All there is now; what is as ``known`` has it keeps its record."""
+        return self._surveyor.survey(self._all_roots(), known=known)
+
     def portrait(self, more: Roots = ()) -> dict[str, str]:
         """All there is now, by path, as short texts that are equal for equal content in every process.
 

@@ -63,6 +63,7 @@ class Driver:
         workers: those that an earlier driver on the executor has left idle.
         eviction: what keeps the checkpoints within their budget, and makes room where the disk is full.
         exact: whether equal steps must give equal bits (not so where the user allows kernels that add in any order).
+        strict: whether nothing is built on what anybody, earlier ones included, has found not to be exact.
         inquest: what looks for itself before a state is written off; without it workers are believed.
     """
 
@@ -77,6 +78,7 @@ class Driver:
         workers: Iterable[WorkerId] = (),
         eviction: Eviction | None = None,
         exact: bool = True,
+        strict: bool = True,
         inquest: Inquest | None = None,
     ) -> None:
         self.plan = plan
@@ -88,6 +90,7 @@ class Driver:
         self._presence = presence
         self._eviction = eviction
         self._exact = exact
+        self._strict = exact and strict
         self._inquest = inquest
         self._looked = 0.0
         self._alone_since: float | None = None
@@ -190,6 +193,12 @@ class Driver:
                 the checkpoints for the executor's ``worker_timeout``. What was reached before is kept.
             ClusterError: there have been no workers for the executor's ``worker_timeout``, or the executor says so.
         """
+        if self._strict and self.plan.differences:
+            raise StateError(
+                f"training was found not to be exact by an earlier call on this store, or by another process: "
+                f"{explain(self.plan.differences[-1])}. What the store keeps is not to be built on: once that is "
+                f'mended, choose another store; verify="off" goes on with this one'
+            )
         self._perform()
         if len(self.plan.drivers) > 1:
             if time.monotonic() - self._looked > _WATCH:

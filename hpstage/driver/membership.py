@@ -66,6 +66,7 @@ def taking_part(
         presence=presence,
         eviction=eviction,
         exact=described.get("environment:deterministic") != "no",
+        strict=verify != "off",
         inquest=Inquest(checkpoints),
         workers=workers,
     )

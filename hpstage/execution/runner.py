@@ -40,6 +40,9 @@ from hpstage.schedule import Scalar, varies
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 
+_VERIFICATIONS = 8
+"""Forks that are verified since something new has changed, at most: paths may be made up without end."""
+
 ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
 
 
@@ -111,6 +114,7 @@ class _Flight:
         "stage",
         "step",
         "train_seconds",
+        "verification",
     )
 
     def __init__(self, chain: Chain) -> None:
@@ -126,6 +130,7 @@ class _Flight:
         self.load_seconds = 0.0
         self.train_seconds = 0.0
         self.at_boundary = False
+        self.verification: ForkVerification | None = None
         self._began: float | None = None
         self._kept_at = self._turned_at = time.perf_counter()  # when that was; when the step under way began
 
@@ -195,6 +200,8 @@ class ChainRunner:
         self._stands_at: StateKey | None = None  # the state that the trainable is in, if it has a key
         self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
+        self._unverified: Callable[[], frozenset[str]] | None = getattr(trainable, "unverified", None)
+        self._verifications_left = _VERIFICATIONS
 
     def run(self, chain: Chain, control: Control) -> Generator[ChainReport | None, None, None]:
         """Train a chain to its end; the last report is its ``ChainEnded``. ``None`` where it was told to pause."""
@@ -225,14 +232,9 @@ class ChainRunner:
         """Train from the chain's source on; reports boundaries, and returns how the chain ended."""
         course = flight.course
         values = Values(flight.stage)
-        verification = None
         if flight.chain.verify:
-            length = sum(stage.stop - stage.start for stage in course.stages)
-            verification = ForkVerification(
-                self._trainable, flight.chain.initial, self._train_step, flight.step, length
-            )
+            flight.verification = self._verification(flight)
         flight.start_clock()
-        trained = False  # a step that was not verified yet
         while True:
             boundary = course.boundaries.pop(flight.step, None)
             if boundary is not None:
@@ -240,20 +242,17 @@ class ChainRunner:
                 flight.stop_clock()
                 yield self._reach(flight, boundary)
                 flight.start_clock()
-            if verification is not None and trained:
+            at_end = boundary is not None and (flight.step == course.end or not (course.boundaries or control.called))
+            if flight.verification is not None or self._has_news(flight, boundary):
                 # After the boundary: a process that dies here has lost nothing.
                 flight.stop_clock()
-                stood_at, trained = self._stands_at, False
-                verification.after(flight.step - 1, values, flight.announced)
-                if verification.over:
-                    flight.load_seconds += verification.seconds
-                    yield self._verified(flight, verification)
-                    if verification.told is not None:
+                verified = self._verify(flight, values, at_end)
+                if verified is not None:
+                    yield verified
+                    if verified.difference is not None:
                         return "stopped"
-                    verification = None
-                    self._stands_at = stood_at
                 flight.start_clock()
-            if boundary is not None and (flight.step == course.end or not (course.boundaries or control.called)):
+            if at_end:
                 return "done"
             if control.called:
                 for amendment in control.take():
@@ -285,7 +284,6 @@ class ChainRunner:
             values.move(flight.step)
             self._train_step(flight.step, values, flight.announced)
             flight.step += 1
-            trained = True
 
     def _train_step(self, step: int, values: Mapping[str, Scalar], report: bool) -> None:
         if self._announce is not None:
@@ -293,7 +291,35 @@ class ChainRunner:
         self._stands_at = None
         self._trainable.train(step, values)
 
-    def _verified(self, flight: _Flight, verification: ForkVerification) -> ForkVerified:
+    def _has_news(self, flight: _Flight, boundary: Boundary | None) -> bool:
+        """Is something in nobody's state at a boundary, perhaps, that training did not change when it was verified?"""
+        if boundary is None or not boundary.keep or not flight.chain.verify_new or self._unverified is None:
+            return False
+        return self._verifications_left > 0 and bool(self._unverified())
+
+    def _verification(self, flight: _Flight, *, at_once: bool = False) -> ForkVerification:
+        length = flight.course.stages[-1].stop - flight.step
+        return ForkVerification(
+            self._trainable, flight.chain.initial, self._train_step, flight.step, length, at_once=at_once
+        )
+
+    def _verify(self, flight: _Flight, values: Mapping[str, Scalar], at_end: bool) -> ForkVerified | None:
+        """Go on with verifying a fork, or begin with it; what was found, once it is over."""
+        stood_at, verification = self._stands_at, flight.verification
+        if verification is None:
+            self._verifications_left -= 1
+            flight.verification = verification = self._verification(flight, at_once=True)
+            if at_end:
+                stood_at = None
+                verification.beyond(values)
+        else:
+            verification.after(flight.step - 1, values, flight.announced, last=at_end)
+        if not (verification.over or at_end):
+            return None
+        flight.load_seconds += verification.seconds
+        flight.verification, self._stands_at = None, stood_at
+        if not verification.over:
+            return None
         return ForkVerified(
             chain=flight.chain.id,
             worker=self._worker,

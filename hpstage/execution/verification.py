@@ -13,6 +13,7 @@ from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
+from hpstage.training.changes import MADE, without_index
 from hpstage.training.pickles import REMEDY, pickles_in
 
 _STATE = "the state"
@@ -32,16 +33,24 @@ class ForkVerification:
         train: trains a step of it, under values, and whether it is told that a report is wanted.
         begun: the step at which it begins.
         length: how many steps there are to come. One alone cannot be verified.
+        at_once: the fork is where it begins, not some steps later.
     """
 
     def __init__(
-        self, trainable: Trainable, initial: Mapping[str, Scalar], train: Step, begun: int, length: int
+        self,
+        trainable: Trainable,
+        initial: Mapping[str, Scalar],
+        train: Step,
+        begun: int,
+        length: int,
+        *,
+        at_once: bool = False,
     ) -> None:
         self._trainable = trainable
         self._initial = dict(initial)
         self._train = train
-        self.fork = begun + max(1, min(_FORK_AFTER, length - 1))
-        self._steps = min(_STEPS, begun + length - self.fork)
+        self.fork = begun if at_once else begun + max(1, min(_FORK_AFTER, length - 1))
+        self._steps = max(1, min(_STEPS, begun + length - self.fork))
         self.seconds = 0.0
         self.steps = 0
         self.difference: Difference | None = None
@@ -52,38 +61,69 @@ class ForkVerification:
         self.refusal: str | None = None
         """Why no state can be taken, where that is so: it is so in every trial."""
         self.over = False
+        self._told = begun - 1
+        self._changed: frozenset[str] = frozenset()
         self._state: object = None
         self._at_fork: dict[str, str] = {}
         self._trained: list[tuple[int, dict[str, Scalar], bool]] = []
         self._began = time.perf_counter()
+        if at_once:
+            self._fork()
 
-    def after(self, step: int, hp: Mapping[str, Scalar], report: bool) -> None:
-        """``step`` was trained under ``hp``, and told whether a ``report`` was wanted.
+    def after(self, step: int, hp: Mapping[str, Scalar], report: bool, *, last: bool = False) -> None:
+        """``step`` was trained under ``hp``, and told whether a ``report`` was wanted. None follows the ``last``.
 
         Raises:
             StateError: a state cannot be loaded.
         """
-        if step + 1 < self.fork or self.over:
+        if step <= self._told or step + 1 < self.fork or self.over:
             return
+        self._told = step
         began = time.perf_counter()
         if step + 1 == self.fork:
-            try:
-                self._state = reread(self._trainable.state_dict())
-                self._at_fork = portrait_of(self._trainable)
-            except StateError as error:
-                self.refusal, self.over = str(error), True
+            self._fork()
         else:
             self._trained.append((step, dict(hp), report))
-            if len(self._trained) == self._steps or began - self._began > _SLOW:
+            if last or len(self._trained) == self._steps or began - self._began > _SLOW:
                 self._compare()
                 self.over = True
         self.seconds += time.perf_counter() - began
         self._began = time.perf_counter()
 
+    def beyond(self, hp: Mapping[str, Scalar]) -> bool:
+        """Train beyond where training ends, under ``hp``, since no step is to come.
+
+        Returns:
+            Whether that could be done: code may know where training ends, and fail there.
+        """
+        began = time.perf_counter()
+        steps = range(self.fork, self.fork + self._steps)
+        try:
+            for step in steps:
+                self._train(step, hp, False)
+        except Exception:
+            return False
+        finally:
+            self.seconds += time.perf_counter() - began
+        self._trained = [(step, dict(hp), False) for step in steps]
+        self._compare()
+        self.over = True
+        return True
+
     @property
     def told(self) -> str | None:
         """What was found, and what to do; ``None``: the fork is exact."""
         return self.refusal if self.difference is None else _explained(self, self.difference)
+
+    def _fork(self) -> None:
+        """Take the state that a fork would begin with."""
+        try:
+            self._state = reread(self._trainable.state_dict())
+            self._at_fork = portrait_of(self._trainable)
+            if hasattr(self._trainable, "unverified"):
+                self._changed = self._trainable.unverified()
+        except StateError as error:
+            self.refusal, self.over = str(error), True
 
     def _compare(self) -> None:
         straight = portrait_of(self._trainable)
@@ -93,18 +133,25 @@ class ForkVerification:
             close()  # as a process that begins anew
         self._load()
         answered = bool(getattr(self._trainable, "answers_for_state", False))
+        changed = {path.removesuffix(MADE) for path in self._changed}
         loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         for step, hp, report in self._trained:
             self._train(step, hp, report)
         self.steps = len(self._trained)
         self.difference = first_difference(
-            straight, portrait_of(self._trainable), from_the_start=loaded, answered=answered
+            straight,
+            portrait_of(self._trainable),
+            suspected={path for path in straight if without_index(path) in changed},
+            from_the_start=loaded,
+            answered=answered,
         )
         if self.difference is not None and self.difference[0] == _STATE and pickles:
             now = dict(pickles_in(self._trainable.state_dict()))
             self.pickle = next((path for path, content in pickles.items() if now.get(path) != content), None)
         if self.difference is None and hasattr(self._trainable, "announce"):
             self._compare_measuring(straight)
+        if self.difference is None and hasattr(self._trainable, "verified"):
+            self._trainable.verified(self._changed)
         self._state = None
 
     def _compare_measuring(self, straight: dict[str, str]) -> None:

@@ -106,6 +106,8 @@ class Chain(msgspec.Struct, frozen=True):
     time_first: bool = False
     verify: bool = False
     """Whether a fork is verified at its beginning: see :mod:`hpstage.execution.verification`."""
+    verify_new: bool = False
+    """Whether one is verified wherever training has begun to change what it had not changed before."""
 
 
 class Amendment(msgspec.Struct, frozen=True):

@@ -155,6 +155,7 @@ class Dispatch:
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),
                 verify=chain.verifying,
+                verify_new=self._verify != "off",
                 keep_every=self._layer.checkpoint_every,
                 keep_seconds=self._layer.checkpoint_seconds,
                 time_first=self._layer.checkpoint_seconds is not None and not self._plan.totals.steps_trained,

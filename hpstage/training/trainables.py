@@ -13,6 +13,7 @@ from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.trainable import METHODS, Trainable
 from hpstage.training.adapter import Adapter, stateless_of
+from hpstage.training.changes import Changes
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
@@ -74,6 +75,8 @@ class Keyed(Adapter):
         self._user = subject
         self._lent = Lent(subject, self)
         self._world = World(stateless_of(subject), lambda: [("self", subject)])
+        self._changes = Changes(self._world)
+        self.unverified, self.verified = self._changes.unverified, self._changes.verified
         for name in ("synchronize", "announce"):
             method = getattr(subject, name, None)
             if callable(method):
@@ -95,10 +98,12 @@ class Keyed(Adapter):
         self._world.reset()
         rekey(seed_of(hp), 0, Purpose.SETUP)
         self._user.setup(dict(hp))
+        self._changes.begin()
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         rekey(seed_of(hp), step)
         self._user.train(step, dict(hp))
+        self._changes.trained()
 
     def evaluate(self) -> Mapping[str, float]:
         rekey(0, 0, Purpose.EVALUATE)
@@ -111,6 +116,7 @@ class Keyed(Adapter):
     def load_state_dict(self, state: object) -> None:
         # A copy: others may load the same state, and training in place would change it.
         self._user.load_state_dict(clone(state))
+        self._changes.loaded()
 
     def portrait(self) -> dict[str, str]:
         """All that training can reach, as texts: see :meth:`hpstage.capture.world.World.portrait`."""

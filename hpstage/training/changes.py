@@ -1,0 +1,95 @@
+"""What an object that answers for its own state begins to change after the steps that the first fork has seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpstage.capture.kinds import CACHE, VALUES
+from hpstage.capture.portrait import texts_of
+from hpstage.capture.settings import SETTINGS
+from hpstage.capture.survey import UNKNOWN, Survey, plainly
+from hpstage.capture.values import Marked
+from hpstage.capture.world import World
+
+_EARLY = 2
+"""Steps after which the first fork of a workload is verified."""
+MADE = " (made)"
+"""Behind the path of an object that was not there before."""
+_INDEX = re.compile(r"\[[^]]*\]")
+
+
+def without_index(path: str) -> str:
+    """Items of a list are one path."""
+    return _INDEX.sub("[]", path)
+
+
+class Changes:
+    """Paths of what training has changed since it was set up, less those that a verified fork has taken account of.
+
+    What is made is told apart from what changes within it later.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known = Survey()  # what changes are counted from
+        self._trained = 0
+        self._before: frozenset[str] = frozenset()  # changed up to there
+        self._verified: frozenset[str] | None = None
+
+    def begin(self) -> None:
+        """All is set up; no step is trained yet."""
+        self._count_from_here()
+        self._trained, self._before = 0, frozenset()
+
+    def loaded(self) -> None:
+        """A state was loaded: what changes in the steps to come was not seen by the first fork."""
+        self.begin()
+        self._verified = self._verified or frozenset()
+
+    def trained(self) -> None:
+        """A step was trained."""
+        self._trained += 1
+        if self._trained == _EARLY:
+            self._note()
+            if self._verified is None:
+                self._verified = self._before
+
+    def unverified(self) -> frozenset[str]:
+        """What has changed, and had not when a fork was verified."""
+        if self._verified is None:
+            return frozenset()
+        self._note()
+        return self._before - self._verified
+
+    def verified(self, paths: frozenset[str]) -> None:
+        """A fork was verified when these had changed."""
+        self._verified = paths | (self._verified or frozenset())
+
+    def _note(self) -> None:
+        self._before |= self._changed()
+        self._count_from_here()
+
+    def _count_from_here(self) -> None:
+        self._known = self._world.survey(self._known)
+        with plainly():
+            for record in self._known:
+                if record.kind is VALUES:
+                    record.content = Marked(record.obj, sampled=True)
+
+    def _changed(self) -> frozenset[str]:
+        return frozenset(map(without_index, self._paths()))
+
+    def _paths(self) -> Iterator[str]:
+        now = self._world.survey(self._known)
+        for record in now:
+            before = self._known.records.get(id(record.obj))
+            if record is before or record.kind is CACHE or record.obj is SETTINGS or UNKNOWN in record.path:
+                continue
+            if before is None:
+                yield f"{record.path}{MADE}"
+            elif record.kind is VALUES:
+                yield record.path
+            else:
+                known = dict(texts_of(before, self._known))
+                yield from (path for path, text in texts_of(record, now) if known.get(path) != text)

@@ -1,0 +1,173 @@
+"""Objects that answer for their state, and leave out what begins to change only after the first fork was verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import FullTraining
+from hpstage.algos.population_based_training import PopulationBasedTraining
+from hpstage.errors import StateError
+from hpstage.plan.events import ForkVerified
+from hpstage.plan.log import read_facts
+from hpstage.store import MemoryJournal
+
+LATE, STEPS = 6, 20
+
+
+class Anchored:
+    """Weights that are drawn to where they were at a late step, which the state does not tell."""
+
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        self.weights = np.ones(3)
+        self.anchor: Any = None
+        self.counts = {"late": 0}
+
+    def train(self, step: int, hp: Mapping[str, Any]) -> None:
+        self.last = float(self.weights.sum())  # which is written anew before it is read
+        self.weights = self.weights - hp["lr"] * np.random.randn(3)
+        self.late(step)
+
+    def late(self, step: int) -> None:
+        if self.anchor is not None:
+            self.weights = 0.9 * self.weights + 0.1 * self.anchor
+        if step == LATE:
+            self.anchor = self.weights.copy()
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": float(np.abs(self.weights).sum())}
+
+    def state_dict(self) -> Any:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.weights = state["weights"]
+
+
+class Counting(Anchored):
+    def late(self, step: int) -> None:
+        self.weights *= 1 + self.counts["late"]
+        self.counts["late"] += step >= LATE
+
+
+class Growing(Anchored):
+    """What is made late, and changes within: the object that holds it is no other."""
+
+    def late(self, step: int) -> None:
+        self.meters: Any = getattr(self, "meters", None) or {"seen": [0]}
+        if step > LATE:
+            self.meters["seen"][0] += 1
+        self.weights *= 1 + self.meters["seen"][0]
+
+
+class Answering(Anchored):
+    def state_dict(self) -> Any:
+        return {"weights": self.weights, "anchor": self.anchor}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.weights, self.anchor = state["weights"], state["anchor"]
+
+
+class Passed(Anchored):
+    stateless = ("anchor",)
+
+
+class Temporary(Anchored):
+    """What is late, and written before it is read."""
+
+    def late(self, step: int) -> None:
+        if step >= LATE:
+            self.norm = float(np.linalg.norm(self.weights))
+            self.weights = self.weights / (1 + self.norm)
+
+
+class Ending(Temporary):
+    """Knows where its training ends."""
+
+    def train(self, step: int, hp: Mapping[str, Any]) -> None:
+        if step >= STEPS:
+            raise ValueError("a step beyond the last")
+        super().train(step, hp)
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    drop = trial.suggest_categorical("drop", [LATE + 4, LATE + 6])
+    return {"lr": s.multistep(0.1, [drop], gamma=0.1), "seed": 0}
+
+
+def search(trainable: object, **options: Any) -> tuple[hpstage.Result, list[ForkVerified]]:
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [LATE + 4, LATE + 6]}, seed=0))
+    options = {"store": MemoryJournal(), "algorithm": FullTraining(), "steps": STEPS, "n_trials": 2, **options}
+    result = hpstage.optimize(
+        study,
+        trainable,
+        options.pop("space", space),
+        metric="loss",
+        executor=hpstage.InlineExecutor(),
+        **options,
+    )
+    return result, [fact for fact in read_facts(options["store"]) if isinstance(fact, ForkVerified)]
+
+
+@pytest.mark.parametrize(
+    ("subject", "match"),
+    [(Anchored(), r"self\.anchor"), (Counting(), r"self\.counts\.late"), (Growing(), r"self\.meters")],
+)
+def test_what_begins_to_change_late_and_is_in_no_state_ends_the_search(subject: Anchored, match: str) -> None:
+    with pytest.raises(StateError, match=match):
+        search(subject)
+
+
+def test_it_is_found_where_each_chain_ends_before_the_next_step() -> None:
+    """Trials of a population wait for each other wherever they are compared."""
+
+    def tuned(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": s.constant(trial.suggest_float("lr", 0.01, 0.1)), "seed": 0}
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    with pytest.raises(StateError, match=r"self\.anchor"):
+        hpstage.optimize(
+            study,
+            Anchored(),
+            tuned,
+            metric="loss",
+            steps=LATE + 3,
+            n_trials=3,
+            algorithm=PopulationBasedTraining(LATE + 1),
+            executor=hpstage.InlineExecutor(),
+            store=MemoryJournal(),
+        )
+
+
+@pytest.mark.parametrize("subject", [Answering(), Passed(), Temporary(), Ending()])
+def test_what_is_answered_for_named_or_harmless_raises_no_alarm(subject: Anchored) -> None:
+    result, verified = search(subject)
+    assert all(fact.difference is None for fact in verified)
+    alone, _ = search(type(subject)(), sharing=False)
+    if not isinstance(subject, Passed):
+        assert result.study.trials_dataframe()["value"].tolist() == alone.study.trials_dataframe()["value"].tolist()
+
+
+def test_what_is_new_is_verified_once() -> None:
+    _, verified = search(Temporary())
+    assert [fact.step for fact in verified] == [2, LATE + 4]
+
+
+def test_nothing_is_verified_where_that_is_off() -> None:
+    assert search(Temporary(), verify="off")[1] == []
+    search(Anchored(), verify="off")
+
+
+def test_a_store_that_was_found_inexact_is_built_on_no_more() -> None:
+    """What was kept before it was found is there, and a second call would train on from it."""
+    journal = MemoryJournal()
+    for match in (r"self\.anchor", r"by an earlier call on this store.*self\.anchor.*choose another store"):
+        with pytest.raises(StateError, match=match):
+            search(Anchored(), store=journal)
+    search(Anchored(), store=journal, verify="off")
