@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,19 @@ from tests.redis_server import RedisServer, executable
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # pytest-xdist has its workers, and so all that they start, ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked ``one_in(n)`` the first, the n+1-th and so on are in the default suite; the
+    others are slow, and so many that they find the same again."""
+    met: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None:
+            name = item.nodeid.partition("[")[0]
+            if met[name] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            met[name] += 1
 
 
 @pytest.fixture(scope="session")

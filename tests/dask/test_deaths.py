@@ -63,6 +63,7 @@ def leave() -> None:
 
 
 @pytest.mark.parametrize("fate", [kill, kill_worker, segfault, leave, sys.exit])
+@pytest.mark.one_in(2)
 def test_a_worker_that_dies_while_it_trains_costs_the_steps_since_the_last_boundary_and_nothing_else(
     client: Client, tmp_path: Path, expected: tuple[Trials, int], fate: Callable[[], object]
 ) -> None:

@@ -55,6 +55,7 @@ def clients(cluster: LocalCluster) -> Iterator[list[Client]]:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@pytest.mark.one_in(3)
 def test_one_two_and_four_workers_give_one_study(clients: list[Client], algorithm: Algorithm) -> None:
     def outcome(executor: hpstage.Executor) -> tuple[list[tuple[object, ...]], int]:
         sampler = optuna.samplers.TPESampler(seed=2, n_startup_trials=4)

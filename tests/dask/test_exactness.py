@@ -164,6 +164,7 @@ def test_in_this_process_every_trial_is_as_it_is_alone(seed, halving, tmp_path):
 
 @pytest.mark.parametrize("seed", [100, 101, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(102, 120))])
 @pytest.mark.parametrize("halving", [False, True])
+@pytest.mark.one_in(2)
 def test_on_dask_every_trial_is_as_it_is_alone(client: Client, seed, halving, tmp_path):
     client.wait_for_workers(2, timeout=120)
     trials = random_trials(seed)

@@ -78,6 +78,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
+@pytest.mark.one_in(3)
 def test_every_storage_holds_the_same_study(storage: BaseStorage, algorithm: Any) -> None:
     # Numbers differ by nothing but what storages store: seconds are not compared.
     with warnings.catch_warnings():
@@ -248,6 +249,7 @@ class Flaky(JournalStorage):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", ["pbt", "grid", "queued"])
+@pytest.mark.one_in(3)
 def test_a_call_that_fails_anywhere_takes_effect_once(
     tmp_path: Path, kind: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     ("trainable", "script"),
     [("Digits", "demo_digits"), ("train", "example_function"), ("LinearDigits", "example_sklearn")],
 )
+@pytest.mark.one_in(3)
 def test_the_demo_and_the_examples_are_exact(trainable: str, script: str) -> None:
     done = command(f"scripts/{script}.py:{trainable}", f"scripts/{script}.py:space", "--steps", "3")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -179,6 +179,7 @@ def expected() -> list[float]:
 
 @pytest.mark.parametrize("sharing", [True, False], ids=["shared", "alone"])
 @pytest.mark.parametrize("kind", REFERRING)
+@pytest.mark.one_in(3)
 def test_a_reference_to_the_trainable_leads_to_what_is_trained(
     kind: type[Scaled], sharing: bool, expected: list[float]
 ) -> None:

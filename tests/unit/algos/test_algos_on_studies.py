@@ -195,6 +195,7 @@ def interruptions(kind: str, tmp_path, stride: int):
 
 @pytest.mark.parametrize("stride", [11, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["hyperband", "bohb", "median", "pbt", "pruner", "stage-tree"])
+@pytest.mark.one_in(3)
 def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(kind, stride, tmp_path):
     expected = outcome(call(tmp_path / "undisturbed", kind, n_trials=14).study)
     assert len(expected) >= 14
@@ -204,6 +205,7 @@ def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_no
 
 
 @pytest.mark.parametrize("kind", ["asha", "asha-stopping"])
+@pytest.mark.one_in(2)
 def test_an_asynchronous_search_that_was_interrupted_anywhere_ends_every_trial_with_exact_values(kind, tmp_path):
     for again in interruptions(kind, tmp_path, stride=9):
         assert len(outcome(again.study)) == 14

@@ -162,6 +162,7 @@ def optunas_own_loop(study: optuna.Study, grace: int, interval: int, n_trials: i
 @pytest.mark.parametrize("learning", [False, True])
 @pytest.mark.parametrize(("grace", "interval"), [(1, 1), (3, 2), (4, 5)])
 @pytest.mark.parametrize("pruner", PRUNERS)
+@pytest.mark.one_in(3)
 def test_with_a_window_of_one_it_is_optunas_own_loop(pruner, grace, interval, learning):
     mine, reference = create(PRUNERS[pruner](), learning=learning), create(PRUNERS[pruner](), learning=learning)
     run(OptunaPruner(interval, grace, window=1), mine)

@@ -109,6 +109,7 @@ def searched(
 @pytest.mark.parametrize("workers", [1, 2, 7, 32])
 @pytest.mark.parametrize("step_seconds", [0.01, lambda hp: 30.0 + hp["b"]])
 @pytest.mark.parametrize("sampler", ["random", "grid"])
+@pytest.mark.one_in(4)
 def test_at_half_time_of_full_training_the_time_left_is_estimated_within_a_quarter(
     monkeypatch, workers, step_seconds, sampler
 ):

@@ -117,6 +117,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", SEARCHES)
+@pytest.mark.one_in(2)
 def test_an_interruption_anywhere_changes_nothing_of_the_study(kind, every, tmp_path):
     undisturbed = call(tmp_path / "undisturbed", kind)
     expected = outcome(undisturbed.study)
