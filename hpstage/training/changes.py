@@ -67,29 +67,27 @@ class Changes:
         self._verified = paths | (self._verified or frozenset())
 
     def _note(self) -> None:
-        self._before |= self._changed()
-        self._count_from_here()
+        known, now = self._known, self._count_from_here()
+        self._before |= {without_index(path) for path in _changed(known, now)}
 
-    def _count_from_here(self) -> None:
-        self._known = self._world.survey(self._known)
+    def _count_from_here(self) -> Survey:
+        known, self._known = self._known, self._world.survey(self._known)
         with plainly():
             for record in self._known:
-                if record.kind is VALUES:
+                if record.kind is VALUES and record is not known.records.get(id(record.obj)):
                     record.content = Marked(record.obj, sampled=True)
+        return self._known
 
-    def _changed(self) -> frozenset[str]:
-        return frozenset(map(without_index, self._paths()))
 
-    def _paths(self) -> Iterator[str]:
-        now = self._world.survey(self._known)
-        for record in now:
-            before = self._known.records.get(id(record.obj))
-            if record is before or record.kind is CACHE or record.obj is SETTINGS or UNKNOWN in record.path:
-                continue
-            if before is None:
-                yield f"{record.path}{MADE}"
-            elif record.kind is VALUES:
-                yield record.path
-            else:
-                known = dict(texts_of(before, self._known))
-                yield from (path for path, text in texts_of(record, now) if known.get(path) != text)
+def _changed(known: Survey, now: Survey) -> Iterator[str]:
+    for record in now:
+        before = known.records.get(id(record.obj))
+        if record is before or record.kind is CACHE or record.obj is SETTINGS or UNKNOWN in record.path:
+            continue
+        if before is None:
+            yield f"{record.path}{MADE}"
+        elif record.kind is VALUES:
+            yield record.path
+        else:
+            texts = dict(texts_of(before, known))
+            yield from (path for path, text in texts_of(record, now) if texts.get(path) != text)
