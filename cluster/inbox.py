@@ -13,7 +13,16 @@ from msgspec.structs import replace
 
 from hpstage.cluster.messages import decode_report
 from hpstage.errors import HpstageError, InternalError
-from hpstage.plan.events import BoundaryMissed, ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
+from hpstage.plan.events import (
+    BoundaryMissed,
+    BoundaryReached,
+    ChainEnded,
+    ChainId,
+    Report,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+)
 
 # Seconds by which a worker's clock may be off, its reports' time under way included.
 _TRUSTED = 2.0
@@ -128,8 +137,13 @@ class Inbox:
         loss of a worker counted as an hour of training."""
         if isinstance(report, BoundaryMissed):
             return report
+        if isinstance(report, BoundaryReached):
+            return BoundaryReached(replace(report.reached, at=self._trusted(report.reached.at)), report.failure)
+        return replace(report, at=self._trusted(report.at))
+
+    def _trusted(self, at: float) -> float:
         now = self._clock()
-        return report if abs(report.at - now) < _TRUSTED else replace(report, at=now)
+        return at if abs(at - now) < _TRUSTED else now
 
     def _tell(self, report: Report) -> None:
         self._reports.append(report)

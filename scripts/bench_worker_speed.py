@@ -209,7 +209,7 @@ class Hpstage:
         boundary = Boundary(node, 1, StateKey("0" * 32), evaluate=True, keep=False)
         for worker in self._workers:
             self._started += 1
-            stages = (Stage(node, 0, 1, {"seed": Constant(0)}),)
+            stages = (Stage(node, 0, 1, {"seed": Constant(0)}, b""),)
             chain = Chain(ChainId(str(self._started)), None, None, {"seed": 0}, stages, (boundary,))
             self._executor.start(worker, chain)
         blocks: list[Block] = []
@@ -217,8 +217,8 @@ class Hpstage:
         while left:
             for report in self._executor.wait(1.0):
                 if isinstance(report, BoundaryReached):
-                    assert report.metrics is not None, report.failure
-                    blocks.append(to_numbers(report.metrics))
+                    assert report.reached.metrics is not None, report.failure
+                    blocks.append(to_numbers(report.reached.metrics))
                 left -= isinstance(report, ChainEnded)
         return blocks
 

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
@@ -33,6 +32,7 @@ from hpstage.plan.events import (
     SearchStarted,
     StageFailed,
     StateKey,
+    StateLoss,
     StateLost,
     StateReached,
     TargetAsked,
@@ -52,10 +52,6 @@ _MOST_PLANS = 16
 """Plans held at most, those of searches under way not counted."""
 _QUIET = 60.0
 """Seconds without a word after which nobody follows a plan any more."""
-
-StateLoss = Literal["evicted", "unreadable"]
-_EVICTED = "evicted"
-"""How eviction begins its reasons."""
 
 _decode = msgspec.json.Decoder(Fact).decode
 
@@ -81,7 +77,7 @@ class PlanView:
         self._study_of: dict[TrialId, StudyView] = {}
         self._driven: dict[DriverId, str] = {}
         self._lanes: dict[NodeId, list[Lane]] = {}  # of all studies
-        self._closed: dict[WorkerId, OpenChain] = {}  # the last on each
+        self._closed: dict[ChainId, OpenChain] = {}  # the last
         self._taken_for_dead: set[tuple[str, int]] = set()  # hosts and process ids
         self._changed: set[NodeId] = set()  # nodes whose pieces are to be counted again
 
@@ -141,7 +137,7 @@ class PlanView:
         self._changed.clear()
 
     def _touch(self, chains: Iterable[OpenChain | None]) -> None:
-        self._changed.update(stretch.node for chain in chains if chain is not None for stretch in chain.stretches)
+        self._changed.update(span.node for chain in chains if chain is not None for span in chain.spans)
 
     def _touch_below(self, node: NodeId, step: int) -> None:
         """What a failure puts out of reach, or within it again."""
@@ -168,14 +164,14 @@ class PlanView:
                 self._touch([chain])
                 plan.apply(fact)
                 if chain is not None:
-                    self._closed[chain.worker] = chain
+                    self._closed = {fact.chain: chain}  # what it threw away is told with it
             case DriverLeft():
                 self._left(fact)
             case StateLost():
                 kept = len(plan.kept)
                 plan.apply(fact)
                 if len(plan.kept) < kept:  # else another driver has said so already
-                    self.states_lost["evicted" if fact.reason.startswith(_EVICTED) else "unreadable"] += 1
+                    self.states_lost[fact.reason] += 1
             case _:
                 plan.apply(fact)
                 self._note(fact)
@@ -219,16 +215,10 @@ class PlanView:
             self._taken_for_dead.add((driver.host, driver.pid))
 
     def _lost(self, fact: ChainLost) -> None:
-        """The fact does not name the chain, which runs or was closed just now; workers of two clusters may have one
-        name, but a stretch is trained by one chain at a time."""
-        chains = [chain for chain in self.plan.chains.values() if chain.worker == fact.worker]
-        chains += [self._closed[fact.worker]] if fact.worker in self._closed else []
-        for chain in chains:
-            if any(one.node == fact.node and one.start <= fact.step <= one.stop for one in chain.stretches):
-                study = self.studies.get(self.study_of(chain))
-                if study is not None:
-                    study.lose(fact)
-                return
+        chain = self.plan.chains.get(fact.chain) or self._closed.get(fact.chain)
+        study = None if chain is None else self.studies.get(self.study_of(chain))
+        if study is not None:
+            study.lose(fact)
 
     def _asked(self, fact: TargetAsked) -> None:
         study = self._study_of.get(fact.trial)
@@ -293,8 +283,8 @@ def running(view: PlanView) -> dict[NodeId, int]:
     """The step to which each node is being trained. O(open chains)."""
     ahead: dict[NodeId, int] = {}
     for chain in view.plan.chains.values():
-        for stretch in chain.ahead():
-            ahead[stretch.node] = max(stretch.stop, ahead.get(stretch.node, 0))
+        for span in chain.ahead():
+            ahead[span.node] = max(span.stop, ahead.get(span.node, 0))
     return ahead
 
 

@@ -14,25 +14,25 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hpstage.cluster.dashboard.board import Board, PlanView, StateLoss
+from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.pieces import STATES
 from hpstage.cluster.dashboard.study import ACTIVITIES, Activity, StudyView
-from hpstage.plan.events import WorkerId
+from hpstage.plan.events import ChainOutcome, Departure, StateLoss, WorkerId
 from hpstage.plan.totals import Totals
 
 _MOST_STUDIES = 50
 """Studies exported at most: those that were started last, and all at which a driver is at work."""
 _PLAN_LABEL = 12
 """Characters of a plan's name that make its label."""
-_OUTCOMES = ("died", "lost", "closed", "unreachable", "unreadable", "cut_off", "full", "failed", "stopped")
+_OUTCOMES: tuple[Departure | ChainOutcome, ...] = (*get_args(Departure), *get_args(ChainOutcome))
 """Of chains that are lost: each is there from the beginning, so that the first loss is an increase."""
-_LOSSES: tuple[StateLoss, ...] = ("evicted", "unreadable")
+_LOSSES: tuple[StateLoss, ...] = get_args(StateLoss)
 _FAILING: tuple[Activity, ...] = ("train", "evaluate")
 
 _STUDY = ("plan", "study")

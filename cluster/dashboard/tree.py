@@ -12,6 +12,7 @@ from hpstage.cluster.dashboard.study import Lane, StudyView
 from hpstage.plan.events import NodeId
 from hpstage.plan.nodes import Node
 from hpstage.report.lanes import rows as lay_out
+from hpstage.text import shortened
 
 MOST_LANES = 1200
 """Lanes drawn: more than a screen has rows for."""
@@ -80,9 +81,5 @@ def values_text(node: Node, step: int) -> str:
     values = node.hyperparameters(step)
     before = {} if node.parent is None or not node.start else node.parent.hyperparameters(node.start - 1)
     names = sorted(values, key=lambda name: (name in before and before[name] == values[name], name))
-    text = ", ".join(f"{name} {_short(values[name])}" for name in names)
+    text = ", ".join(f"{name} {shortened(values[name])}" for name in names)
     return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 1] + "…"
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -38,18 +38,18 @@ def work_of(board: Board, pool: str, now: float) -> dict[WorkerId, Work]:
 
 def _work(view: PlanView, id: ChainId, chain: OpenChain, now: float) -> Work:
     ahead = list(chain.ahead())[::-1]
-    last = chain.stretches[-1]
-    whole = sum(stretch.stop - stretch.start for stretch in chain.stretches)
-    left = sum(stretch.stop - stretch.start for stretch in ahead)
+    last = chain.spans[-1]
+    whole = sum(span.stop - span.start for span in chain.spans)
+    left = sum(span.stop - span.start for span in ahead)
     if not ahead:
         node = view.plan.nodes[last.node]
         return Work(view.study_of(chain), last.stop, last.stop, 1.0, values_text(node, max(node.start, last.stop - 1)))
-    stretch = ahead[0]
-    node = view.plan.nodes[stretch.node]
+    span = ahead[0]
+    node = view.plan.nodes[span.node]
     passed = 0
     if node.trained or node.parent is not None:
         pace = view.plan.step_seconds(node)
         passed = int((now - view.since.get(id, now)) / pace) if pace > 0 else 0
-    passed = max(0, min(passed, stretch.stop - stretch.start - 1))
-    step = stretch.start + passed
+    passed = max(0, min(passed, span.stop - span.start - 1))
+    step = span.start + passed
     return Work(view.study_of(chain), step, last.stop, (whole - left + passed) / max(1, whole), values_text(node, step))

@@ -84,7 +84,7 @@ class Eviction:
         facts as a tenth of the budget holds checkpoints."""
         plan = log.plan
         if self._budget is not None and plan.kept_bytes > self._budget and plan.position >= self._again:
-            decision = self.evict(log, int(self._budget * _DOWN_TO), "evicted: checkpoints took more than their budget")
+            decision = self.evict(log, int(self._budget * _DOWN_TO), "checkpoints took more than their budget")
             if decision.remaining > self._budget:
                 self._again = plan.position + max(_PATIENCE, len(plan.kept))
                 self._warn(decision.remaining)
@@ -99,7 +99,7 @@ class Eviction:
         if self._excused.issuperset(chains):
             return True  # they were under way when room was made
         before = self.removed
-        self.evict(log, log.plan.kept_bytes // 2, "evicted: the disk is full")
+        self.evict(log, log.plan.kept_bytes // 2, "the disk is full")
         self.finish(log)
         if self.removed == before:
             return False
@@ -113,13 +113,13 @@ class Eviction:
         self.keep(log)
         self.finish(log)
 
-    def evict(self, log: Log, budget: int, reason: str) -> Retention:
+    def evict(self, log: Log, budget: int, why: str) -> Retention:
         """Write off what is to go so that the rest takes no more than ``budget`` bytes."""
         plan = log.plan
         while True:
             decision = decide(kept_states(plan), budget)
             refs = {key: plan.kept[key].ref for key in decision.delete}
-            if not refs or log.commit([StateLost(ref.node, ref.step, reason) for ref in refs.values()]):
+            if not refs or log.commit([StateLost(ref.node, ref.step, "evicted", why) for ref in refs.values()]):
                 self._pending |= refs
                 return decision
 

@@ -77,10 +77,10 @@ class _Line:
         for chain in plan.chains.values():
             if chain.reached is None:
                 needed.add(plan.source_of(chain))
-            for stretch in chain.ahead():
-                node = plan.nodes[stretch.node]
-                steps = self._steps.get(stretch.node, [])
-                for step in steps[bisect_right(steps, stretch.start) : bisect_right(steps, stretch.stop)]:
+            for span in chain.ahead():
+                node = plan.nodes[span.node]
+                steps = self._steps.get(span.node, [])
+                for step in steps[bisect_right(steps, span.start) : bisect_right(steps, span.stop)]:
                     needed.add(node.states[step])
         return {state.kept.key for state in needed if state is not None and state.kept is not None}
 

@@ -10,7 +10,8 @@ import typer
 
 from hpstage.cli.naming import send_along, space_named, trainable_named
 from hpstage.errors import UsageError
-from hpstage.terminal import clean, echo
+from hpstage.terminal import echo
+from hpstage.text import clean
 
 
 def check(

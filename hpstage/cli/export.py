@@ -15,7 +15,8 @@ from hpstage.report.account import uncollected
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 from hpstage.report.tables import Table, events, stages, states, trials, workers
-from hpstage.terminal import clean, count_of, echo
+from hpstage.terminal import echo
+from hpstage.text import clean, count_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -188,7 +188,7 @@ class Collection:
             gone = decide(kept_states(self.log.plan), budget).delete
         else:
             eviction = Eviction(self.checkpoints)
-            gone = eviction.evict(self.log, budget, "evicted: hpstage gc").delete
+            gone = eviction.evict(self.log, budget, "by hpstage gc").delete
             eviction.finish(self.log)
             eviction.close()
             self.failed = eviction.failed

@@ -11,7 +11,7 @@ import typer
 
 from hpstage.cli.naming import algorithm_named, space_named, trainable_named
 from hpstage.errors import UsageError
-from hpstage.terminal import clean
+from hpstage.text import clean
 
 if TYPE_CHECKING:
     from hpstage.rehearsal.costs import Costs

@@ -9,7 +9,8 @@ import typer
 
 from hpstage.report.account import keep, uncollected
 from hpstage.report.book import open_book
-from hpstage.terminal import clean, echo
+from hpstage.terminal import echo
+from hpstage.text import clean
 
 _FOLDER = Path("hpstage-report")
 

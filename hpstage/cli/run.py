@@ -13,7 +13,8 @@ from hpstage.cli.naming import algorithm_named, send_along, space_named, trainab
 from hpstage.cli.studies import default_storage, open_study
 from hpstage.errors import ClusterError, UsageError
 from hpstage.redaction import redacted, shown
-from hpstage.terminal import clean, count_of, echo
+from hpstage.terminal import echo
+from hpstage.text import clean, count_of
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

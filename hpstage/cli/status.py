@@ -20,7 +20,8 @@ from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import open_journal
-from hpstage.terminal import clean, count_of, echo, hours, table
+from hpstage.terminal import echo, table
+from hpstage.text import clean, count_of, hours
 
 # Lines of running chains, studies and drivers on a terminal; --json has all.
 _LINES = 40
@@ -138,15 +139,14 @@ def status_of(account: Account, journal: Journal) -> Status:
     book = Book(account)
     studies = study_rows(book, lambda study: looks.holder(account, study) in alive)
     chains = []
-    for record in account.chains:
-        chain = None if record.id is None else plan.chains.get(record.id)
+    for id, chain in plan.chains.items():
         # A plan that is driven by one process alone has drivers that never joined.
-        if chain is not None and record.id is not None and (chain.driver in alive or chain.driver not in plan.drivers):
-            first, last = chain.stretches[0], chain.stretches[-1]
+        if chain.driver in alive or chain.driver not in plan.drivers:
+            first, last = chain.spans[0], chain.spans[-1]
             at = chain.reached
             node, step = (first.node, first.start) if at is None else (at.node.id, at.step)
             chains.append(
-                ChainStatus(record.id, chain.worker, chain.driver, record.began, node, step, last.node, last.stop)
+                ChainStatus(id, chain.worker, chain.driver, account.chains[id].began, node, step, last.node, last.stop)
             )
     used, total = math.fsum(account.used.values()), math.fsum(book.alone.values())
     return Status(

@@ -19,7 +19,8 @@ from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 from hpstage.schedule.forms import Constant, Form
 from hpstage.store.opening import open_journal
-from hpstage.terminal import clean, count_of, echo
+from hpstage.terminal import echo
+from hpstage.text import clean, count_of, shortened
 
 _LINES = 200
 _VALUE = 40  # characters of a value
@@ -187,8 +188,8 @@ def _progress(account: Account) -> dict[NodeId, Progress]:
             found[node.id] = "waiting"
             node = node.parent
     for chain in plan.chains.values():
-        for stretch in chain.ahead():
-            found[stretch.node] = "running"
+        for span in chain.ahead():
+            found[span.node] = "running"
     for failure in account.failures():
         found[failure.node] = "failed"
     return found
@@ -219,16 +220,15 @@ def _changes(node: Node) -> str:
         if before is None:
             told.append(f"{clean(name)} {_form(form, node.start)}")
         elif form is not before and form != before:
-            told.append(f"{clean(name)} {_short(before.value(node.start - 1))} -> {_form(form, node.start)}")
+            told.append(f"{clean(name)} {_value(before.value(node.start - 1))} -> {_form(form, node.start)}")
     more = len(told) - _NAMES
     return ", ".join(told[:_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _form(form: Form, start: int) -> str:
-    value = _short(form.value(start))
+    value = _value(form.value(start))
     return value if form.__class__ is Constant else f"{type(form).__name__.lower()} from {value}"
 
 
-def _short(value: object) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else clean(value)
-    return text if len(text) <= _VALUE else f"{text[: _VALUE - 3]}..."
+def _value(value: object) -> str:
+    return shortened(clean(value) if isinstance(value, str) else value, _VALUE)

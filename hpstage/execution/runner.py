@@ -32,6 +32,7 @@ from hpstage.plan.events import (
     ForkVerified,
     Stage,
     StateKey,
+    StateReached,
     UserFailure,
     WorkerId,
     to_metrics,
@@ -392,7 +393,7 @@ class ChainRunner:
                 kept = self._checkpoints.save(boundary.key, state, step=boundary.step, parent=flight.parent)
                 self._live.put(boundary.key, state)
         saved = time.perf_counter()
-        report = BoundaryReached(
+        reached = StateReached(
             chain=flight.chain.id,
             worker=self._worker,
             node=boundary.node,
@@ -406,7 +407,6 @@ class ChainRunner:
             source=flight.source,
             metrics=None if metrics is None else to_metrics(metrics),
             kept=kept,
-            failure=failure,
         )
         flight.since, flight.train_seconds = flight.step, 0.0
         flight.source, flight.load_seconds = None, 0.0
@@ -415,7 +415,7 @@ class ChainRunner:
             flight.has_kept()
         if kept is not None:
             flight.parent = boundary.key
-        return report
+        return BoundaryReached(reached, failure)
 
     def _over(
         self,

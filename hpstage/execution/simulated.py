@@ -28,6 +28,7 @@ from hpstage.plan.events import (
     Report,
     Stage,
     StateKey,
+    StateReached,
     WorkerId,
     WorkerJoined,
     WorkerLeft,
@@ -102,7 +103,7 @@ class SimulatedExecutor(Executor):
         self._stand: dict[WorkerId, StateKey | None] = {}
         self._names = count()
         self.busy_seconds = 0.0
-        self.trained: list[tuple[NodeId, int, int]] = []  # every stretch of steps that any worker finished
+        self.trained: list[tuple[NodeId, int, int]] = []  # every span of steps that any worker finished
         for _ in range(workers):
             self.join(0.0)
 
@@ -332,7 +333,7 @@ class SimulatedExecutor(Executor):
         if place > start:
             self.trained.append((boundary.node, start, place))
         self.busy_seconds += trained + flight.load
-        report = BoundaryReached(
+        reached = StateReached(
             chain=flight.chain.id,
             worker=flight.worker,
             node=boundary.node,
@@ -349,4 +350,4 @@ class SimulatedExecutor(Executor):
         )
         flight.load, flight.source = 0.0, None
         flight.place, flight.since, flight.counted_from = place, self._now, place
-        return report
+        return BoundaryReached(reached)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
 from hpstage.report.book import Book, open_book
 from hpstage.report.lanes import Lane, foremost, rows
+from hpstage.text import shortened
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -103,12 +104,8 @@ def stage_tree(book: Book) -> go.Figure:
 def _told(lane: Lane, metric: str, step: int, value: float) -> str:
     """What is said of a dot: the value, and the hyper-parameters of the last step before it."""
     values = lane.node.hyperparameters(max(lane.node.start, step - 1))
-    lines = [f"{_plain(name)} {_plain(_short(own))}" for name, own in sorted(values.items())]
+    lines = [f"{_plain(name)} {_plain(shortened(own))}" for name, own in sorted(values.items())]
     return "<br>".join([f"step {step:,}: {_plain(metric)} {value:.6g}", *lines])
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
 
 
 def _plain(text: str) -> str:

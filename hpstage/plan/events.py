@@ -53,6 +53,14 @@ class StateRef(msgspec.Struct, frozen=True, order=True):
     step: int
 
 
+class Span(msgspec.Struct, frozen=True):
+    """Steps ``[start, stop)`` of a node."""
+
+    node: NodeId
+    start: int
+    stop: int
+
+
 # --- what a worker is asked to do -------------------------------------------------------------------------
 
 
@@ -148,24 +156,12 @@ class UserFailure(msgspec.Struct, frozen=True):
 class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
     """A running chain stands at a boundary, set for it or by itself, and has done what the boundary asked.
 
-    ``start`` is the step from which ``train_seconds`` count: the previous boundary, or the beginning of the
-    stage. A report covers steps of one node only; the end of each stage is always reported.
+    ``reached`` is what the journal will hold of it. The end of each stage is always reported. ``failure``:
+    ``evaluate()`` failed here; training goes on.
     """
 
-    chain: ChainId
-    worker: WorkerId
-    node: NodeId
-    start: int
-    step: int
-    at: float
-    train_seconds: float
-    load_seconds: float = 0.0
-    evaluate_seconds: float = 0.0
-    save_seconds: float = 0.0
-    source: Literal["fresh", "continued", "live", "disk"] | None = None  # on a chain's first report
-    metrics: Metrics | None = None
-    kept: Kept | None = None
-    failure: UserFailure | None = None  # evaluate() failed here; training goes on
+    reached: StateReached
+    failure: UserFailure | None = None
 
 
 class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
@@ -194,6 +190,10 @@ class ForkVerified(msgspec.Struct, frozen=True, tag=True):
     difference: str | None = None
 
 
+ChainOutcome = Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "lost"]
+Departure = Literal["died", "closed", "unreachable"]
+
+
 class ChainEnded(msgspec.Struct, frozen=True, tag=True):
     """A chain is over; the worker is free, or gone.
 
@@ -206,7 +206,7 @@ class ChainEnded(msgspec.Struct, frozen=True, tag=True):
 
     chain: ChainId
     worker: WorkerId
-    outcome: Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "lost"]
+    outcome: ChainOutcome
     at: float
     node: NodeId | None = None
     step: int | None = None
@@ -231,7 +231,7 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
 
     worker: WorkerId
     at: float
-    reason: Literal["died", "closed", "unreachable"] = "died"
+    reason: Departure = "died"
     message: str = ""
 
 
@@ -289,12 +289,17 @@ class TargetAsked(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateReached(msgspec.Struct, frozen=True, tag=True):
-    """Steps ``[start, step)`` of ``node`` are trained; what is known and kept of the state at ``step``."""
+    """A chain has trained steps ``[start, step)`` of ``node``; what is known and kept of the state at ``step``.
 
+    ``train_seconds`` count from ``start``: the chain's previous boundary, or where its stage begins. ``source``, of the
+    first state that a chain reaches: what it began with.
+    """
+
+    chain: ChainId
+    worker: WorkerId
     node: NodeId
     start: int
     step: int
-    worker: WorkerId
     at: float
     train_seconds: float
     load_seconds: float = 0.0
@@ -303,15 +308,18 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
     source: Literal["fresh", "continued", "live", "disk"] | None = None
     metrics: Metrics | None = None
     kept: Kept | None = None
-    chain: ChainId | None = None
+
+
+StateLoss = Literal["evicted", "unreadable"]
 
 
 class StateLost(msgspec.Struct, frozen=True, tag=True):
-    """The checkpoint of a kept state is gone or unusable."""
+    """The checkpoint of a kept state is gone: evicted to make room, or found missing or damaged when it was loaded."""
 
     node: NodeId
     step: int
-    reason: str
+    reason: StateLoss
+    message: str = ""
 
 
 class StateDiffers(msgspec.Struct, frozen=True, tag=True):
@@ -338,14 +346,15 @@ class StageFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChainLost(msgspec.Struct, frozen=True, tag=True):
-    """Training after the last boundary that was thrown away. ``outcome``: as of the chain's end (:class:`ChainEnded`),
-    or how its worker left (:class:`WorkerLeft`), with the ``message`` of either."""
+    """Training of a chain's after its last boundary that was thrown away. ``outcome``: how the chain ended
+    (:class:`ChainEnded`), or how its worker left (:class:`WorkerLeft`), with the ``message`` of either."""
 
+    chain: ChainId
+    worker: WorkerId
     node: NodeId
     step: int
-    worker: WorkerId
     at: float
-    outcome: str
+    outcome: ChainOutcome | Departure
     seconds: float
     steps: int
     message: str = ""
@@ -373,30 +382,22 @@ class DriverLeft(msgspec.Struct, frozen=True, tag=True):
     reason: Literal["ended", "gone"]
 
 
-class Stretch(msgspec.Struct, frozen=True):
-    """Steps ``[start, stop)`` of a node."""
-
-    node: NodeId
-    start: int
-    stop: int
-
-
 class ChainStarted(msgspec.Struct, frozen=True, tag=True):
-    """A driver's right to train these stretches, until the chain is closed or the driver gone. It is written before
+    """A driver's right to train these spans, until the chain is closed or the driver gone. It is written before
     the chain is started, on the condition that the driver knew all that was written before."""
 
     chain: ChainId
     driver: DriverId
     worker: WorkerId
-    stretches: tuple[Stretch, ...]
+    spans: tuple[Span, ...]
     at: float
 
 
 class ChainProlonged(msgspec.Struct, frozen=True, tag=True):
-    """The chain goes on with these stretches."""
+    """The chain goes on with these spans."""
 
     chain: ChainId
-    stretches: tuple[Stretch, ...]
+    spans: tuple[Span, ...]
 
 
 class ChainClosed(msgspec.Struct, frozen=True, tag=True):

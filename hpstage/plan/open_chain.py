@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hpstage.plan.events import DriverId, StateRef, Stretch, WorkerId
+from hpstage.plan.events import DriverId, Span, StateRef, WorkerId
 from hpstage.plan.nodes import State
 
 
@@ -15,27 +15,27 @@ class OpenChain:
 
     driver: DriverId
     worker: WorkerId
-    stretches: list[Stretch]  # one on each node, in order
+    spans: list[Span]  # one on each node, in order
     reached: State | None = None  # the last that it told of; by then it has loaded what it starts from
 
-    def ahead(self) -> Iterator[Stretch]:
+    def ahead(self) -> Iterator[Span]:
         """What it has still to pass, the farthest first."""
-        for stretch in reversed(self.stretches):
-            if self.reached is not None and stretch.node == self.reached.node.id:
-                if self.reached.step < stretch.stop:
-                    yield Stretch(stretch.node, max(stretch.start, self.reached.step), stretch.stop)
-                if stretch.start <= self.reached.step:
+        for span in reversed(self.spans):
+            if self.reached is not None and span.node == self.reached.node.id:
+                if self.reached.step < span.stop:
+                    yield Span(span.node, max(span.start, self.reached.step), span.stop)
+                if span.start <= self.reached.step:
                     return
             else:
-                yield stretch
+                yield span
 
     def will_pass(self, ref: StateRef) -> bool:
-        return any(stretch.node == ref.node and stretch.start < ref.step <= stretch.stop for stretch in self.ahead())
+        return any(span.node == ref.node and span.start < ref.step <= span.stop for span in self.ahead())
 
-    def prolong(self, stretches: Iterable[Stretch]) -> None:
-        for stretch in stretches:
-            last = self.stretches[-1] if self.stretches else None
-            if last is not None and last.node == stretch.node:
-                self.stretches[-1] = Stretch(stretch.node, last.start, stretch.stop)
+    def prolong(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            last = self.spans[-1] if self.spans else None
+            if last is not None and last.node == span.node:
+                self.spans[-1] = Span(span.node, last.start, span.stop)
             else:
-                self.stretches.append(stretch)
+                self.spans.append(span)

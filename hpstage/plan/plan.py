@@ -49,7 +49,7 @@ from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.totals import Merged, Totals
 from hpstage.store.cursor import Cursor
 
-FORMAT = 2
+FORMAT = 3
 """Version of the journal's events. A plan of another format is refused, never guessed at."""
 
 
@@ -140,7 +140,7 @@ class SearchPlan:
             self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
 
     def _start(self, fact: ChainStarted) -> None:
-        chain = OpenChain(fact.driver, fact.worker, list(fact.stretches))
+        chain = OpenChain(fact.driver, fact.worker, list(fact.spans))
         source = self.source_of(chain)
         if source is not None and source.used < fact.at:
             source.used = fact.at
@@ -148,7 +148,7 @@ class SearchPlan:
 
     def _prolong(self, fact: ChainProlonged) -> None:
         if fact.chain in self.chains:
-            self.chains[fact.chain].prolong(fact.stretches)
+            self.chains[fact.chain].prolong(fact.spans)
 
     def _close(self, fact: ChainClosed) -> None:
         self.chains.pop(fact.chain, None)
@@ -227,7 +227,7 @@ class SearchPlan:
             self._keep(state, fact.kept)
             state.digest = state.digest or fact.kept.digest
             state.used = max(state.used, fact.at)
-        chain = None if fact.chain is None else self.chains.get(fact.chain)
+        chain = self.chains.get(fact.chain)
         if chain is not None:
             chain.reached = state
 
@@ -319,7 +319,7 @@ class SearchPlan:
 
     def source_of(self, chain: OpenChain) -> State | None:
         """The state that a chain starts from; ``None``: the beginning of training."""
-        first = chain.stretches[0]
+        first = chain.spans[0]
         node = self._node(first.node)
         if first.start > node.start:
             return node.states.get(first.start)

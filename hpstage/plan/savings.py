@@ -9,6 +9,7 @@ from hpstage.plan.events import TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.totals import Totals
+from hpstage.text import hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +127,7 @@ def seconds_alone(plan: SearchPlan, planned: PlannedTrial, answered: Sequence[in
 
 
 def _hours(seconds: float) -> str:
-    if abs(seconds) < 0.05:
-        seconds = 0.0  # not -0.0
-    return f"{seconds / 3600:.4f} h ({seconds:,.1f} s)"
+    return f"{hours(seconds)} h ({round(seconds, 1) + 0.0:,.1f} s)"  # + 0.0: not -0.0
 
 
 def savings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpstage.terminal import clean, hours
+from hpstage.text import clean, clock, hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +77,11 @@ def items(view: ProgressView) -> list[str]:
 
 def times(view: ProgressView) -> str:
     if view.over:
-        return f"{duration(view.elapsed)} elapsed"
-    left = "-" if view.seconds_left is None else f"about {duration(view.seconds_left)}"
-    return f"{duration(view.elapsed)} elapsed, {left} left"
+        return f"{clock(view.elapsed)} elapsed"
+    left = "-" if view.seconds_left is None else f"about {clock(view.seconds_left)}"
+    return f"{clock(view.elapsed)} elapsed, {left} left"
 
 
 def line(view: ProgressView) -> str:
     """The view as one line of a log."""
     return f"{name(view)}: {'; '.join([trials(view), *items(view), times(view)])}"
-
-
-def duration(seconds: float) -> str:
-    """``h:mm:ss``, rounded."""
-    minutes, left = divmod(round(seconds), 60)
-    return f"{minutes // 60:,}:{minutes % 60:02d}:{left:02d}"

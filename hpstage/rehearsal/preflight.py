@@ -33,6 +33,7 @@ from hpstage.schedule.space import Space, describe
 from hpstage.search.optimize import _BLIND, optimize
 from hpstage.search.result import Result
 from hpstage.store import MemoryJournal
+from hpstage.text import duration, hours, size
 
 # Samplers that stop when they have proposed everything.
 _ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
@@ -130,13 +131,13 @@ class Preflight:
         return "\n".join([*lines, "", *self._table(), "", *self._notes()])
 
     def _checkpoints(self, number: Spread) -> str:
-        size = self.checkpoint_bytes
-        if not size:
+        each = self.checkpoint_bytes
+        if not each:
             return number.text(_count)
-        return f"{number.text(_count)}, {number.text(lambda count: _bytes(count * size))}"
+        return f"{number.text(_count)}, {number.text(lambda count: size(count * each))}"
 
     def _table(self) -> list[str]:
-        style = _duration if self.timed else _count
+        style = duration if self.timed else _count
         cells = [["GPUs", "makespan", "lower bound", "makespan / bound", "without sharing, at least"]]
         for fleet in self.fleets:
             over = fleet.makespan.median / fleet.lower_bound.median
@@ -435,18 +436,4 @@ def _ratio(number: float) -> str:
 
 
 def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:,.4f} h" if seconds < 36_000 else f"{seconds / 3600:,.1f} h"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
-
-
-def _bytes(number: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:,.1f} TB"
+    return f"{hours(seconds)} h"

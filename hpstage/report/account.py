@@ -69,9 +69,8 @@ class ChainRecord(msgspec.Struct):
     ``outcome``: why what it trained after its last boundary was thrown away; ``None``: nothing was.
     """
 
-    id: ChainId | None
     worker: WorkerId
-    driver: DriverId | None
+    driver: DriverId
     began: float
     ended: float | None = None
     outcome: str | None = None
@@ -93,11 +92,10 @@ def charged(fact: StateReached, trial: TrialId) -> Charge:
 
 
 class Waste(msgspec.Struct, frozen=True):
-    """What a worker threw away of which chain, and the trial that paid for it."""
+    """What a worker threw away, and the trial that paid for it."""
 
     fact: ChainLost
     trial: TrialId
-    chain: ChainRecord
 
     @property
     def seconds(self) -> float:
@@ -125,12 +123,10 @@ class Account:
         self.wastes: list[Waste] = []
         self.asks: list[Ask] = []
         self.targeted: dict[tuple[NodeId, int], TrialId] = {}  # who asked first for a node's state at a step
-        self.chains: list[ChainRecord] = []
+        self.chains: dict[ChainId, ChainRecord] = {}
         self.proposed: dict[TrialId, TrialProposed] = {}
         self.lost: dict[StateRef, StateLost] = {}  # the latest of each state
         self.trained: dict[NodeId, int] = {}  # up to which step each node ever was
-        self._by_id: dict[ChainId, ChainRecord] = {}
-        self._latest: dict[WorkerId, dict[DriverId, ChainRecord]] = {}
         self._now: float | None = None
         self._makers: list[TrialId] = []  # of each node, the trial that made it
         self._asked: dict[
@@ -152,21 +148,18 @@ class Account:
     def _start(self, fact: ChainStarted) -> None:
         self.plan.apply(fact)
         self._now = fact.at
-        record = ChainRecord(fact.chain, fact.worker, fact.driver, fact.at)
-        self._by_id[fact.chain] = record
-        self._latest.setdefault(fact.worker, {})[fact.driver] = record
-        self.chains.append(record)
+        self.chains[fact.chain] = ChainRecord(fact.worker, fact.driver, fact.at)
 
     def _close(self, fact: ChainClosed) -> None:
         self.plan.apply(fact)
         self._now = fact.at
-        if fact.chain in self._by_id:
-            self._by_id[fact.chain].ended = fact.at
+        if fact.chain in self.chains:
+            self.chains[fact.chain].ended = fact.at
 
     def _leave(self, fact: DriverLeft) -> None:
         for id, chain in self.plan.chains.items():
-            if chain.driver == fact.driver and id in self._by_id:
-                self._by_id[id].ended = fact.at
+            if chain.driver == fact.driver and id in self.chains:
+                self.chains[id].ended = fact.at
         self.plan.apply(fact)
 
     def _lose(self, fact: StateLost) -> None:
@@ -231,19 +224,11 @@ class Account:
             self.trained[fact.node] = fact.step
 
     def _waste(self, fact: ChainLost) -> None:
-        """The fact names no chain: it is the last that a driver started on the worker, and runs or was closed just now.
-
-        Of several drivers' (workers of two clusters may have one name) it is the one that was started last.
-        """
+        self.plan.apply(fact)
         self._now = fact.at
-        latest = list(self._latest.get(fact.worker, {}).values())
-        if latest:
-            record = max(latest, key=lambda record: (record.ended is None or record.ended == fact.at, record.began))
-        else:
-            record = ChainRecord(None, fact.worker, None, fact.at - fact.seconds, ended=fact.at)
-            self.chains.append(record)
-        record.outcome = fact.outcome
-        waste = Waste(fact, self._payer(fact.node, fact.step + 1), record)
+        if fact.chain in self.chains:
+            self.chains[fact.chain].outcome = fact.outcome
+        waste = Waste(fact, self._payer(fact.node, fact.step + 1))
         self.wastes.append(waste)
         self._pay(waste.trial, waste.seconds)
 
@@ -252,11 +237,11 @@ class Account:
 
     def drivers(self) -> set[DriverId]:
         """Those that have started chains: one for each call of ``optimize``."""
-        return {driver for of_worker in self._latest.values() for driver in of_worker}
+        return {chain.driver for chain in self.chains.values()}
 
-    def driver_of(self, chain: ChainId | None) -> DriverId | None:
+    def driver_of(self, chain: ChainId) -> DriverId | None:
         """``None``: the journal does not tell."""
-        record = None if chain is None else self._by_id.get(chain)
+        record = self.chains.get(chain)
         return None if record is None else record.driver
 
     def failures(self) -> list[StageFailed]:

@@ -102,7 +102,9 @@ class Book:
             return [Call(first, last, set(self.workers))] if works else []
         facts = [charge.fact for charge in self.charges]
         done = [(account.driver_of(f.chain), b, f.at, f.worker) for b, f in zip(self.began, facts, strict=True)]
-        done += [(w.chain.driver, w.fact.at - w.fact.seconds, w.fact.at, w.fact.worker) for w in self.wastes]
+        done += [
+            (account.driver_of(w.fact.chain), w.fact.at - w.fact.seconds, w.fact.at, w.fact.worker) for w in self.wastes
+        ]
         found: dict[DriverId | None, Call] = {}
         for driver, start, stop, worker in done:
             call = found.get(driver)

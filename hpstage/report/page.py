@@ -18,6 +18,7 @@ from hpstage.report.pauses import Pauses
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.report.sums import failures_of
 from hpstage.schedule import Constant, Schedule
+from hpstage.text import count_of, duration, shortened
 
 # A fault in the user's code often fails hundreds of trials alike.
 _FAILURES = 20
@@ -96,17 +97,17 @@ def _heading(book: Book, saved: Savings, rows: list[StudyRow]) -> Iterable[str]:
         yield '<p class="lead">No trial has been asked for.</p>'
     elif saved.steps_trained or not over:
         yield (
-            f'<p class="lead">{_count(saved.trials, "trial")} asked for {_count(saved.steps_asked, "step")}; '
+            f'<p class="lead">{count_of(saved.trials, "trial")} asked for {count_of(saved.steps_asked, "step")}; '
             f"{saved.steps_trained:,} {'was' if saved.steps_trained == 1 else 'were'} trained.</p>"
         )
     elif saved.failed:
-        yield f'<p class="lead">Nothing was trained: {_count(saved.failed, "trial")} failed.</p>'
+        yield f'<p class="lead">Nothing was trained: {count_of(saved.failed, "trial")} failed.</p>'
     else:
         yield '<p class="lead">Nothing had to be trained for these trials.</p>'
     if not over:
         under_way = sum(row.trials.get("RUNNING", 0) for row in rows)
         yield (
-            f'<p class="note">The search is not over: {_count(under_way, "trial")} of it '
+            f'<p class="note">The search is not over: {count_of(under_way, "trial")} of it '
             f"{'is' if under_way == 1 else 'are'} open. These are the figures so far.</p>"
         )
 
@@ -123,9 +124,9 @@ def _studies(rows: list[StudyRow]) -> Iterable[str]:
             f"{row.steps_asked:,}",
             f"{row.steps_unique:,}",
             f"{row.merge_rate:.2f}",
-            _duration(row.seconds_used),
-            _duration(row.seconds_alone),
-            _duration(row.seconds_saved),
+            duration(row.seconds_used),
+            duration(row.seconds_alone),
+            duration(row.seconds_saved),
         )
         yield (
             f'<tr><th scope="row">{escape(row.study)}</th><td>{"ended" if row.state == "ended" else "open"}</td>'
@@ -154,8 +155,8 @@ def _told(best: Best) -> str:
 def _savings(saved: Savings, pauses: Pauses) -> Iterable[str]:
     bound = saved.lower_bound_seconds
     gaps = len(pauses.gaps)
-    without = f", without {_count(gaps, 'pause')} between calls ({_duration(pauses.seconds)})" if gaps else ""
-    over = f", {saved.makespan / bound:.2f} times the lower bound ({_duration(bound)})" if bound else ""
+    without = f", without {count_of(gaps, 'pause')} between calls ({duration(pauses.seconds)})" if gaps else ""
+    over = f", {saved.makespan / bound:.2f} times the lower bound ({duration(bound)})" if bound else ""
     parts = [
         ("training", saved.train_seconds),
         ("evaluating", saved.evaluate_seconds),
@@ -169,13 +170,13 @@ def _savings(saved: Savings, pauses: Pauses) -> Iterable[str]:
     yield _row("Distinct steps among them", f"{saved.steps_unique:,}")
     yield _row("Steps trained", f"{saved.steps_trained:,}")
     yield _row("Merge rate", f"{saved.merge_rate:.2f}", f"by measured seconds {saved.cost_weighted_merge_rate:.2f}")
-    yield _row("Every trial alone", _duration(saved.worker_seconds_alone), f"{saved.gpu_hours_alone:.4g} worker-hours")
-    yield _row("Worker time used", _duration(saved.worker_seconds), f"{saved.gpu_hours_used:.4g} worker-hours")
+    yield _row("Every trial alone", duration(saved.worker_seconds_alone), f"{saved.gpu_hours_alone:.4g} worker-hours")
+    yield _row("Worker time used", duration(saved.worker_seconds), f"{saved.gpu_hours_used:.4g} worker-hours")
     for name, seconds in parts:
         share = f"{seconds / saved.worker_seconds:.1%}" if saved.worker_seconds else ""
-        yield _row(name, _duration(seconds), share, part=True)
-    yield _row("Saved", _duration(saved.saved_seconds), f"{saved.gpu_hours_saved:.4g} worker-hours")
-    yield _row("Makespan", _duration(saved.makespan), f"on {_count(saved.workers, 'worker')}{over}")
+        yield _row(name, duration(seconds), share, part=True)
+    yield _row("Saved", duration(saved.saved_seconds), f"{saved.gpu_hours_saved:.4g} worker-hours")
+    yield _row("Makespan", duration(saved.makespan), f"on {count_of(saved.workers, 'worker')}{over}")
     yield _row("Checkpoints of the plan", f"{saved.kept:,}", f"{saved.kept_bytes:,} bytes")
     yield "</tbody></table></div>"
     yield (
@@ -239,7 +240,7 @@ def _values(book: Book, id: TrialId) -> Iterable[str]:
     for name, value in {} if proposed is None else sorted(proposed.params.items()):
         yield f'<tr><th scope="row">{escape(name)}</th><td>{_short(value)}</td></tr>'
     yield "</tbody></table></div>"
-    yield f"<details><summary>Its schedules over {_count(trial.asked, 'step')}</summary>"
+    yield f"<details><summary>Its schedules over {count_of(trial.asked, 'step')}</summary>"
     yield '<div class="wide"><table><tbody>'
     for name, schedule in sorted(trial.schedules.items()):
         yield f'<tr><th scope="row">{escape(name)}</th><td>{_schedule(schedule, trial.asked)}</td></tr>'
@@ -264,7 +265,7 @@ def _schedule(schedule: Schedule, steps: int) -> str:
 def _front(book: Book) -> Iterable[str]:
     started = book.started
     assert started is not None
-    yield f'<p class="lead">{_count(len(book.front), "trial")} that no other is better than in every objective</p>'
+    yield f'<p class="lead">{count_of(len(book.front), "trial")} that no other is better than in every objective</p>'
     params = list(dict.fromkeys(name for id in book.front[:_FRONT] for name in _params(book, id)))
     yield from _listing(book, book.front[:_FRONT], [*started.metric], params)
     if len(book.front) > _FRONT:
@@ -277,7 +278,7 @@ def _runners_up(book: Book) -> Iterable[str]:
         return
     sign = -1.0 if book.maximize else 1.0
     top = sorted(book.values, key=lambda id: sign * book.values[id][0])[:_TOP]
-    yield f"<details><summary>The best {len(top)} of {_count(len(book.values), 'completed trial')}</summary>"
+    yield f"<details><summary>The best {len(top)} of {count_of(len(book.values), 'completed trial')}</summary>"
     params = list(dict.fromkeys(name for id in top for name in _params(book, id)))
     yield from _listing(book, top, [book.metric or ""], params)
     yield "</details>"
@@ -325,7 +326,7 @@ def _failures(failures: list[tuple[StageFailed, list[TrialId]]], book: Book) -> 
     if not failures:
         return
     yield "<h2>Failures</h2>"
-    yield f"<p>Your code raised {_count(len(failures), 'time')}; the trials that needed those states have failed.</p>"
+    yield f"<p>Your code raised {count_of(len(failures), 'time')}; the trials that needed those states have failed.</p>"
     for fact, trials in failures[:_FAILURES]:
         doing = "evaluating" if fact.evaluating else "training"
         named = ", ".join(_number(book, id) for id in islice(trials, _NAMES))
@@ -355,21 +356,4 @@ def _figure(picture: Picture, png: bytes) -> Iterable[str]:
 
 def _short(value: object) -> str:
     """A value, escaped."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return escape(text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _duration(seconds: float) -> str:
-    if seconds == 0:
-        return "0 s"
-    if abs(seconds) < 1:
-        return f"{1000 * seconds:.0f} ms"
-    if abs(seconds) < 60:
-        return f"{seconds:.2f} s"
-    if abs(seconds) < 3600:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:,.2f} h"
+    return escape(shortened(value, _TEXT))

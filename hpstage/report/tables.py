@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpstage.plan.events import Fact, ForkedFrom, StateRef, UserFailure
+from hpstage.plan.events import ChainId, Fact, ForkedFrom, StateRef, UserFailure
 from hpstage.report.account import began, rounded
 from hpstage.report.book import Book
 from hpstage.schedule import Schedule
@@ -187,7 +187,7 @@ def states(book: Book) -> Table:
                     account.plan.key(node, step) if state.kept is None else state.kept.key,
                     len(state.waiting),
                     None if state.kept is None else state.kept.bytes,
-                    None if lost is None else lost.reason,
+                    None if lost is None else lost.reason if not lost.message else f"{lost.reason}: {lost.message}",
                 )
             )
     fixed = zip(*rows, strict=True) if rows else repeat((), len(_STATES))
@@ -207,27 +207,27 @@ def workers(book: Book) -> Table:
     ``outcome``         why they were: stopped, failed, lost, died, ...; missing: nothing was
     ==================  ==================================================================================
     """
-    steps: dict[str | None, int] = {}
+    steps: dict[ChainId, int] = {}
     for charge in book.charges:
         fact = charge.fact
         steps[fact.chain] = steps.get(fact.chain, 0) + fact.step - fact.start
-    wasted: dict[int, tuple[float, int]] = {}
+    wasted: dict[ChainId, tuple[float, int]] = {}
     for waste in book.wastes:
-        seconds, count = wasted.get(id(waste.chain), (0.0, 0))
-        wasted[id(waste.chain)] = seconds + waste.seconds, count + waste.fact.steps
+        seconds, count = wasted.get(waste.fact.chain, (0.0, 0))
+        wasted[waste.fact.chain] = seconds + waste.seconds, count + waste.fact.steps
     rows: list[tuple[Value, ...]] = [
         (
             chain.worker,
-            chain.id,
+            id,
             chain.driver,
             chain.began,
             chain.ended,
-            0 if chain.id is None else steps.get(chain.id, 0),
-            *wasted.get(id(chain), (0.0, 0)),
+            steps.get(id, 0),
+            *wasted.get(id, (0.0, 0)),
             chain.outcome,
         )
-        for chain in book.account.chains
-        if book.study is None or (chain.id is not None and chain.id in steps) or id(chain) in wasted
+        for id, chain in book.account.chains.items()
+        if book.study is None or id in steps or id in wasted
     ]
     fixed = zip(*rows, strict=True) if rows else repeat((), len(_WORKERS))
     return Table(dict(zip(_WORKERS, fixed, strict=True)), _WORKERS)

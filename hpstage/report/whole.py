@@ -12,20 +12,20 @@ from hpstage.report.pauses import Pauses
 def seconds_at_work(facts: Iterable[Fact]) -> float:
     """Seconds from the first stage's beginning to the last report, on the workers' clock, without the pauses between
     the calls that drove them."""
-    driver: DriverId | None = None
-    drivers: dict[ChainId | None, DriverId] = {}
+    drivers: dict[ChainId, DriverId] = {}
     calls: dict[DriverId | None, tuple[float, float]] = {}
     for fact in facts:
         match fact:
             case ChainStarted():
-                driver = drivers[fact.chain] = fact.driver
+                drivers[fact.chain] = fact.driver
                 continue
             case StateReached():
-                whose, start = drivers.get(fact.chain, driver), began(fact)
+                start = began(fact)
             case ChainLost():
-                whose, start = driver, fact.at - fact.seconds
+                start = fact.at - fact.seconds
             case _:
                 continue
+        whose = drivers.get(fact.chain)
         first, last = calls.get(whose, (start, fact.at))
         calls[whose] = min(first, start), max(last, fact.at)
     if not calls:

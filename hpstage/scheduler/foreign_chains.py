@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hpstage.plan.events import ChainId, DriverId, StateReached, Stretch, WorkerId
+from hpstage.plan.events import ChainId, DriverId, Span, StateReached, WorkerId
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chains import Leg, RunningChain
 from hpstage.scheduler.stage_tree import StageTree
@@ -37,7 +37,7 @@ class Others:
     def occupy(self, id: ChainId) -> None:
         """A chain has begun: what it covers is not to be trained here, and its worker is not idle."""
         chain = self._plan.chains[id]
-        self.cover(id, chain.stretches)
+        self.cover(id, chain.spans)
         worker = self._workers.get(chain.worker)
         if worker is not None and self._in_pool(chain.driver):
             worker.other = id
@@ -52,22 +52,22 @@ class Others:
         joined = self._plan.drivers.get(driver)
         return joined is not None and joined.pool == self.pool
 
-    def cover(self, id: ChainId, stretches: Iterable[Stretch]) -> None:
-        for stretch in stretches:
-            node = self._plan.nodes[stretch.node]
+    def cover(self, id: ChainId, spans: Iterable[Span]) -> None:
+        for span in spans:
+            node = self._plan.nodes[span.node]
             # What it is yet to train of the node before this stays its own.
             ahead = [cover.start for cover in self._tree.line(node).covers if cover.chain == id]
-            self._tree.cover(node, id, min([stretch.start, *ahead]), stretch.stop)
+            self._tree.cover(node, id, min([span.start, *ahead]), span.stop)
 
     def advance(self, id: ChainId, fact: StateReached) -> None:
         """A chain has come to a state: what lies behind it is not covered any more."""
-        for stretch in self._plan.chains[id].stretches:
-            node = self._plan.nodes[stretch.node]
-            if stretch.node == fact.node and fact.step < stretch.stop:
-                self._tree.cover(node, id, fact.step, stretch.stop)
+        for span in self._plan.chains[id].spans:
+            node = self._plan.nodes[span.node]
+            if span.node == fact.node and fact.step < span.stop:
+                self._tree.cover(node, id, fact.step, span.stop)
                 return
             self._tree.uncover(node, id)
-            if stretch.node == fact.node and fact.step == stretch.stop:
+            if span.node == fact.node and fact.step == span.stop:
                 return
 
     def vacate(self, id: ChainId) -> None:
@@ -75,8 +75,8 @@ class Others:
         chain = self._plan.chains.get(id)
         if chain is None:
             return
-        for stretch in reversed(chain.stretches):
-            self._tree.uncover(self._plan.nodes[stretch.node], id)
+        for span in reversed(chain.spans):
+            self._tree.uncover(self._plan.nodes[span.node], id)
         worker = self._workers.get(chain.worker)
         if worker is not None and worker.other == id:
             worker.other = None

@@ -22,8 +22,10 @@ from hpstage.plan.events import (
     ChainEnded,
     ChainId,
     ChainLost,
+    ChainOutcome,
     ChainProlonged,
     ChainStarted,
+    Departure,
     DriverId,
     DriverJoined,
     DriverLeft,
@@ -31,6 +33,7 @@ from hpstage.plan.events import (
     ForkVerified,
     Instruction,
     Report,
+    Span,
     Stage,
     StageFailed,
     StartChain,
@@ -38,7 +41,6 @@ from hpstage.plan.events import (
     StateLost,
     StateReached,
     StateRef,
-    Stretch,
     TargetAsked,
     TrialId,
     UserFailure,
@@ -163,11 +165,14 @@ class Scheduler:
     def handle(self, report: Report) -> Decision:
         """Take a report in. Reports of chains that are not running any more (zombies) change nothing."""
         decision = Decision()
-        if not isinstance(report, BoundaryMissed):
-            self._now = max(self._now, report.at)
         match report:
-            case BoundaryReached():
-                self._boundary(report, decision)
+            case BoundaryReached(reached):
+                self.tick(reached.at)
+            case ForkVerified() | ChainEnded() | WorkerJoined() | WorkerLeft():
+                self.tick(report.at)
+        match report:
+            case BoundaryReached(reached, failure):
+                self._boundary(reached, failure, decision)
             case BoundaryMissed():
                 self._missed(report)
             case ForkVerified():
@@ -191,36 +196,20 @@ class Scheduler:
         """It is ``now``, on the clock of reports."""
         self._now = max(self._now, now)
 
-    def _boundary(self, report: BoundaryReached, decision: Decision) -> None:
-        chain = self._running.get(report.chain)
-        if chain is None:
+    def _boundary(self, reached: StateReached, failure: UserFailure | None, decision: Decision) -> None:
+        if reached.chain not in self._running:
             return
-        node = self._plan.nodes[report.node]
-        if report.kept is not None:
-            if report.kept.key != self._plan.key(node, report.step):
-                raise ClusterError(other_values(report.worker, node, report.step))
-            self._unbench(report.worker, decision)
-        known = self._plan.touch(node, report.step).digest
-        reached = StateReached(
-            node=node.id,
-            start=report.start,
-            step=report.step,
-            worker=report.worker,
-            at=report.at,
-            train_seconds=report.train_seconds,
-            load_seconds=report.load_seconds,
-            evaluate_seconds=report.evaluate_seconds,
-            save_seconds=report.save_seconds,
-            source=report.source,
-            metrics=report.metrics,
-            kept=report.kept,
-            chain=report.chain,
-        )
+        node = self._plan.nodes[reached.node]
+        if reached.kept is not None:
+            if reached.kept.key != self._plan.key(node, reached.step):
+                raise ClusterError(other_values(reached.worker, node, reached.step))
+            self._unbench(reached.worker, decision)
+        known = self._plan.touch(node, reached.step).digest
         self._learn(reached, decision)
-        if report.kept is not None and known not in (None, report.kept.digest):
+        if reached.kept is not None and known not in (None, reached.kept.digest):
             decision.different.append(reached)
-        if report.metrics is None and report.failure is not None:
-            self._learn(StageFailed(node=node.id, step=report.step, evaluating=True, failure=report.failure), decision)
+        if reached.metrics is None and failure is not None:
+            self._learn(StageFailed(node=node.id, step=reached.step, evaluating=True, failure=failure), decision)
 
     def _learn(self, fact: Fact, decision: Decision) -> None:
         decision.facts.append(fact)
@@ -250,7 +239,7 @@ class Scheduler:
             case ChainProlonged():
                 self._plan.apply(fact)
                 if fact.chain not in self._running and fact.chain in self._plan.chains:
-                    self._others.cover(fact.chain, fact.stretches)
+                    self._others.cover(fact.chain, fact.spans)
             case ChainClosed():
                 if fact.chain not in self._running:
                     self._others.vacate(fact.chain)
@@ -269,7 +258,7 @@ class Scheduler:
         state = self._plan.touch(node, fact.step)
         waiting = dict(state.waiting)
         self._plan.apply(fact)
-        chain = self._running.get(fact.chain) if fact.chain is not None else None
+        chain = self._running.get(fact.chain)
         if chain is not None:
             self._advance(chain, fact)
         elif fact.chain in self._plan.chains:
@@ -359,9 +348,10 @@ class Scheduler:
         if report.wasted_steps or report.wasted_seconds:
             self._learn(
                 ChainLost(
+                    chain=chain.id,
+                    worker=report.worker,
                     node=node.id,
                     step=chain.at if report.step is None else report.step,
-                    worker=report.worker,
                     at=report.at,
                     outcome=report.outcome,
                     seconds=report.wasted_seconds,
@@ -377,7 +367,7 @@ class Scheduler:
             source = self._plan.nodes[chain.source.node]
             state = source.states.get(chain.source.step)
             if state is not None and state.kept is not None:
-                lost = StateLost(node=chain.source.node, step=chain.source.step, reason=report.message)
+                lost = StateLost(chain.source.node, chain.source.step, "unreadable", report.message)
                 self._learn(lost, decision)
                 self._close(chain, report.at, decision)
                 return
@@ -407,16 +397,19 @@ class Scheduler:
         self._retire(chain)
         self._learn(ChainClosed(chain.id, at), decision)
 
-    def _lose(self, chain: RunningChain, at: float, decision: Decision, how: str, message: str) -> None:
+    def _lose(
+        self, chain: RunningChain, at: float, decision: Decision, how: ChainOutcome | Departure, message: str
+    ) -> None:
         """The worker vanished under the chain. What lies behind the last boundary is trained again."""
         step = chain.kept
         node = chain.line_at(min(step + 1, chain.legs[-1].stop)).node  # that is to be trained from there
         self._close(chain, at, decision)
         seconds = max(0.0, at - chain.since)
         lost = ChainLost(
+            chain=chain.id,
+            worker=chain.worker,
             node=node.id,
             step=step,
-            worker=chain.worker,
             at=at,
             outcome=how,
             seconds=seconds,
@@ -495,10 +488,10 @@ class Scheduler:
         for instruction in instructions:
             match instruction:
                 case StartChain(worker, chain):
-                    stretches = _stretches(chain.stages)
-                    facts.append(ChainStarted(chain.id, self.driver, worker, stretches, self._now))
+                    spans = _spans(chain.stages)
+                    facts.append(ChainStarted(chain.id, self.driver, worker, spans, self._now))
                 case AmendChain(amendment) if amendment.stages:
-                    facts.append(ChainProlonged(amendment.chain, _stretches(amendment.stages)))
+                    facts.append(ChainProlonged(amendment.chain, _spans(amendment.stages)))
         return facts
 
     def without_clashes(self, instructions: Iterable[Instruction]) -> list[Instruction]:
@@ -555,5 +548,5 @@ def other_values(worker: WorkerId, node: Node, step: int) -> str:
     )
 
 
-def _stretches(stages: Iterable[Stage]) -> tuple[Stretch, ...]:
-    return tuple(Stretch(stage.node, stage.start, stage.stop) for stage in stages)
+def _spans(stages: Iterable[Stage]) -> tuple[Span, ...]:
+    return tuple(Span(stage.node, stage.start, stage.stop) for stage in stages)

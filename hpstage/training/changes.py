@@ -43,9 +43,9 @@ class Changes:
         self._trained, self._before = 0, frozenset()
 
     def loaded(self) -> None:
-        """A state was loaded: what changes in the steps to come was not seen by the first fork."""
+        """A state was loaded. What changes in the steps that follow counts as seen where this process has seen none:
+        the process that has trained up to the state has told of what began before it."""
         self.begin()
-        self._verified = self._verified or frozenset()
 
     def trained(self) -> None:
         """A step was trained."""

@@ -32,7 +32,7 @@ from hpstage.plan.events import (
     Fact,
     NodeId,
     SearchStarted,
-    Stretch,
+    Span,
     TargetAsked,
     TrialAdded,
     TrialId,
@@ -42,7 +42,7 @@ from hpstage.plan.events import (
 from hpstage.plan.log import open_plan
 from hpstage.report import frames
 from hpstage.store import RedisJournal, SQLiteJournal, Store
-from hpstage.terminal import clean
+from hpstage.text import clean
 from tests.redis_server import RedisServer
 from tests.toys import Failing
 from tests.unit.searches import WORKLOAD, trial
@@ -211,8 +211,8 @@ def test_drivers_chains_and_studies_are_alive_while_their_leases_are_held(store:
         trials = [trial(i, {"a": s.piecewise({0: 1, 4: 2 + i})}, 8) for i in range(2)]
         facts: list[Fact] = [joined, gone, begin("alive", "identity of alive"), begin("left", "identity of left")]
         for chain, driver in (("c-1", DriverId("here")), ("c-2", elsewhere)):
-            stretches = (Stretch(NodeId(0), 0, 4), Stretch(NodeId(1), 4, 8))
-            facts.append(ChainStarted(ChainId(chain), driver, WorkerId("tcp://w"), stretches, 5.0))
+            spans = (Span(NodeId(0), 0, 4), Span(NodeId(1), 4, 8))
+            facts.append(ChainStarted(ChainId(chain), driver, WorkerId("tcp://w"), spans, 5.0))
         write(journal, [*ask(trials, "here"), *facts])
         found = status(store)
         lines = told("status", store)

@@ -236,7 +236,7 @@ def test_a_large_tree_is_cut_down_to_what_most_trials_share_and_what_runs() -> N
     tree = draw(view, found, most=20)
     check(view, found, tree)
     drawn = {piece.node for piece in tree.pieces}
-    running = {stretch.node for chain in view.plan.chains.values() for stretch in chain.ahead()}
+    running = {span.node for chain in view.plan.chains.values() for span in chain.ahead()}
     assert running and running <= drawn and len(drawn) <= 20 + 3
     assert tree.hidden == len(found.lanes) - len(drawn) > 30
     for node in drawn:
@@ -263,9 +263,9 @@ def test_a_worker_is_shown_at_what_it_trains(tmp_path: Path) -> None:
         [pool] = {driver.pool for driver in view.plan.drivers.values()}
         [work] = work_of(board, pool, 0.0).values()  # just begun
         [chain] = view.plan.chains.values()
-        first = chain.stretches[0]
+        first = chain.spans[0]
         assert (work.study, work.step, work.stop, work.done) == (
-            "study", first.start, chain.stretches[-1].stop, 0.0,
+            "study", first.start, chain.spans[-1].stop, 0.0,
         )  # fmt: skip
         # As far as to the next boundary of nodes, however long nothing was heard.
         assert work_of(board, pool, 1e12)[chain.worker].step in (first.start, first.stop - 1)

@@ -8,14 +8,23 @@ from msgspec.structs import replace
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.messages import encode
 from hpstage.errors import ClusterError, InternalError
-from hpstage.plan.events import BoundaryReached, ChainEnded, ChainId, Report, WorkerId, WorkerJoined, WorkerLeft
+from hpstage.plan.events import (
+    BoundaryReached,
+    ChainEnded,
+    ChainId,
+    Report,
+    StateReached,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+)
 from tests.dask.toys import NODE
 
 CHAIN = ChainId("c")
 WORKER = WorkerId("tcp://w")
 REPORTS: list[BoundaryReached | ChainEnded] = [
-    BoundaryReached(CHAIN, WORKER, NODE, 0, 1, at=6.0, train_seconds=0.1, metrics={"loss": float("inf")}),
-    BoundaryReached(CHAIN, WORKER, NODE, 1, 2, at=6.5, train_seconds=0.1),
+    BoundaryReached(StateReached(CHAIN, WORKER, NODE, 0, 1, at=6.0, train_seconds=0.1, metrics={"loss": "inf"})),
+    BoundaryReached(StateReached(CHAIN, WORKER, NODE, 1, 2, at=6.5, train_seconds=0.1)),
     ChainEnded(CHAIN, WORKER, "done", at=6.5),
 ]
 ENCODED = [encode(report) for report in REPORTS]
@@ -80,5 +89,10 @@ def test_what_was_heard_before_a_failure_is_read_first(inbox: Inbox) -> None:
 
 @pytest.mark.parametrize("shift", [3600.0, -3600.0])
 def test_reports_of_a_worker_whose_clock_is_wrong_are_dated_by_ours(inbox: Inbox, shift: float) -> None:
-    inbox.hear(CHAIN, 0, [encode(replace(report, at=report.at + shift)) for report in REPORTS])
-    assert inbox.wait(0) == [replace(report, at=7.0) for report in REPORTS]
+    def dated(report: BoundaryReached | ChainEnded, at: float) -> BoundaryReached | ChainEnded:
+        if isinstance(report, BoundaryReached):
+            return BoundaryReached(replace(report.reached, at=at))
+        return replace(report, at=at)
+
+    inbox.hear(CHAIN, 0, [encode(dated(report, 6.0 + shift)) for report in REPORTS])
+    assert inbox.wait(0) == [dated(report, 7.0) for report in REPORTS]

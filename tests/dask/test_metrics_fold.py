@@ -214,6 +214,6 @@ def test_checkpoints_that_a_budget_has_no_room_for_are_evicted_and_others_unread
     lost = sum(b"StateLost" in record for record in journal.read())
     assert lost > 0 and view.states_lost == {"evicted": lost}
     [state, *_] = view.plan.kept.values()
-    told = msgspec.json.encode(StateLost(state.node.id, state.step, "its file is not there"))
+    told = msgspec.json.encode(StateLost(state.node.id, state.step, "unreadable", "its file is not there"))
     board.offer("plan", len(journal), [told, told])
     assert view.states_lost == {"evicted": lost, "unreadable": 1}

@@ -18,6 +18,7 @@ from hpstage.plan.events import (
     Report,
     Stage,
     StateKey,
+    StateReached,
     WorkerId,
     WorkerJoined,
 )
@@ -118,8 +119,8 @@ def outcome(reports: list[Report], name: str) -> ChainEnded:
     return end
 
 
-def reached(reports: list[Report], name: str) -> list[BoundaryReached]:
-    return [report for report in reports if isinstance(report, BoundaryReached) and report.chain == name]
+def reached(reports: list[Report], name: str) -> list[StateReached]:
+    return [r.reached for r in reports if isinstance(r, BoundaryReached) and r.reached.chain == name]
 
 
 def wait_for(path: Path, seconds: float = 120.0) -> None:

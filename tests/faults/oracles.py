@@ -34,9 +34,9 @@ class _Chain:
     driver: str
     left: list[list[int]] = field(default_factory=list)  # [node, start, stop] not reached yet, in order
 
-    def claim(self, stretches: Iterable[dict[str, Any]]) -> None:
-        for stretch in stretches:
-            node, start, stop = stretch["node"], stretch["start"], stretch["stop"]
+    def claim(self, spans: Iterable[dict[str, Any]]) -> None:
+        for span in spans:
+            node, start, stop = span["node"], span["start"], span["stop"]
             if self.left and self.left[-1][0] == node and self.left[-1][2] == start:
                 self.left[-1][2] = stop
             else:
@@ -128,15 +128,15 @@ class Fold:
             self._claim(fact)
 
     def _claim(self, fact: dict[str, Any]) -> None:
-        for stretch in fact["stretches"]:
+        for span in fact["spans"]:
             for name, other in self.chains.items():
                 for node, start, stop in other.left:
-                    if node == stretch["node"] and start < stretch["stop"] and stretch["start"] < stop:
+                    if node == span["node"] and start < span["stop"] and span["start"] < stop:
                         self._violate(
-                            f"chain {fact['chain']} claims [{stretch['start']}, {stretch['stop']}) of node {node}, of "
+                            f"chain {fact['chain']} claims [{span['start']}, {span['stop']}) of node {node}, of "
                             f"which {name} holds [{start}, {stop})"
                         )
-        self.chains[fact["chain"]].claim(fact["stretches"])
+        self.chains[fact["chain"]].claim(fact["spans"])
 
     def _ChainClosed(self, fact: dict[str, Any]) -> None:
         self._chain(fact["chain"], "ChainClosed")
@@ -167,8 +167,8 @@ class Fold:
         key = self.kept.pop((fact["node"], fact["step"]), None)
         if key is None:
             self._violate(f"step {fact['step']} of node {fact['node']} was lost but not kept")
-        elif not fact["reason"].startswith("evicted"):
-            self.written_off[key] = fact["reason"]
+        elif fact["reason"] != "evicted":
+            self.written_off[key] = fact["message"]
 
 
 def check_journal(records: Sequence[bytes]) -> list[str]:

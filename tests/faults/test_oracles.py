@@ -28,11 +28,11 @@ from hpstage.plan.events import (
     Kept,
     NodeId,
     PlanCreated,
+    Span,
     StageFailed,
     StateKey,
     StateLost,
     StateReached,
-    Stretch,
     TargetAsked,
     TrialId,
     UserFailure,
@@ -56,7 +56,7 @@ def left(driver: str, reason: str = "ended") -> Fact:
 
 def started(chain: str, node: int, start: int, stop: int) -> Fact:
     """By the driver that the chain's first letter names."""
-    return ChainStarted(ChainId(chain), DriverId(chain[0]), W, (Stretch(NodeId(node), start, stop),), 0.0)
+    return ChainStarted(ChainId(chain), DriverId(chain[0]), W, (Span(NodeId(node), start, stop),), 0.0)
 
 
 def reached(
@@ -64,7 +64,7 @@ def reached(
 ) -> Fact:
     kept = Kept(StateKey(key or f"{node:016x}{step:016x}"), 1, digest) if digest else None
     metrics: dict[str, float | str] = {"score": score}
-    return StateReached(NodeId(node), start, step, W, 0.0, 0.0, metrics=metrics, kept=kept, chain=ChainId(chain))
+    return StateReached(ChainId(chain), W, NodeId(node), start, step, 0.0, 0.0, metrics=metrics, kept=kept)
 
 
 def closed(chain: str) -> Fact:
@@ -82,7 +82,7 @@ def violations(*facts: Fact) -> list[str]:
 def test_a_journal_of_two_drivers_that_keep_to_the_rules_has_no_violations() -> None:
     assert not violations(
         started("b-1", 1, 4, 8),
-        ChainProlonged(ChainId("a-1"), (Stretch(NodeId(0), 8, 12), Stretch(NodeId(2), 12, 16))),
+        ChainProlonged(ChainId("a-1"), (Span(NodeId(0), 8, 12), Span(NodeId(2), 12, 16))),
         reached("a-1", 0, 4, 10),
         reached("a-1", 0, 10, 12),
         reached("a-1", 2, 12, 16),
@@ -91,7 +91,7 @@ def test_a_journal_of_two_drivers_that_keep_to_the_rules_has_no_violations() -> 
         left("b", "gone"),
         started("a-2", 1, 4, 8),
         reached("a-2", 1, 4, 8),
-        StateLost(NodeId(0), 4, "spoilt"),
+        StateLost(NodeId(0), 4, "unreadable", "spoilt"),
         started("a-3", 0, 0, 4),
         reached("a-3", 0, 0, 4, digest="d"),
         left("a"),
@@ -120,7 +120,7 @@ def test_the_journal_of_a_real_search_has_no_violations() -> None:
     ("facts", "text"),
     [
         ([started("b-1", 0, 6, 9)], r"chain b-1 claims \[6, 9\) of node 0, of which a-1 holds \[4, 8\)"),
-        ([started("b-1", 1, 0, 4), ChainProlonged(ChainId("b-1"), (Stretch(NodeId(0), 4, 6),))], "of which a-1 holds"),
+        ([started("b-1", 1, 0, 4), ChainProlonged(ChainId("b-1"), (Span(NodeId(0), 4, 6),))], "of which a-1 holds"),
         ([left("a", "gone"), reached("a-1", 0, 4, 8)], "chain a-1, which is over"),
         ([left("a", "gone"), closed("a-1")], "chain a-1, which is over"),
         ([left("a", "gone"), started("a-2", 1, 4, 8)], "driver a, which had left"),
@@ -136,7 +136,7 @@ def test_the_journal_of_a_real_search_has_no_violations() -> None:
         ([joined("a")], "joined twice"),
         ([DriverJoined(DriverId("a"), "another pool", "host", 2, 0.0)], "joined twice"),
         ([left("b"), joined("b")], "joined twice"),
-        ([StateLost(NodeId(0), 8, "spoilt")], "lost but not kept"),
+        ([StateLost(NodeId(0), 8, "unreadable", "spoilt")], "lost but not kept"),
         ([CREATED], "for the second time"),
     ],
 )

@@ -64,8 +64,8 @@ def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Do two chains train a step in common?"""
     return any(
         mine["node"] == theirs["node"] and mine["start"] < theirs["stop"] and theirs["start"] < mine["stop"]
-        for mine in one["stretches"]
-        for theirs in other["stretches"]
+        for mine in one["spans"]
+        for theirs in other["spans"]
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    *("errors", "redaction", "hashing", "terminal", "schedule", "store", "plan", "checkpoints", "scheduler"),
+    *("errors", "redaction", "hashing", "text", "terminal", "schedule", "store", "plan", "checkpoints", "scheduler"),
     *("trainable", "executor", "algorithm", "algos"),
     *("identity", "capture", "training", "torch", "execution"),
     *("optuna", "driver", "report", "cluster", "progress", "search", "rehearsal", "checking"),

@@ -59,7 +59,7 @@ def test_a_state_that_differs_when_it_is_trained_again_is_an_error_that_names_it
     else:
         import msgspec
 
-        facts = [StateLost(s.node.id, s.step, "by mistake") for s in plan.kept.values()]
+        facts = [StateLost(s.node.id, s.step, "unreadable", "by mistake") for s in plan.kept.values()]
         journal.append([msgspec.json.encode(fact) for fact in facts])
     monkeypatch.setenv("HPSTAGE_TEST_SCALE", "2.0")
     with pytest.raises(StateError, match=r"state after step 2 .* first thing that differs is model\.") as error:

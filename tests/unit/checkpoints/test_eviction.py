@@ -17,6 +17,7 @@ from hpstage.checkpoints.needed import kept_states
 from hpstage.errors import CheckpointError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.events import (
+    BoundaryReached,
     Chain,
     ChainClosed,
     ChainEnded,
@@ -27,10 +28,10 @@ from hpstage.plan.events import (
     Kept,
     NodeId,
     Report,
+    Span,
     StateKey,
     StateLost,
     StateReached,
-    Stretch,
     TargetAsked,
     TrialAdded,
     TrialId,
@@ -94,7 +95,9 @@ def reach(log: Log, step: int, steps: int = 1) -> None:
     node = plan.trials[TrialId("study/0")].node_at(step)
     key = plan.key(node, step)
     plan.apply(
-        StateReached(node.id, step - steps, step, WorkerId("w"), float(step), 1.0 * steps, kept=Kept(key, 1, ""))
+        StateReached(
+            ChainId("c"), WorkerId("w"), node.id, step - steps, step, float(step), 1.0 * steps, kept=Kept(key, 1, "")
+        )
     )
     plan.cursor = plan.cursor.after([b""])
 
@@ -207,7 +210,7 @@ def test_at_every_decision_what_is_needed_stays(wanted, budget, workers) -> None
 def test_a_state_that_another_driver_begins_from_meanwhile_is_not_evicted() -> None:
     log = kept_line(4)
     eviction = Eviction(Shelf(), 0)
-    log.meanwhile = [ChainStarted(ChainId("c"), DriverId("d"), WorkerId("w"), (Stretch(NodeId(0), 2, 3),), 9.0)]
+    log.meanwhile = [ChainStarted(ChainId("c"), DriverId("d"), WorkerId("w"), (Span(NodeId(0), 2, 3),), 9.0)]
     eviction.evict(log, 0, "evicted")
     eviction.close()
     assert log.commits == 2
@@ -270,8 +273,8 @@ def test_a_start_from_a_state_that_another_driver_has_just_evicted_is_taken_back
 
 def test_two_drivers_may_find_the_same_checkpoint_gone() -> None:
     journal, _, one, other = two_studies()
-    one.driver.remember([StateLost(NodeId(0), 4, "missing")])
-    other.driver.remember([StateLost(NodeId(0), 4, "missing")])
+    one.driver.remember([StateLost(NodeId(0), 4, "unreadable", "missing")])
+    other.driver.remember([StateLost(NodeId(0), 4, "unreadable", "missing")])
     plan = open_plan(journal, WORKLOAD, {})
     assert not plan.kept and plan.kept_bytes == 0
     for study in (one, other):
@@ -310,7 +313,7 @@ def test_what_a_chain_is_on_its_way_to_is_removed_only_when_it_is_over() -> None
     shelf.keys = set(log.plan.kept)
     eviction = Eviction(shelf, 0)
     eviction.evict(log, 0, "evicted")
-    log.plan.apply(ChainStarted(ChainId("c"), DriverId("d"), WorkerId("w"), (Stretch(NodeId(0), 0, 2),), 9.0))
+    log.plan.apply(ChainStarted(ChainId("c"), DriverId("d"), WorkerId("w"), (Span(NodeId(0), 0, 2),), 9.0))
     eviction.finish(log)
     assert len(shelf.keys) == 2
     log.plan.apply(ChainClosed(ChainId("c"), 10.0))
@@ -364,15 +367,16 @@ class Full(SimulatedExecutor):
     def wait(self, timeout: float | None) -> list[Report]:
         reports: list[Report] = []
         for report in super().wait(timeout):
-            chain = getattr(report, "chain", None)
+            told = report.reached if isinstance(report, BoundaryReached) else report
+            chain = getattr(told, "chain", None)
             if chain in self.over:
                 continue
-            kept = getattr(report, "kept", None)
+            kept = getattr(told, "kept", None)
             if kept is not None and len(self.kept) > self.room:
                 self.kept.discard(kept.key)
                 self.over.add(chain)
                 self._flights.pop(chain, None)
-                reports.append(ChainEnded(chain, report.worker, "full", self._now, message="no space left"))
+                reports.append(ChainEnded(chain, told.worker, "full", self._now, message="no space left"))
             else:
                 reports.append(report)
         return reports
@@ -407,7 +411,7 @@ def test_a_full_disk_of_which_nothing_can_go_ends_the_search() -> None:
 
 def test_chains_that_were_under_way_when_room_was_made_need_no_more_of_it() -> None:
     log, shelf = kept_line(4), Shelf()
-    log.plan.apply(ChainStarted(ChainId("two"), DriverId("d"), WorkerId("w"), (Stretch(NodeId(0), 4, 5),), 9.0))
+    log.plan.apply(ChainStarted(ChainId("two"), DriverId("d"), WorkerId("w"), (Span(NodeId(0), 4, 5),), 9.0))
     eviction = Eviction(shelf)
     assert eviction.make_room(log, [ChainId("one")])
     left = steps_kept(log)
@@ -453,7 +457,9 @@ def test_a_budget_that_cannot_be_kept_is_looked_at_once_in_as_many_facts_as_ther
         plan.apply(TargetAsked(id, 1))
         node = plan.trials[id].path[0]
         kept = Kept(plan.key(node, 1), 1, "")
-        plan.apply(StateReached(node.id, 0, 1, WorkerId("w"), 0.0, 1.0, metrics={"value": 0.0}, kept=kept))
+        plan.apply(
+            StateReached(ChainId("c"), WorkerId("w"), node.id, 0, 1, 0.0, 1.0, metrics={"value": 0.0}, kept=kept)
+        )
         plan.cursor = plan.cursor.after([b""] * 4)
         eviction.keep(log)
     assert len(plan.kept) == 3_000 and looked < 60

@@ -17,10 +17,10 @@ from hpstage.plan.events import (
     DriverId,
     SearchEnded,
     SearchStarted,
+    Span,
     StateKey,
     StateLost,
     StateReached,
-    Stretch,
     TrialAdded,
     TrialEnded,
     TrialId,
@@ -92,12 +92,12 @@ class Oracle:
                 below[node.id] = max(below.get(node.id, ()), self.prefix(planned, step), key=len)
         for chain in self.plan.chains.values():
             reached = 0 if chain.reached is None else chain.reached.step
-            first = chain.stretches[0]
+            first = chain.spans[0]
             if chain.reached is None:
                 found.add(self.keys.get(below[first.node][: first.start]))
-            for stretch in chain.stretches:  # steps rise along a chain
-                for step in range(max(stretch.start, reached) + 1, stretch.stop + 1):
-                    found.add(self.keys.get(below[stretch.node][:step]))
+            for span in chain.spans:  # steps rise along a chain
+                for step in range(max(span.start, reached) + 1, span.stop + 1):
+                    found.add(self.keys.get(below[span.node][:step]))
         return found
 
     def states(self, open_trials: set[str]) -> dict[StateKey, tuple[StateKey | None, float, bool]]:
@@ -193,10 +193,10 @@ def test_what_a_chain_starts_from_is_needed_until_the_chain_tells_of_something()
     search = plan_of_two()
     search.driver.remember([ended("study/0"), ended("study/1")])
     node = search.plan.trials[TrialId("study/0")].node_at(6)
-    begun = ChainStarted(ChainId("other-1"), DriverId("other"), WorkerId("w"), (Stretch(node.id, 6, 8),), 0.0)
+    begun = ChainStarted(ChainId("other-1"), DriverId("other"), WorkerId("w"), (Span(node.id, 6, 8),), 0.0)
     search.driver.remember([begun])
     assert needed_steps(search) == [6]
-    search.driver.remember([StateReached(node.id, 6, 7, WorkerId("w"), 0.0, 1.0, chain=ChainId("other-1"))])
+    search.driver.remember([StateReached(ChainId("other-1"), WorkerId("w"), node.id, 6, 7, 0.0, 1.0)])
     assert needed_steps(search) == []
 
 
@@ -204,7 +204,7 @@ def test_a_state_that_a_chain_is_on_its_way_to_is_needed() -> None:
     search = plan_of_two()
     search.driver.remember([ended("study/0"), ended("study/1")])
     node = search.plan.trials[TrialId("study/0")].path[0]
-    begun = ChainStarted(ChainId("other-1"), DriverId("other"), WorkerId("w"), (Stretch(node.id, 0, 4),), 0.0)
+    begun = ChainStarted(ChainId("other-1"), DriverId("other"), WorkerId("w"), (Span(node.id, 0, 4),), 0.0)
     search.driver.remember([begun])
     assert needed_steps(search) == [4]
 

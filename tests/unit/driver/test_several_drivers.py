@@ -20,10 +20,10 @@ from hpstage.plan.events import (
     DriverId,
     DriverJoined,
     DriverLeft,
+    Span,
     StageFailed,
     StateKey,
     StateReached,
-    Stretch,
     TrialAdded,
     TrialId,
     UserFailure,
@@ -200,8 +200,8 @@ def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(new
     node = other.plan.nodes[0].id
     begun = [
         DriverJoined(DriverId("first"), "first", "a host", 0, 0.0),
-        ChainStarted(ChainId("first-1"), DriverId("first"), WorkerId("w"), (Stretch(node, 0, 4),), 0.0),
-        ChainProlonged(ChainId("first-1"), (Stretch(node, 4, 8),)),
+        ChainStarted(ChainId("first-1"), DriverId("first"), WorkerId("w"), (Span(node, 0, 4),), 0.0),
+        ChainProlonged(ChainId("first-1"), (Span(node, 4, 8),)),
     ]
     other.driver.remember(begun)
     if newcomer:
@@ -211,9 +211,7 @@ def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(new
         if step:
             metrics: dict[str, float | str] | None = {"score": 1.0} if step == 4 else None
             chain = ChainId("first-1")
-            other.driver.remember(
-                [StateReached(node, step - 2, step, WorkerId("w"), 0.0, 0.1, metrics=metrics, chain=chain)]
-            )
+            other.driver.remember([StateReached(chain, WorkerId("w"), node, step - 2, step, 0.0, 0.1, metrics=metrics)])
         for _ in range(3):
             other.turn()
         assert len(other.scheduler.workers) == 2 and set(other.plan.chains) == {"first-1"}

@@ -17,7 +17,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, PopulationBasedTraining, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
+from hpstage.plan.events import ChainId, NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.report import Frames, frames
 from hpstage.report.account import new_account, rounded, uncollected
@@ -171,7 +171,7 @@ def test_a_lost_checkpoint_and_a_killed_worker_are_told() -> None:
     executor.kill(executor.join(0.0), 3.5)
     run = Search(executor, checkpoint_every=2)
     run.run([trial(i, {"a": s.constant(i + 1)}, 8) for i in range(2)], [8, 8])
-    run.driver.remember([StateLost(run.plan.nodes[0].id, 8, "evicted: a test")])
+    run.driver.remember([StateLost(run.plan.nodes[0].id, 8, "evicted", "a test")])
     found = frames(run.journal)
     check_sums(found)
     died = found.workers.dropna(subset="outcome")
@@ -298,6 +298,6 @@ def test_a_failure_counts_once_and_only_until_another_search_has_come_past_it() 
     account.catch_up(run.journal)
     assert account.failures() == [failed]
     for start, stop, overcome in ((0, 4, False), (4, 8, True)):
-        run.driver.remember([StateReached(NodeId(0), start, stop, WorkerId("w"), 1.0, 1.0)])
+        run.driver.remember([StateReached(ChainId("c"), WorkerId("w"), NodeId(0), start, stop, 1.0, 1.0)])
         account.catch_up(run.journal)
         assert (account.failures() == []) == overcome

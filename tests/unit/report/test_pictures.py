@@ -20,7 +20,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.execution.simulated import Measure, SimulatedExecutor, value_of_key
-from hpstage.plan.events import ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
+from hpstage.plan.events import ChainId, ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.report import (
@@ -31,7 +31,7 @@ from hpstage.report import (
     draw_timeline,
     save,
 )
-from hpstage.report.account import Account, ChainRecord, Waste, charged
+from hpstage.report.account import Account, Waste, charged
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import causes_of
 from hpstage.report.lanes import lanes_of
@@ -202,8 +202,8 @@ def test_bars_lie_before_the_time_of_their_fact_in_the_order_in_which_things_are
     account.charges.append(
         charged(reached(worker, 10.0, train=4.0, load=1.0, evaluate=2.0, save=0.5), TrialId("study/0"))
     )
-    lost = ChainLost(NodeId(0), 1, worker, at=12.0, outcome="lost", seconds=1.5, steps=1)
-    account.wastes.append(Waste(lost, TrialId("study/0"), ChainRecord(None, worker, None, 2.5)))
+    lost = ChainLost(ChainId("c"), worker, NodeId(0), 1, at=12.0, outcome="lost", seconds=1.5, steps=1)
+    account.wastes.append(Waste(lost, TrialId("study/0")))
     assert [(bar.activity, bar.began, bar.began + bar.seconds) for bar in bars(Book(account))] == [
         ("load", 2.5, 3.5),
         ("train", 3.5, 7.5),
@@ -216,7 +216,7 @@ def test_bars_lie_before_the_time_of_their_fact_in_the_order_in_which_things_are
 def reached(
     worker: WorkerId, at: float, *, train: float, load: float = 0.0, evaluate: float = 0.0, save: float = 0.0
 ) -> StateReached:
-    return StateReached(NodeId(0), 0, 1, worker, at, train, load, evaluate, save)
+    return StateReached(ChainId("c"), worker, NodeId(0), 0, 1, at, train, load, evaluate, save)
 
 
 def test_the_timeline_tells_how_busy_each_worker_was(searched: tuple[hpstage.Result, Book]) -> None:

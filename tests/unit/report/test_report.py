@@ -20,6 +20,7 @@ from hpstage.algos import FullTraining, PopulationBasedTraining
 from hpstage.errors import StoreError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.events import (
+    ChainId,
     NodeId,
     SearchStarted,
     StageFailed,
@@ -417,7 +418,7 @@ def test_work_that_was_thrown_away_is_paid_for_and_told(tmp_path: Path) -> None:
     run.run([trial(i, {"a": s.constant(i + 1)}, 8) for i in range(2)], [8, 8])
     page = Page(write_report(tmp_path, run.journal))
     check_balance(tmp_path)
-    assert page.row("thrown away")[0] == "1.50 s"
+    assert page.row("thrown away")[0] == "1.5 s"
     assert [row["outcome"] for row in read(tmp_path / "workers.csv")].count("died") == 1
 
 
@@ -433,6 +434,6 @@ def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
 def test_a_worker_of_a_charge_without_a_chain_is_counted() -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
-    run.driver.remember([StateReached(NodeId(0), 0, 4, WorkerId("w"), 10.0, 4.0)])
+    run.driver.remember([StateReached(ChainId("c"), WorkerId("w"), NodeId(0), 0, 4, 10.0, 4.0)])
     saved = savings_of(open_book(run.journal))
     assert (saved.workers, saved.makespan, saved.steps_trained) == (1, 4.0, 4)

@@ -168,8 +168,9 @@ def test_a_worker_that_computes_other_values_than_the_planner_is_named_and_its_s
             return [self._other(report) for report in super().wait(timeout)]
 
         def _other(self, report: Report) -> Report:
-            if isinstance(report, BoundaryReached) and report.kept is not None and report.step == 7:
-                return replace(report, kept=replace(report.kept, key=StateKey("0" * 32)))
+            if isinstance(report, BoundaryReached) and report.reached.kept is not None and report.reached.step == 7:
+                reached = report.reached
+                return BoundaryReached(replace(reached, kept=replace(reached.kept, key=StateKey("0" * 32))))
             return report
 
     search = Search(Other(1), checkpoint_every=7)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
-from hpstage.plan.events import Amendment, Chain, ChainId, Report, TrialAdded, WorkerId
+from hpstage.plan.events import Amendment, BoundaryReached, Chain, ChainId, Report, TrialAdded, WorkerId
 from hpstage.scheduler.scheduler import Answer
 from tests.unit.searches import Search, histories, schedules, trial
 
@@ -64,7 +64,8 @@ class LateExecutor(SimulatedExecutor):
                 continue
             self._now, _, act = heapq.heappop(self._agenda)
             for report in act():
-                when = self._arrival(report.worker, self._back())
+                told = report.reached if isinstance(report, BoundaryReached) else report
+                when = self._arrival(told.worker, self._back())
                 heapq.heappush(self._under_way, (when, next(self._order), report))
         return arrived
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.errors import InternalError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
-from hpstage.plan.events import Kept, StateKey, StateReached, TrialId, WorkerId
+from hpstage.plan.events import ChainId, Kept, StateKey, StateReached, TrialId, WorkerId
 from hpstage.plan.log import open_plan
 from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
 
@@ -234,7 +234,7 @@ def test_a_state_that_was_kept_as_another_is_refused_and_nothing_is_folded() -> 
     one, other = plan.trials[TrialId("study/0")].path[0], plan.trials[TrialId("study/1")].path[0]
     for key in (plan.key(other, 4), plan.key(one, 5)):
         with pytest.raises(InternalError, match=f"was kept as {key}"):
-            plan.apply(StateReached(one.id, 0, 4, WorkerId("w"), 1.0, 1.0, kept=Kept(key, 1, "")))
+            plan.apply(StateReached(ChainId("c"), WorkerId("w"), one.id, 0, 4, 1.0, 1.0, kept=Kept(key, 1, "")))
         assert not one.states and not plan.kept and plan.totals.steps_trained == 0
-    plan.apply(StateReached(one.id, 0, 4, WorkerId("w"), 1.0, 1.0, kept=Kept(plan.key(one, 4), 1, "")))
+    plan.apply(StateReached(ChainId("c"), WorkerId("w"), one.id, 0, 4, 1.0, 1.0, kept=Kept(plan.key(one, 4), 1, "")))
     plan.validate()

@@ -25,9 +25,9 @@ from hpstage.plan.events import (
     DriverId,
     Fact,
     NodeId,
+    Span,
     StateKey,
     StateReached,
-    Stretch,
     TargetAsked,
     WorkerId,
 )
@@ -161,10 +161,10 @@ def test_a_worker_is_not_idle_in_a_call_for_which_others_worked() -> None:
         account.apply(TargetAsked(added.trial, 8))
         for call, name in enumerate(["w", second, "w"]):
             worker, chain, began = WorkerId(name), ChainId(str(call)), 100.0 * call
-            stretches = (Stretch(NodeId(0), 0, 8),)
-            account.apply(ChainStarted(chain, DriverId(str(call)), worker, stretches, began))
+            spans = (Span(NodeId(0), 0, 8),)
+            account.apply(ChainStarted(chain, DriverId(str(call)), worker, spans, began))
             for start, at in ((0, 4.0), (4, 10.0)):  # of four seconds each
-                account.apply(StateReached(NodeId(0), start, start + 4, worker, began + at, 4.0, chain=chain))
+                account.apply(StateReached(chain, worker, NodeId(0), start, start + 4, began + at, 4.0))
             account.apply(ChainClosed(chain, began + 10.0))
         return causes_of(Book(account)).idle
 
