@@ -61,7 +61,7 @@ def test_a_report_that_is_made_by_several_processes_is_the_same(store: Path, tmp
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     for path in page.parent.iterdir():
-        assert path.read_bytes() == (tmp_path / "forks" / path.name).read_bytes()
+        assert path.read_bytes() == (tmp_path / "forks" / path.name).read_bytes(), path.name
 
 
 def test_a_report_is_without_tables_unless_they_are_asked_for(store: Path, tmp_path: Path) -> None:

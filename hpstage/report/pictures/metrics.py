@@ -13,6 +13,7 @@ from matplotlib.ticker import NullFormatter
 from hpstage.report.names import plain
 from hpstage.report.pictures import style
 from hpstage.report.views.metrics import MetricsView
+from hpstage.text import count_of
 
 _HEIGHT = 3.6
 _COMMON = 1e3  # between the largest of the common values and the smallest; beyond, the axis is logarithmic
@@ -66,11 +67,11 @@ def draw(view: MetricsView) -> Figure:
     axes.tick_params(axis="y", length=0)
     style.counts(axes.xaxis)
     style.label(axes, x="training step", y=plain(view.metric, 40))
-    notes = [style.counted(view.trials, "trial")]
+    notes = [count_of(view.trials, "trial")]
     if view.hidden:
-        notes.append(f"{style.counted(view.hidden, 'node')} left out")
+        notes.append(f"{count_of(view.hidden, 'node')} left out")
     if outside:
-        notes.append(f"{style.counted(outside, 'value')} beyond the axis")
+        notes.append(f"{count_of(outside, 'value')} beyond the axis")
     if view.not_finite:
         notes.append(f"{view.not_finite:,} not finite")
     style.title(axes, ", ".join(notes))

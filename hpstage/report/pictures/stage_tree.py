@@ -17,6 +17,7 @@ from hpstage.report.measured import merit
 from hpstage.report.names import plain
 from hpstage.report.pictures import style
 from hpstage.report.views.stage_tree import Branch, StageTreeView
+from hpstage.text import count_of
 
 _ROW = 0.15  # inches per row, as long as there is room
 _AROUND = 0.9  # inches above and below the rows
@@ -73,7 +74,7 @@ def draw(view: StageTreeView) -> Figure:
     axes.grid(axis="x", color=style.TRACK, linewidth=0.5)
     style.counts(axes.xaxis)
     style.label(axes, x="training step")
-    trials, nodes = style.counted(view.trials, "trial"), style.counted(view.nodes, "node")
+    trials, nodes = count_of(view.trials, "trial"), count_of(view.nodes, "node")
     style.title(axes, f"{trials} in {nodes}" + (" (the wider, the more trials)" if view.trials > 1 else ""))
     style.legend(axes, legend)
     _name_ends(axes, shown)
@@ -120,7 +121,7 @@ def _tick_off(axes: Axes, shown: Sequence[Branch], hidden: int) -> Line2D:
     axes.add_collection(LineCollection(ticks, colors=style.GREY, linewidths=0.5, zorder=2))
     roots = "" if places else ", from the first step on"
     return Line2D(
-        [], [], color=style.GREY, linestyle="", marker="|", label=f"{style.counted(hidden, 'node')} left out{roots}"
+        [], [], color=style.GREY, linestyle="", marker="|", label=f"{count_of(hidden, 'node')} left out{roots}"
     )
 
 

@@ -106,10 +106,6 @@ def legend(axes: Axes, handles: Iterable[Any]) -> None:
     )
 
 
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def time_unit(seconds: float) -> tuple[float, str]:
     """The unit in which to tell times up to ``seconds``: its seconds, and its name."""
     if abs(seconds) >= 2 * 3600:

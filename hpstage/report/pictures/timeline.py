@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from hpstage.report.names import plain
 from hpstage.report.pictures import style
 from hpstage.report.views.timeline import ACTIVITIES, EVALUATE, LOAD, PIECES, SAVE, TRAIN, WASTED, TimelineView
+from hpstage.text import count_of
 
 COLOURS = {
     TRAIN: style.BLUE,
@@ -64,7 +65,7 @@ def draw(view: TimelineView | None) -> Figure:
     busy = f"{share:.0%} of {end:,.3g} {name}"
     if min(there) < span:
         busy = f"{share:.0%} of their time"
-    style.title(axes, f"{style.counted(len(workers), 'worker')}, busy {busy}")
+    style.title(axes, f"{count_of(len(workers), 'worker')}, busy {busy}")
     axes.set_xlim(0.0, end)
     middle, half = (len(workers) - 1) / 2, max(_FEWEST, len(workers)) / 2
     axes.set_ylim(middle + half + 0.05, middle - half - 0.05)
