@@ -102,7 +102,7 @@ class Connection:
         except ImportError:
             return  # a scheduler without hpstage
         for name in stale:
-            with suppress(ValueError):  # another driver was faster
+            with suppress(ValueError, KeyError):  # another driver was faster: at the scheduler, or at a worker
                 self.client.unregister_worker_plugin(name)
 
     def watch(self, worker: WorkerId) -> None:

@@ -341,7 +341,7 @@ class DaskExecutor(Executor):
             if self._cluster is None and connection.alive:
                 try:
                     connection.client.unregister_worker_plugin(self._name)
-                except (OSError, ValueError):
+                except (OSError, ValueError, KeyError):
                     logger.warning("the workers could not be told that the run is over", exc_info=True)
             self._release(list(self._futures))
             connection.close()

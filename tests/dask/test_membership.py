@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, WorkerPlugin
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
@@ -162,6 +162,24 @@ def test_the_chains_of_a_killed_driver_stop_and_the_next_one_forgets_it(
     open_executor(Counter())
     [mine] = client.run_on_scheduler(plugins)
     assert before and mine not in before
+
+
+def test_two_drivers_may_forget_a_dead_one_at_the_same_time(open_executor: Open, client: Client) -> None:
+    """The scheduler may still know of a plugin that a worker has taken off already."""
+    client.wait_for_workers(2, timeout=120)
+    name = "hpstage-of-the-dead"
+    client.register_plugin(WorkerPlugin(), name=name)
+
+    def without_it(dask_worker: Any = None) -> None:
+        del dask_worker.plugins[name]
+
+    client.run(without_it)
+    open_executor(Counter())
+
+    def plugins(dask_scheduler: Any = None) -> list[str]:
+        return list(dask_scheduler.worker_plugins)
+
+    assert name not in client.run_on_scheduler(plugins)
 
 
 def test_a_cluster_that_stays_without_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
