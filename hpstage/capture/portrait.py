@@ -141,19 +141,22 @@ def first_difference(
         answered: see :func:`differences`.
     """
     return min(
-        differences(straight, forked, answered=answered),
+        differences(straight, forked, suspected=suspected, answered=answered),
         key=lambda found: (found[0] not in suspected, found[0] not in from_the_start, rank(found[0])),
         default=None,
     )
 
 
-def differences(straight: dict[str, str], forked: dict[str, str], *, answered: bool = False) -> Iterator[Difference]:
+def differences(
+    straight: dict[str, str], forked: dict[str, str], *, suspected: Collection[str] = (), answered: bool = False
+) -> Iterator[Difference]:
     """All that is not the same, in the order in which it was met.
 
     Local variables that a fork has not set are passed by: they hold what was reported earlier, and what reads them
     would fail in the fork.
 
     Args:
+        suspected: paths that are not passed by.
         answered: the user answers for the state: the same goes for attributes (scikit-learn's ``n_features_in_``).
     """
     for path in [*straight, *(path for path in forked if path not in straight)]:
@@ -162,7 +165,7 @@ def differences(straight: dict[str, str], forked: dict[str, str], *, answered: b
             continue
         if path.startswith(LOCAL) and variable(path) not in forked:
             continue
-        if answered and path.startswith(_OWN) and path not in forked:
+        if answered and path.startswith(_OWN) and path not in forked and path not in suspected:
             continue
         yield path, here, there
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import traceback
@@ -40,6 +41,8 @@ from hpstage.plan.events import (
 from hpstage.schedule import Scalar, varies
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
+
+logger = logging.getLogger("hpstage")
 
 _VERIFICATIONS = 8
 """Forks that are verified since something new has changed, at most: paths may be made up without end."""
@@ -309,12 +312,22 @@ class ChainRunner:
         stood_at, verification = self._stands_at, flight.verification
         if verification is None:
             self._verifications_left -= 1
+            if not self._verifications_left:
+                logger.warning(
+                    "Training has begun to change something else %d times, last %s; what it begins to change from now "
+                    "on is verified no more. Name what no training hangs on in `stateless`.",
+                    _VERIFICATIONS,
+                    min(self._unverified()) if self._unverified is not None else "",
+                )
             flight.verification = verification = self._verification(flight, at_once=True)
             if at_end:
                 stood_at = None
                 verification.beyond(values)
         else:
             verification.after(flight.step - 1, values, flight.announced, last=at_end)
+            if at_end and not verification.over and flight.step == verification.fork and self._unverified is not None:
+                stood_at = None
+                verification.beyond(values)  # a chain of one step
         if not (verification.over or at_end):
             return None
         flight.load_seconds += verification.seconds

@@ -13,7 +13,7 @@ from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
-from hpstage.training.changes import MADE, without_index
+from hpstage.training.changes import MADE
 from hpstage.training.pickles import REMEDY, pickles_in
 
 _STATE = "the state"
@@ -131,17 +131,26 @@ class ForkVerification:
         close = getattr(self._trainable, "close", None)
         if close is not None:
             close()  # as a process that begins anew
+        self.steps = len(self._trained)
         self._load()
         answered = bool(getattr(self._trainable, "answers_for_state", False))
-        changed = {path.removesuffix(MADE) for path in self._changed}
         loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
-        for step, hp, report in self._trained:
-            self._train(step, hp, report)
-        self.steps = len(self._trained)
+        try:
+            for step, hp, report in self._trained:
+                self._train(step, hp, report)
+        except StateError:
+            raise
+        except Exception as error:
+            self.refusal = (
+                f"step {step}, which was trained before, cannot be trained once more from a kept state, as it would "
+                f"be if a worker were lost: {type(error).__name__}: {error}. Let a step leave nothing behind that the "
+                f"same step stumbles over, or state it in state_dict()"
+            )
+            return
         self.difference = first_difference(
             straight,
             portrait_of(self._trainable),
-            suspected={path for path in straight if without_index(path) in changed},
+            suspected={path.removesuffix(MADE) for path in self._changed},
             from_the_start=loaded,
             answered=answered,
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
+from hpstage.capture.kind import same_value
 from hpstage.capture.kinds import CACHE, VALUES
 from hpstage.capture.portrait import texts_of
 from hpstage.capture.settings import SETTINGS
@@ -17,11 +19,6 @@ _EARLY = 2
 MADE = " (made)"
 """Behind the path of an object that was not there before."""
 _INDEX = re.compile(r"\[[^]]*\]")
-
-
-def without_index(path: str) -> str:
-    """Items of a list are one path."""
-    return _INDEX.sub("[]", path)
 
 
 class Changes:
@@ -43,9 +40,9 @@ class Changes:
         self._trained, self._before = 0, frozenset()
 
     def loaded(self) -> None:
-        """A state was loaded. What changes in the steps that follow counts as seen where this process has seen none:
-        the process that has trained up to the state has told of what began before it."""
+        """A state was loaded: what changes in the steps to come was not seen by the first fork."""
         self.begin()
+        self._verified = self._verified or frozenset()
 
     def trained(self) -> None:
         """A step was trained."""
@@ -68,7 +65,7 @@ class Changes:
 
     def _note(self) -> None:
         known, now = self._known, self._count_from_here()
-        self._before |= {without_index(path) for path in _changed(known, now)}
+        self._before |= set(_changed(known, now))
 
     def _count_from_here(self) -> Survey:
         known, self._known = self._known, self._world.survey(self._known)
@@ -85,9 +82,21 @@ def _changed(known: Survey, now: Survey) -> Iterator[str]:
         if record is before or record.kind is CACHE or record.obj is SETTINGS or UNKNOWN in record.path:
             continue
         if before is None:
-            yield f"{record.path}{MADE}"
+            yield f"{_INDEX.sub('[]', record.path)}{MADE}"  # a list may grow without end
         elif record.kind is VALUES:
             yield record.path
         else:
             texts = dict(texts_of(before, known))
-            yield from (path for path, text in texts_of(record, now) if texts.get(path) != text)
+            paths = [path for path, text in texts_of(record, now) if texts.get(path) != text]
+            if record.path in paths:
+                yield from _items(record.path, before.content, record.content)
+            yield from paths
+
+
+def _items(path: str, before: Any, now: Any) -> Iterator[str]:
+    """Which items of a list or a dict are others, as long as there are as many."""
+    (old, *_), (new, *_) = (content if type(content) is tuple else (content,) for content in (before, now))
+    if type(old) is dict is type(new) and old.keys() == new.keys():
+        yield from (f"{path}[{key!r}]" for key, value in new.items() if not same_value(old[key], value))
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        yield from (f"{path}[{i}]" for i, pair in enumerate(zip(old, new, strict=True)) if not same_value(*pair))
