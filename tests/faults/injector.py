@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import os
 import random
 import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,19 @@ from tests.faults.site import LEASE, PATIENCE, WORKER_TTL, Process, Site, member
 
 HOUR = 3600.0
 DISK = "disk full"
+
+
+def evicted(records: Sequence[bytes], start: int) -> set[str]:
+    """Keys of the states that these records, from ``start`` on, say to be evicted."""
+    keys: dict[tuple[int, int], str] = {}
+    found = set()
+    for place, fact in enumerate(map(json.loads, records)):
+        ref = (fact.get("node"), fact.get("step"))
+        if fact["type"] == "StateReached" and fact.get("kept") is not None:
+            keys[ref] = fact["kept"]["key"]
+        elif fact["type"] == "StateLost" and fact["reason"] == "evicted" and place >= start:
+            found.add(keys[ref])
+    return found
 
 
 class Injector:
@@ -214,6 +228,7 @@ class Injector:
         redis.start()
         there = len(self._journal())
         self.lost |= {(place, record_hash(before[place])) for place in range(there, len(before))}
+        self.damaged |= evicted(before, there)  # gone, and nobody knows any more that they are
         shutil.rmtree(copy)
         self._is_to_lose = False
 

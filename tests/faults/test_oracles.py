@@ -40,6 +40,7 @@ from hpstage.plan.events import (
 )
 from hpstage.store import MemoryJournal, RedisJournal
 from tests.faults import oracles, work
+from tests.faults.injector import evicted
 from tests.faults.site import members
 from tests.redis_server import RedisServer
 
@@ -244,3 +245,10 @@ def test_a_process_that_outlives_its_parent_is_found_out() -> None:
         child = int(parent.stdout.readline())
     assert list(members(parent.pid)) == [child]
     os.close(write)  # it ends
+
+
+def test_states_whose_eviction_a_server_has_lost_are_known_to_be_gone() -> None:
+    facts = [*BEGUN, StateLost(NodeId(0), 4, "evicted")]
+    records = [msgspec.json.encode(fact) for fact in facts]
+    assert evicted(records, len(BEGUN)) == {f"{0:016x}{4:016x}"}
+    assert evicted(records, len(facts)) == set()
