@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,27 @@ class Growing(Anchored):
         self.weights *= 1 + self.meters["seen"][0]
 
 
+class Looking(Anchored):
+    """Looks for what may not be there yet, and only where it is measured."""
+
+    def late(self, step: int) -> None:
+        if step == LATE:
+            self.best = self.weights.copy()
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": float(np.abs(getattr(self, "best", self.weights)).sum())}
+
+
+class Unfreezing(Anchored):
+    """Of two items of a list one begins to change late."""
+
+    def late(self, step: int) -> None:
+        self.sums: Any = getattr(self, "sums", None) or [0.0, 0.0]
+        self.sums[0] = float(step)
+        self.sums[1] += step >= LATE
+        self.weights *= 1 + 0.1 * self.sums[1]
+
+
 class Answering(Anchored):
     def state_dict(self) -> Any:
         return {"weights": self.weights, "anchor": self.anchor}
@@ -117,29 +139,38 @@ def search(trainable: object, **options: Any) -> tuple[hpstage.Result, list[Fork
 
 @pytest.mark.parametrize(
     ("subject", "match"),
-    [(Anchored(), r"self\.anchor"), (Counting(), r"self\.counts\.late"), (Growing(), r"self\.meters")],
+    [
+        (Anchored(), r"self\.anchor"),
+        (Counting(), r"self\.counts\.late"),
+        (Growing(), r"self\.meters"),
+        (Looking(), r"self\.best is absent"),
+        (Unfreezing(), r"self\.sums"),
+    ],
 )
 def test_what_begins_to_change_late_and_is_in_no_state_ends_the_search(subject: Anchored, match: str) -> None:
     with pytest.raises(StateError, match=match):
         search(subject)
 
 
-def test_it_is_found_where_each_chain_ends_before_the_next_step() -> None:
+@pytest.mark.parametrize(
+    ("interval", "subject", "match"), [(LATE + 1, Anchored(), "anchor"), (1, Counting(), "counts")]
+)
+def test_it_is_found_where_each_chain_ends_before_the_next_step(interval: int, subject: Anchored, match: str) -> None:
     """Trials of a population wait for each other wherever they are compared."""
 
     def tuned(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": s.constant(trial.suggest_float("lr", 0.01, 0.1)), "seed": 0}
 
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    with pytest.raises(StateError, match=r"self\.anchor"):
+    with pytest.raises(StateError, match=rf"self\.{match}"):
         hpstage.optimize(
             study,
-            Anchored(),
+            subject,
             tuned,
             metric="loss",
             steps=LATE + 3,
             n_trials=3,
-            algorithm=PopulationBasedTraining(LATE + 1),
+            algorithm=PopulationBasedTraining(interval),
             executor=hpstage.InlineExecutor(),
             store=MemoryJournal(),
         )
@@ -171,3 +202,32 @@ def test_a_store_that_was_found_inexact_is_built_on_no_more() -> None:
         with pytest.raises(StateError, match=match):
             search(Anchored(), store=journal)
     search(Anchored(), store=journal, verify="off")
+
+
+def test_it_is_found_where_a_call_goes_on_from_what_another_has_kept(tmp_path: Path) -> None:
+    journal, kept = MemoryJournal(), str(tmp_path)
+    search(Anchored(), store=journal, checkpoints=kept, steps=LATE, space=whole)
+    with pytest.raises(StateError, match=r"self\.anchor"):
+        search(Anchored(), store=journal, checkpoints=kept, space=whole)
+
+
+def whole(trial: optuna.Trial) -> dict[str, Any]:
+    """One schedule for however many steps."""
+    return {"lr": s.constant(trial.suggest_categorical("drop", [LATE + 4, LATE + 6]) / 100), "seed": 0}
+
+
+class Once(Temporary):
+    """Leaves something behind over which the same step stumbles."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def late(self, step: int) -> None:
+        super().late(step)
+        if step >= LATE:
+            (self.folder / f"{step} {float(self.weights.sum())}").mkdir()
+
+
+def test_a_step_that_cannot_be_trained_once_more_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"cannot be trained once more from a kept state.*FileExistsError"):
+        search(Once(tmp_path))
