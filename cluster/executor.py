@@ -139,7 +139,13 @@ class DaskExecutor(Executor):
             ) from error
         client = connection.client
         self._install(client, self._plugin)
-        told: dict[str, bytes | None] = client.run(side.described, self._run, on_error="ignore")
+        try:
+            told: dict[str, bytes | None] = client.run(side.described, self._run, on_error="ignore")
+        except OSError as error:
+            raise ClusterError(
+                f"the scheduler at {self._where} went away while the workers were being set up ({error}); run the same "
+                f"command again"
+            ) from error
         with self._lock:
             found = {WorkerId(name): decode_description(text) for name, text in told.items() if text is not None}
             present = [text for text in (found | self._early).values() if text is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client
@@ -78,6 +79,26 @@ def test_a_study_gives_up_with_a_remedy_when_no_scheduler_comes_back(tmp_path: P
             end(scheduler)
             with pytest.raises(ClusterError, match=r"gone for 0 s.*run the same command again"):
                 study.result()
+
+
+@pytest.mark.slow  # Dask tries for half a minute
+def test_a_scheduler_that_is_lost_while_a_search_begins_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Processes(tmp_path) as cluster:
+        scheduler = cluster.scheduler()
+        cluster.worker()
+        install = DaskExecutor._install
+
+        def then_end_it(*arguments: Any) -> None:
+            install(*arguments)
+            end(scheduler)
+
+        monkeypatch.setattr(DaskExecutor, "_install", then_end_it)
+        with Client(cluster.address, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=120)
+            with pytest.raises(ClusterError, match=r"while the workers were being set up.*run the same command again"):
+                DaskExecutor(client).open(Counter(), None)
 
 
 def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) -> None:
