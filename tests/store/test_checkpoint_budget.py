@@ -134,8 +134,8 @@ def test_a_search_under_a_small_budget_ends_with_the_same_study_and_no_more_byte
             assert again.kept_bytes <= max(budget, needed) + largest
             most = max(most, again.kept_bytes)
     assert most > budget
-    assert {fact.reason for fact in result.journal if isinstance(fact, StateLost)} == {
-        "evicted: checkpoints took more than their budget"
+    assert {(fact.reason, fact.message) for fact in result.journal if isinstance(fact, StateLost)} == {
+        ("evicted", "checkpoints took more than their budget")
     }
 
 
@@ -200,7 +200,7 @@ def test_on_a_disk_that_is_really_full_the_search_goes_on(
         )
     assert outcome(result) == undisturbed
     assert "The disk is full" in caplog.text
-    assert any("disk is full" in fact.reason for fact in result.journal if isinstance(fact, StateLost))
+    assert any("disk is full" in fact.message for fact in result.journal if isinstance(fact, StateLost))
     assert keys_in(small_disk / "checkpoints", result.plan.workload) == set(result.plan.kept)
 
 
