@@ -325,7 +325,7 @@ class ChainRunner:
                 verification.beyond(values)
         else:
             verification.after(flight.step - 1, values, flight.announced, last=at_end)
-            if at_end and not verification.over and flight.step == verification.fork and self._unverified is not None:
+            if at_end and flight.step == verification.fork and self._unverified is not None:
                 stood_at = None
                 verification.beyond(values)  # a chain of one step
         if not (verification.over or at_end):

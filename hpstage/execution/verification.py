@@ -90,25 +90,23 @@ class ForkVerification:
         self.seconds += time.perf_counter() - began
         self._began = time.perf_counter()
 
-    def beyond(self, hp: Mapping[str, Scalar]) -> bool:
-        """Train beyond where training ends, under ``hp``, since no step is to come.
-
-        Returns:
-            Whether that could be done: code may know where training ends, and fail there.
-        """
+    def beyond(self, hp: Mapping[str, Scalar]) -> None:
+        """Train beyond where training ends, under ``hp``, since no step is to come. Code may know where training ends,
+        and fail there: then it is not :attr:`over`."""
+        if self.over:
+            return
         began = time.perf_counter()
         steps = range(self.fork, self.fork + self._steps)
         try:
             for step in steps:
                 self._train(step, hp, False)
         except Exception:
-            return False
-        finally:
             self.seconds += time.perf_counter() - began
+            return
         self._trained = [(step, dict(hp), False) for step in steps]
         self._compare()
         self.over = True
-        return True
+        self.seconds += time.perf_counter() - began
 
     @property
     def told(self) -> str | None:

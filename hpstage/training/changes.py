@@ -95,7 +95,7 @@ def _changed(known: Survey, now: Survey) -> Iterator[str]:
 
 def _items(path: str, before: Any, now: Any) -> Iterator[str]:
     """Which items of a list or a dict are others, as long as there are as many."""
-    (old, *_), (new, *_) = (content if type(content) is tuple else (content,) for content in (before, now))
+    (old, *_), (new, *_) = (content if type(content) is tuple and content else (content,) for content in (before, now))
     if type(old) is dict is type(new) and old.keys() == new.keys():
         yield from (f"{path}[{key!r}]" for key, value in new.items() if not same_value(old[key], value))
     elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
