@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, Literal
 
 from distributed import Client, LocalCluster, Scheduler
@@ -58,7 +57,6 @@ class Connection:
         self._topic = topic
         self._on_feed = on_feed
         self._on_left = on_left
-        self._closing: dict[WorkerId, str] = {}  # workers that said why they are about to close
         self._heard = threading.Event()
         self._all = False
         limit = {} if timeout is None else {"timeout": timeout}
@@ -105,10 +103,6 @@ class Connection:
             with suppress(ValueError, KeyError):  # another driver was faster: at the scheduler, or at a worker
                 self.client.unregister_worker_plugin(name)
 
-    def watch(self, worker: WorkerId) -> None:
-        """Learn, too, whether this worker closes in an orderly way."""
-        self.client.subscribe_topic(worker, partial(self._on_worker, worker))
-
     def close(self) -> None:
         """Returns when nothing is heard any more."""
         if self._all and self.alive:
@@ -125,21 +119,28 @@ class Connection:
         else:
             self._on_feed(message)
 
-    def _on_worker(self, worker: WorkerId, event: tuple[float, dict[str, Any]]) -> None:
-        _, message = event
-        if message.get("action") == "closing-worker":
-            self._closing[worker] = message.get("reason", "")
-
-    def _on_cluster(self, event: tuple[float, dict[str, Any]]) -> None:
+    async def _on_cluster(self, event: tuple[float, dict[str, Any]]) -> None:
         _, message = event
         if message.get("action") != "remove-worker":
             return
         worker = WorkerId(message["worker"])
-        reason = self._closing.pop(worker, None)
-        # Retired and scaled down workers are expected to go. One that gets a signal by way of its nanny, or is
-        # restarted, says so itself; but a worker that was silent for too long may come to its senses as it is ended.
-        orderly = message.get("expected", False) or (reason is not None and not reason.startswith("check-worker-ttl"))
+        # Retired and scaled down workers are expected to go.
+        orderly = message.get("expected", False) or await self._said_goodbye(worker)
         self._on_left(worker, "closed" if orderly else "died")
+
+    async def _said_goodbye(self, worker: WorkerId) -> bool:
+        """Whether a worker that is gone closed of itself, as one does that is restarted or gets a signal."""
+        try:
+            events = await self.client.scheduler.events(topic=worker)
+        except OSError:
+            return False  # the scheduler is gone, and with it the connection
+        for message in (message for _, message in reversed(events) if isinstance(message, dict)):
+            if message.get("action") == "closing-worker":
+                # One that was silent for too long may come to its senses as it is ended.
+                return not message.get("reason", "").startswith("check-worker-ttl")
+            if message.get("action") == "add-worker":
+                break  # what is older is of another worker that had this address
+        return False
 
 
 def _ownerless(prefix: str, dask_scheduler: Scheduler) -> list[str]:

@@ -153,7 +153,7 @@ class DaskExecutor(Executor):
                 raise ClusterError("all workers have left while they were being set up; look at their logs")
             self._environment = environment_of(present, self._gpus, self._loaded)
             for description in present:
-                self._join(WorkerId(description.worker))
+                self._inbox.join(WorkerId(description.worker))
         if checkpoints is not None:
             self.use(checkpoints)
         return self._environment
@@ -377,15 +377,10 @@ class DaskExecutor(Executor):
                 return
         reason = refusal(description, self._environment, self._loaded)
         if reason is None:
-            self._join(worker)
+            self._inbox.join(worker)
         else:
             logger.warning("worker %s is not used: %s", worker, reason)
             self._on_left(worker, "closed")  # it may have been: its training process is another now
-
-    def _join(self, worker: WorkerId) -> None:
-        assert self._connection is not None, "workers are heard of over a connection"
-        self._connection.watch(worker)
-        self._inbox.join(worker)
 
     def _on_left(self, worker: WorkerId, reason: Departure, message: str = "") -> None:
         with self._lock:
