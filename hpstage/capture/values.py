@@ -23,7 +23,7 @@ from hpstage.checkpoints import leaves
 
 _COPIED = 16 << 20
 """Bytes up to which a copy of an array is kept, by which it can be put back."""
-_WHOLE, _WHOLE_ELSEWHERE = 16 << 20, 1 << 20
+_WHOLE, _WHOLE_ELSEWHERE = 256 << 20, 1 << 20
 """Bytes up to which all of a value counts for its checksum: in this process's memory, and on a device."""
 _SAMPLED, _BLOCK = 64, 4096
 

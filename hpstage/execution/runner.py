@@ -236,8 +236,7 @@ class ChainRunner:
         """Train from the chain's source on; reports boundaries, and returns how the chain ended."""
         course = flight.course
         values = Values(flight.stage)
-        if flight.chain.verify:
-            flight.verification = self._verification(flight)
+        self._turned(flight)
         flight.start_clock()
         while True:
             boundary = course.boundaries.pop(flight.step, None)
@@ -282,6 +281,7 @@ class ChainRunner:
             if flight.step == flight.stage.stop:
                 flight.turn()
                 values = Values(flight.stage)
+                self._turned(flight)
                 continue
             coming = flight.coming()
             flight.announced = coming is not None and (coming.evaluate or coming.keep)
@@ -295,6 +295,11 @@ class ChainRunner:
         self._stands_at = None
         self._trainable.train(step, values)
 
+    def _turned(self, flight: _Flight) -> None:
+        """A stage begins."""
+        if flight.stage.verify and flight.verification is None:
+            flight.verification = self._verification(flight)
+
     def _has_news(self, flight: _Flight, boundary: Boundary | None) -> bool:
         """Is something in nobody's state at a boundary, perhaps, that training did not change when it was verified?"""
         if boundary is None or not boundary.keep or not flight.chain.verify_new or self._unverified is None:
@@ -304,7 +309,13 @@ class ChainRunner:
     def _verification(self, flight: _Flight, *, at_once: bool = False) -> ForkVerification:
         length = flight.course.stages[-1].stop - flight.step
         return ForkVerification(
-            self._trainable, flight.chain.initial, self._train_step, flight.step, length, at_once=at_once
+            self._trainable,
+            flight.chain.initial,
+            self._train_step,
+            flight.step,
+            length,
+            node=flight.stage.node,
+            at_once=at_once,
         )
 
     def _verify(self, flight: _Flight, values: Mapping[str, Scalar], at_end: bool) -> ForkVerified | None:
@@ -337,7 +348,7 @@ class ChainRunner:
         return ForkVerified(
             chain=flight.chain.id,
             worker=self._worker,
-            node=flight.stage.node,
+            node=verification.node,
             step=verification.fork,
             steps=verification.steps,
             seconds=verification.seconds,

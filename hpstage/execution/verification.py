@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from hpstage.capture.portrait import LOCAL, Difference, differences, first_difference, shown
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
+from hpstage.plan.events import NodeId
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
+from hpstage.training.adapter import checked_metrics
 from hpstage.training.changes import MADE
 from hpstage.training.pickles import REMEDY, pickles_in
 
@@ -33,6 +36,7 @@ class ForkVerification:
         train: trains a step of it, under values, and whether it is told that a report is wanted.
         begun: the step at which it begins.
         length: how many steps there are to come. One alone cannot be verified.
+        node: on which it begins.
         at_once: the fork is where it begins, not some steps later.
     """
 
@@ -44,11 +48,13 @@ class ForkVerification:
         begun: int,
         length: int,
         *,
+        node: NodeId,
         at_once: bool = False,
     ) -> None:
         self._trainable = trainable
         self._initial = dict(initial)
         self._train = train
+        self.node = node
         self.fork = begun if at_once else begun + max(1, min(_FORK_AFTER, length - 1))
         self._steps = max(1, min(_STEPS, begun + length - self.fork))
         self.seconds = 0.0
@@ -125,13 +131,14 @@ class ForkVerification:
 
     def _compare(self) -> None:
         straight = portrait_of(self._trainable)
+        answered = bool(getattr(self._trainable, "answers_for_state", False))
+        metrics = _metrics(self._trainable) if answered else {}
         pickles = dict(pickles_in(self._trainable.state_dict()))
         close = getattr(self._trainable, "close", None)
         if close is not None:
             close()  # as a process that begins anew
         self.steps = len(self._trained)
         self._load()
-        answered = bool(getattr(self._trainable, "answers_for_state", False))
         loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         try:
             for step, hp, report in self._trained:
@@ -145,13 +152,18 @@ class ForkVerification:
                 f"same step stumbles over, or state it in state_dict()"
             )
             return
-        self.difference = first_difference(
+        forked = portrait_of(self._trainable)
+        find = partial(
+            first_difference,
             straight,
-            portrait_of(self._trainable),
+            forked,
             suspected={path.removesuffix(MADE) for path in self._changed},
             from_the_start=loaded,
-            answered=answered,
         )
+        self.difference = find(answered=answered)
+        unset = None if self.difference is not None else find()
+        if unset is not None and not _measures_alike(self._trainable, metrics):
+            self.difference = unset
         if self.difference is not None and self.difference[0] == _STATE and pickles:
             now = dict(pickles_in(self._trainable.state_dict()))
             self.pickle = next((path for path, content in pickles.items() if now.get(path) != content), None)
@@ -174,6 +186,22 @@ class ForkVerification:
     def _load(self) -> None:
         self._trainable.setup(self._initial)
         self._trainable.load_state_dict(reread(self._state))
+
+
+def _metrics(trainable: Trainable) -> dict[str, str]:
+    """Nothing, where it cannot be evaluated at this step."""
+    try:
+        return {name: repr(value) for name, value in checked_metrics(trainable.evaluate()).items()}
+    except StateError:
+        raise
+    except Exception:
+        return {}
+
+
+def _measures_alike(trainable: Trainable, expected: Mapping[str, str]) -> bool:
+    """Whether it is evaluated as expected, but for what is never the same, such as seconds."""
+    metrics, again = _metrics(trainable), _metrics(trainable)
+    return all(metrics.get(name) == value or metrics.get(name) != again.get(name) for name, value in expected.items())
 
 
 def _but_locals(portrait: dict[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ StateKey = NewType("StateKey", str)
 
 
 Verify = Literal["first-fork", "all", "off"]
-"""Which forks are verified: the first of a workload, one of each chain, or none."""
+"""Which forks are verified: the first of a workload under each kind of values, one of each chain besides, or none."""
 
 Metrics = dict[str, float | str]
 """Metrics as they travel: JSON has no NaN and no infinities, so these are texts (``"nan"``, ``"inf"``, ``"-inf"``)."""
@@ -76,6 +76,8 @@ class Stage(msgspec.Struct, frozen=True):
     stop: int
     forms: dict[str, Form]
     history: bytes
+    verify: bool = False
+    """Whether a fork is verified where the stage begins: see :mod:`hpstage.execution.verification`."""
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -112,8 +114,6 @@ class Chain(msgspec.Struct, frozen=True):
     keep_every: int | None = None
     keep_seconds: float | None = None
     time_first: bool = False
-    verify: bool = False
-    """Whether a fork is verified at its beginning: see :mod:`hpstage.execution.verification`."""
     verify_new: bool = False
     """Whether one is verified wherever training has begun to change what it had not changed before."""
 
@@ -175,7 +175,8 @@ class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkVerified(msgspec.Struct, frozen=True, tag=True):
-    """``steps`` steps after ``step`` of ``node`` were trained straight through and from the state at ``step``.
+    """``steps`` steps after ``step`` were trained straight through and from the state at ``step``, in a verification
+    that was begun on ``node``.
 
     ``difference``: what was not the same then, in words. As a report and in the journal alike.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hpstage.plan.events import DriverId, Kept, NodeId, StateRef, TrialId
 from hpstage.plan.keys import History
+from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail
 from hpstage.schedule import Form, Scalar, Schedule, varies
 
@@ -74,6 +75,10 @@ class Node:
 
     def hyperparameters(self, step: int) -> dict[str, Scalar]:
         return dict(zip(self.names, self.values(step), strict=True))
+
+    @property
+    def regime(self) -> Regime:
+        return regime(self.names, self.forms)
 
     def ancestry(self) -> list[Node]:
         """This node's line from the root on, itself last."""

@@ -46,6 +46,7 @@ from hpstage.plan.events import (
 from hpstage.plan.node_tree import NodeTree
 from hpstage.plan.nodes import Node, PlannedTrial, State, distinct
 from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.regimes import Regime
 from hpstage.plan.totals import Merged, Totals
 from hpstage.store.cursor import Cursor
 
@@ -88,7 +89,7 @@ class SearchPlan:
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
         self.differences: list[StateDiffers | ForkVerified] = []  # where training was found not to be exact
-        self.verified = False  # a fork of this workload was verified
+        self.verified: set[Regime] = set()  # under which a fork was verified
         self.ended: dict[TrialId, TrialEnded] = {}
         self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
         self.place = ""  # where the last driver that joined keeps its checkpoints
@@ -236,9 +237,10 @@ class SearchPlan:
         self.differences.append(fact)
 
     def _verify(self, fact: ForkVerified) -> None:
-        self._node(fact.node)
-        self.verified = fact.difference is None
-        if fact.difference is not None:
+        node = self._node(fact.node)
+        if fact.difference is None:
+            self.verified.add(node.regime)
+        else:
             self.differences.append(fact)
 
     def _keep(self, state: State, kept: Kept | None) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hpstage.plan.events import Boundary, ChainId, Stage, StateRef, WorkerId
+from hpstage.plan.events import Boundary, ChainId, Stage, StateRef, Verify, WorkerId
+from hpstage.plan.nodes import Node
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.regimes import Regime, is_news
 from hpstage.scheduler.lines import Line
 from hpstage.scheduler.stage_tree import StageTree
 
@@ -51,7 +53,7 @@ class RunningChain:
     cut: int | None = None  # where it is cut so that all workers end together
     rest: int | None = None  # where it may give way before its next mark
     stopping: bool = False
-    verifying: bool = False  # it verifies a fork where it begins
+    verifying: set[Regime] = field(default_factory=set)  # a fork is verified on it under each of these
 
     def leg_at(self, step: int) -> int:
         """Index of the leg on which the state at ``step`` is reached; of the first for the state before it."""
@@ -106,13 +108,24 @@ class Layer:
     Args:
         checkpoint_seconds: bounds the work that the loss of a worker can cost, in seconds of training.
         checkpoint_every: in place of that, the multiple of steps at which states are kept.
+        verify: which forks are verified.
+        running: the driver's chains.
     """
 
     def __init__(
-        self, plan: SearchPlan, tree: StageTree, *, checkpoint_seconds: float, checkpoint_every: int | None
+        self,
+        plan: SearchPlan,
+        tree: StageTree,
+        *,
+        checkpoint_seconds: float,
+        checkpoint_every: int | None,
+        verify: Verify,
+        running: Mapping[ChainId, RunningChain],
     ) -> None:
         self._plan = plan
         self._tree = tree
+        self._verify = verify
+        self._running = running
         self.checkpoint_seconds = None if checkpoint_every is not None else checkpoint_seconds
         self.checkpoint_every = checkpoint_every
 
@@ -156,6 +169,7 @@ class Layer:
         boundaries: list[Boundary] = []
         for leg in legs:
             line, node = leg.line, leg.line.node
+            verify = self._verifies(chain, node)
             if chain.legs and chain.legs[-1].line is line:
                 chain.legs[-1].stop = leg.stop
             else:
@@ -171,7 +185,7 @@ class Layer:
                 steps.append(leg.stop)
             steps = sorted([*steps, *self._likely_forks(line, leg.start, steps)])
             forms = dict(zip(node.names, node.forms, strict=True))
-            stages.append(Stage(node.id, leg.start, leg.stop, forms, node.seen(leg.start + 1).digest))
+            stages.append(Stage(node.id, leg.start, leg.stop, forms, node.seen(leg.start + 1).digest, verify))
             covered_from = max(chain.at, chain.legs[-1].start)
             for step in steps:
                 if step in chain.marks or (begun and step <= chain.at):
@@ -186,6 +200,17 @@ class Layer:
             if cut or len(chain.marks) >= _HORIZON:
                 break
         return stages, boundaries
+
+    def _verifies(self, chain: RunningChain, node: Node) -> bool:
+        """Is a fork to be verified where the chain comes to this node? One is enough that does so under its regime."""
+        if self._verify == "off":
+            return False
+        regime = node.regime
+        under_way = set[Regime]().union(chain.verifying, *(other.verifying for other in self._running.values()))
+        verify = is_news(regime, self._plan.verified | under_way) or (self._verify == "all" and not chain.legs)
+        if verify:
+            chain.verifying.add(regime)
+        return verify
 
     def _likely_forks(self, line: Line, start: int, marks: list[int]) -> list[int]:
         """Steps between ``marks`` where keeping the state is worth more than it costs, though nobody asks for it yet.

@@ -16,7 +16,6 @@ from hpstage.plan.events import (
     Stage,
     StartChain,
     StateRef,
-    Verify,
     WorkerId,
 )
 from hpstage.plan.plan import SearchPlan
@@ -35,7 +34,7 @@ class Dispatch:
 
     Args:
         driver: makes the ids of chains unique.
-        verify: which chains verify a fork where they begin.
+        verify_new: whether chains verify a fork wherever training begins to change something else.
         workers: of the driver's executor; each chain that is started is set on its worker.
         running: the driver's chains; those that are started come in.
     """
@@ -49,7 +48,7 @@ class Dispatch:
         driver: DriverId,
         workers: dict[WorkerId, Worker],
         running: dict[ChainId, RunningChain],
-        verify: Verify,
+        verify_new: bool,
     ) -> None:
         self._plan = plan
         self._tree = tree
@@ -58,7 +57,7 @@ class Dispatch:
         self._driver = driver
         self._workers = workers
         self._running = running
-        self._verify = verify
+        self._verify_new = verify_new
         self._started = 0
 
     def amend_running(self, *, prolong: bool) -> list[Instruction]:
@@ -138,11 +137,6 @@ class Dispatch:
             since=now,
         )
         stages, boundaries = self._layer.lay(chain, legs)
-        chain.verifying = self._verify == "all" or (
-            self._verify == "first-fork"
-            and not self._plan.verified
-            and not any(other.verifying for other in self._running.values())
-        )
         worker.chain = chain
         self._running[chain.id] = chain
         return StartChain(
@@ -154,8 +148,7 @@ class Dispatch:
                 initial=line.node.ancestry()[0].hyperparameters(0),
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),
-                verify=chain.verifying,
-                verify_new=self._verify != "off",
+                verify_new=self._verify_new,
                 keep_every=self._layer.checkpoint_every,
                 keep_seconds=self._layer.checkpoint_seconds,
                 time_first=self._layer.checkpoint_seconds is not None and not self._plan.totals.steps_trained,

@@ -113,14 +113,23 @@ class Scheduler:
         self._plan = plan
         self._tree = StageTree(plan)
         self.driver = driver
-        layer = Layer(plan, self._tree, checkpoint_seconds=checkpoint_seconds, checkpoint_every=checkpoint_every)
-        self._yielding = Yielding(plan, self._tree, layer)
         self._max_losses = max_losses
         self._now = 0.0  # the latest time that was told
         self._workers: dict[WorkerId, Worker] = {}
         self._running: dict[ChainId, RunningChain] = {}
+        layer = Layer(
+            plan,
+            self._tree,
+            checkpoint_seconds=checkpoint_seconds,
+            checkpoint_every=checkpoint_every,
+            verify=verify,
+            running=self._running,
+        )
+        self._yielding = Yielding(plan, self._tree, layer)
         self._others = Others(plan, self._tree, self._workers, self._running, pool)
-        self._dispatch = Dispatch(plan, self._tree, layer, self._yielding, driver, self._workers, self._running, verify)
+        self._dispatch = Dispatch(
+            plan, self._tree, layer, self._yielding, driver, self._workers, self._running, verify != "off"
+        )
         self.most_workers = 0
         self.draining = False  # no chain is started or prolonged any more
         self.leaving = False  # and those that run end as soon as can be

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,49 @@ class Unfreezing(Anchored):
         self.weights *= 1 + 0.1 * self.sums[1]
 
 
+class Noticing(Anchored):
+    """As :class:`Looking`, from the first step on."""
+
+    def late(self, step: int) -> None:
+        if step == 0:
+            self.best = self.weights.copy()
+
+    evaluate = Looking.evaluate
+
+
+class Timed(Noticing):
+    """No two of its evaluations are the same, but its loss is."""
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": float(np.abs(self.weights).sum()), "seconds": time.perf_counter()}
+
+
+class Buffered(Anchored):
+    """Writes here and there into an array that is large, and reads it much later."""
+
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        super().setup(hp)
+        self.rows = np.zeros((5_000_000, 1), np.float32)
+
+    def late(self, step: int) -> None:
+        if step >= LATE:
+            self.rows[1_000_003 + 7 * step] = self.weights[0]
+        if step >= LATE + 10:
+            self.weights += 0.01 * self.rows.sum()
+
+
+class Damped(Anchored):
+    """Its momentum is in no state, and matters only where there is a damping other than 1."""
+
+    def setup(self, hp: Mapping[str, Any]) -> None:
+        super().setup(hp)
+        self.momentum = np.zeros(3)
+
+    def train(self, step: int, hp: Mapping[str, Any]) -> None:
+        self.momentum = (1 - hp["damping"]) * self.momentum + np.random.randn(3)
+        self.weights = self.weights - 0.1 * self.momentum
+
+
 class Answering(Anchored):
     def state_dict(self) -> Any:
         return {"weights": self.weights, "anchor": self.anchor}
@@ -145,11 +189,31 @@ def search(trainable: object, **options: Any) -> tuple[hpstage.Result, list[Fork
         (Growing(), r"self\.meters"),
         (Looking(), r"self\.best is absent"),
         (Unfreezing(), r"self\.sums"),
+        (Noticing(), r"self\.best is absent"),
+        (Buffered(), r"self\.rows"),
     ],
 )
 def test_what_begins_to_change_late_and_is_in_no_state_ends_the_search(subject: Anchored, match: str) -> None:
     with pytest.raises(StateError, match=match):
         search(subject)
+
+
+def damped(trial: optuna.Trial) -> dict[str, Any]:
+    return {
+        "damping": s.multistep(1.0, [trial.suggest_categorical("drop", [LATE + 4, LATE + 6])], gamma=0.5),
+        "seed": 0,
+    }
+
+
+def switched(trial: optuna.Trial) -> dict[str, Any]:
+    drop = trial.suggest_categorical("drop", [LATE + 4, LATE + 6])
+    return {"damping": s.constant(0.5 if drop == LATE + 4 else 1), "seed": 0}
+
+
+@pytest.mark.parametrize("space", [damped, switched])
+def test_what_matters_only_under_other_values_is_found_where_they_begin(space: Any) -> None:
+    with pytest.raises(StateError, match=r"self\.momentum"):
+        search(Damped(), space=space)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +240,7 @@ def test_it_is_found_where_each_chain_ends_before_the_next_step(interval: int, s
         )
 
 
-@pytest.mark.parametrize("subject", [Answering(), Passed(), Temporary(), Ending()])
+@pytest.mark.parametrize("subject", [Answering(), Passed(), Temporary(), Ending(), Timed()])
 def test_what_is_answered_for_named_or_harmless_raises_no_alarm(subject: Anchored) -> None:
     result, verified = search(subject)
     assert all(fact.difference is None for fact in verified)
