@@ -131,7 +131,9 @@ def optimize(
             goes, until the disk is full.
         verify: whether forks are verified: a few steps are trained straight through and from the kept state, and all
             that training can reach is compared. ``"first-fork"`` does so once for a workload, within its first steps
-            (two of which are trained twice), and where an object with five methods begins to change something else;
+            (two of which are trained twice), once under each kind of values (a category, a switch, a number that is 0,
+            1, between or beyond, a schedule that varies), and where an object with five methods begins to change
+            something else;
             ``"all"`` for each chain of stages, too; ``"off"`` never. What was found not to be exact ends this call, and
             later ones on the store.
             :func:`hpstage.check` does more.

@@ -1,0 +1,107 @@
+"""A fork is verified under each kind of values, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from hpstage import schedule as s
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.events import Amendment, Chain, ChainId, ForkVerified, Stage, Verify, WorkerId
+from hpstage.plan.regimes import Regime, is_news, regime
+from hpstage.schedule import Schedule
+from hpstage.store import MemoryJournal
+from tests.unit.searches import Search, trial
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        ((-3, -0.5), "< 0"),
+        ((0, 0.0, -0.0), "0"),
+        ((1e-9, 0.5, 0.999), "< 1"),
+        ((1, 1.0), "1"),
+        ((1.001, 64, 1e9), "> 1"),
+        ((True,), "True"),
+        ((False,), "False"),
+        ((None,), "None"),
+        (("adam",), "'adam'"),
+    ],
+)
+def test_numbers_are_told_apart_by_where_they_lie_and_all_else_by_what_it_is(
+    values: tuple[object, ...], kinds: str
+) -> None:
+    for value in values:
+        assert regime(["a"], [s.constant(value).segments[0].form]) == (("a", kinds),)
+
+
+def test_beyond_some_combinations_only_what_was_never_seen_is_news() -> None:
+    seen = {(("a", str(i % 5)), ("b", str(i))) for i in range(16)}
+    assert not is_news((("a", "1"), ("b", "2")), seen)
+    assert is_news((("a", "1"), ("b", "99")), seen)
+    assert is_news((("a", "1"), ("b", "2")), set(list(seen)[:8]) - {(("a", "2"), ("b", "2"))})
+
+
+class Verifying(SimulatedExecutor):
+    """Verifies what it is told to, and notes where."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.verified: list[tuple[str, Regime]] = []
+
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        super().start(worker, chain)
+        self._verify(chain.id, worker, chain.stages)
+
+    def amend(self, amendment: Amendment) -> None:
+        super().amend(amendment)
+        self._verify(amendment.chain, WorkerId("w"), amendment.stages)
+
+    def _verify(self, chain: ChainId, worker: WorkerId, stages: Iterable[Stage]) -> None:
+        for stage in stages:
+            if stage.verify:
+                self.verified.append((chain, regime(stage.forms, stage.forms.values())))
+                fact = ForkVerified(chain, worker, stage.node, stage.start + 2, 2, 0.0, self.clock())
+                self._at(0.5, lambda fact=fact: [fact])
+
+
+def search(
+    trials: list[dict[str, Schedule]],
+    verify: Verify = "first-fork",
+    workers: int = 2,
+    journal: MemoryJournal | None = None,
+) -> list[tuple[str, Regime]]:
+    executor = Verifying(workers)
+    Search(executor, journal, verify=verify, checkpoint_every=10**9).run(
+        [trial(i, values, 12) for i, values in enumerate(trials)], [12] * len(trials)
+    )
+    return executor.verified
+
+
+def test_each_is_verified_once_however_many_workers_begin_with_it() -> None:
+    trials = [{"a": s.constant(a), "opt": s.constant(opt)} for a in (0.1, 0.2, 0.3, 3) for opt in ("sgd", "adam")]
+    for workers in (1, 2, 8):
+        regimes = [found for _, found in search(trials, workers=workers)]
+        assert sorted(regimes) == sorted(
+            (("a", a), ("opt", opt)) for a in ("< 1", "> 1") for opt in ("'adam'", "'sgd'")
+        )
+
+
+def test_a_stage_in_the_midst_of_a_chain_is_verified_where_its_values_are_others() -> None:
+    ((chain, first), (same, second)) = search([{"a": s.piecewise({0: 1, 6: 0.5})}], workers=1)
+    assert (first, second) == ((("a", "1"),), (("a", "< 1"),))
+    assert chain == same
+    assert len(search([{"a": s.piecewise({0: 0.5, 6: 0.25})}], workers=1)) == 1
+
+
+def test_what_an_earlier_call_has_verified_is_not_verified_again() -> None:
+    journal = MemoryJournal()
+    assert len(search([{"a": s.constant(0.5)}], journal=journal)) == 1
+    assert search([{"a": s.constant(0.5)}, {"a": s.constant(0.6)}], journal=journal) == []
+
+
+def test_all_chains_are_verified_or_none() -> None:
+    trials = [{"a": s.constant(a)} for a in (0.1, 0.2, 0.3)]
+    assert len(search(trials, "all")) == 3
+    assert search(trials, "off") == []
