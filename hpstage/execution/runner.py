@@ -119,6 +119,7 @@ class _Flight:
         "step",
         "train_seconds",
         "verification",
+        "verified_on",
     )
 
     def __init__(self, chain: Chain) -> None:
@@ -135,6 +136,7 @@ class _Flight:
         self.train_seconds = 0.0
         self.at_boundary = False
         self.verification: ForkVerification | None = None
+        self.verified_on = self.stage.node  # where that was begun
         self._began: float | None = None
         self._kept_at = self._turned_at = time.perf_counter()  # when that was; when the step under way began
 
@@ -307,15 +309,10 @@ class ChainRunner:
         return self._verifications_left > 0 and bool(self._unverified())
 
     def _verification(self, flight: _Flight, *, at_once: bool = False) -> ForkVerification:
+        flight.verified_on = flight.stage.node
         length = flight.course.stages[-1].stop - flight.step
         return ForkVerification(
-            self._trainable,
-            flight.chain.initial,
-            self._train_step,
-            flight.step,
-            length,
-            node=flight.stage.node,
-            at_once=at_once,
+            self._trainable, flight.chain.initial, self._train_step, flight.step, length, at_once=at_once
         )
 
     def _verify(self, flight: _Flight, values: Mapping[str, Scalar], at_end: bool) -> ForkVerified | None:
@@ -348,7 +345,7 @@ class ChainRunner:
         return ForkVerified(
             chain=flight.chain.id,
             worker=self._worker,
-            node=verification.node,
+            node=flight.verified_on,
             step=verification.fork,
             steps=verification.steps,
             seconds=verification.seconds,

@@ -12,7 +12,6 @@ from functools import partial
 from hpstage.capture.portrait import LOCAL, Difference, differences, first_difference, shown
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
-from hpstage.plan.events import NodeId
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
@@ -36,7 +35,6 @@ class ForkVerification:
         train: trains a step of it, under values, and whether it is told that a report is wanted.
         begun: the step at which it begins.
         length: how many steps there are to come. One alone cannot be verified.
-        node: on which it begins.
         at_once: the fork is where it begins, not some steps later.
     """
 
@@ -48,13 +46,11 @@ class ForkVerification:
         begun: int,
         length: int,
         *,
-        node: NodeId,
         at_once: bool = False,
     ) -> None:
         self._trainable = trainable
         self._initial = dict(initial)
         self._train = train
-        self.node = node
         self.fork = begun if at_once else begun + max(1, min(_FORK_AFTER, length - 1))
         self._steps = max(1, min(_STEPS, begun + length - self.fork))
         self.seconds = 0.0
