@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,10 +222,18 @@ def test_one_fork_of_a_workload_is_verified_and_never_again(tmp_path: Path) -> N
 
 
 def test_all_chains_verify_when_asked_to_and_none_when_not() -> None:
-    for verify, expected in (("off", 0), ("all", 2)):
-        journal = MemoryJournal()
-        search(Small(), journal, verify=verify)
-        assert sum(isinstance(fact, ForkVerified) for fact in read_facts(journal)) == expected
+    journal = MemoryJournal()
+    search(Small(), journal, verify="off")
+    assert not any(isinstance(fact, ForkVerified) for fact in read_facts(journal))
+    journal = MemoryJournal()
+    search(Small(), journal, verify="all")
+    facts = list(read_facts(journal))
+    trained = Counter[str]()
+    for fact in facts:
+        if isinstance(fact, StateReached):
+            trained[fact.chain] += fact.step - fact.start
+    # On a busy machine a chain may give way to another, after one step perhaps.
+    assert {fact.chain for fact in facts if isinstance(fact, ForkVerified)} == {c for c in trained if trained[c] > 1}
 
 
 def test_verifying_changes_no_result() -> None:
