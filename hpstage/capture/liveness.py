@@ -32,7 +32,7 @@ Access = tuple[bool, str]
 
 def place(code: CodeType, lasti: int) -> int:
     """The offset of the instruction that a frame's ``f_lasti`` is in, whose caches follow it."""
-    instructions = _instructions(code)
+    instructions = instructions_of(code)
     index = bisect_right([instruction.offset for instruction in instructions], lasti) - 1
     if instructions[index].opname == "PRECALL":  # of 3.11, which once it is specialized does the call
         index += 1
@@ -40,7 +40,14 @@ def place(code: CodeType, lasti: int) -> int:
 
 
 @functools.lru_cache(_REMEMBERED)
-def live(code: CodeType, offset: int, *, innermost: bool = True, outermost: bool = True) -> frozenset[str]:
+def live(
+    code: CodeType,
+    offset: int,
+    *,
+    innermost: bool = True,
+    outermost: bool = True,
+    untaken: frozenset[int] = frozenset(),
+) -> frozenset[str]:
     """The variables of ``code``, paused at the instruction at ``offset``, that what it does next may hang on.
 
     Args:
@@ -50,11 +57,12 @@ def live(code: CodeType, offset: int, *, innermost: bool = True, outermost: bool
             never ends: such a loop is left by ``break``, ``return`` and errors alone.
         outermost: its end is the end of all. So what is done where no way leads back to a loop that is paused here, is
             not asked for.
+        untaken: offsets of jumps that are never made.
     """
-    instructions = _instructions(code)
+    instructions = instructions_of(code)
     starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
     paused = starts[offset]
-    after = [list(_successors(instructions, index, starts)) for index in range(len(instructions))]
+    after = [list(_successors(instructions, index, starts, untaken)) for index in range(len(instructions))]
     on_error = [_handlers(code, instruction.offset, starts) for instruction in instructions]
     loop = instructions[paused].opname == "FOR_ITER"
     if innermost:
@@ -81,15 +89,17 @@ def live(code: CodeType, offset: int, *, innermost: bool = True, outermost: bool
 
 
 @functools.lru_cache(_REMEMBERED)
-def _instructions(code: CodeType) -> Sequence[Instruction]:
+def instructions_of(code: CodeType) -> Sequence[Instruction]:
     return list(dis.get_instructions(code))
 
 
-def _successors(instructions: Sequence[Instruction], index: int, starts: dict[int, int]) -> Iterator[int]:
+def _successors(
+    instructions: Sequence[Instruction], index: int, starts: dict[int, int], untaken: frozenset[int]
+) -> Iterator[int]:
     instruction = instructions[index]
     if instruction.opname not in _NEVER_GO_ON and index + 1 < len(instructions):
         yield index + 1
-    if instruction.opcode in _JUMPS:
+    if instruction.opcode in _JUMPS and instruction.offset not in untaken:
         yield starts[instruction.argval]
 
 
@@ -148,12 +158,12 @@ def _accesses(code: CodeType, instructions: Sequence[Instruction], index: int) -
 def _read_inside(code: CodeType) -> frozenset[str]:
     """The variables that functions in it read."""
     within = (part for part in inner(code) if part is not code)
-    return frozenset(item.argval for part in within for item in _instructions(part) if item.opname in _READ_CELLS)
+    return frozenset(item.argval for part in within for item in instructions_of(part) if item.opname in _READ_CELLS)
 
 
 @functools.lru_cache(_REMEMBERED)
 def _borrowed(code: CodeType) -> frozenset[str]:
-    return frozenset(item.argval for item in _instructions(code) if item.opname == "LOAD_FAST_AND_CLEAR")
+    return frozenset(item.argval for item in instructions_of(code) if item.opname == "LOAD_FAST_AND_CLEAR")
 
 
 def _follows_swap(instructions: Sequence[Instruction], index: int) -> bool:

@@ -109,9 +109,7 @@ class ClassAttributes:
 
     def _is_known(self, present: Mapping[str, object]) -> bool:
         known = self._all
-        return (
-            len(present) == len(known) and all(map(is_, present.values(), known.values())) and [*present] == [*known]
-        )
+        return len(present) == len(known) and all(map(is_, present.values(), known.values())) and [*present] == [*known]
 
     def _present(self) -> Mapping[str, object]:
         return vars(self.owner)

@@ -20,11 +20,16 @@ from hpstage.identity.bytecode import inner
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A local variable of a frame that runs ``code``, and what it holds: maybe nothing."""
+    """A local variable of a frame that runs ``code``, and what it holds: maybe nothing.
+
+    ``needed``: it may be read though no ``with`` block swallows an exception. One that is not, and that a fork has not
+    bound, cannot be read there without an error.
+    """
 
     name: str
     code: types.CodeType
     value: object = MISSING
+    needed: bool = True
 
 
 class Variables:
@@ -52,6 +57,8 @@ class Variables:
             StateError: naming what has changed.
         """
         for before, now in zip(self._variables, variables, strict=True):
+            if before.value is MISSING and not before.needed:
+                continue
             if not same_value(before.value, now.value) and not _in_a_known_cell(now, world):
                 raise _changed(LOCAL + now.name, text_of(before.value, world), text_of(now.value, world))
         changed = [record for record in self._alone if record.kind is not CACHE and record.changed()]

@@ -119,7 +119,6 @@ class _Flight:
         "step",
         "train_seconds",
         "verification",
-        "verified_on",
     )
 
     def __init__(self, chain: Chain) -> None:
@@ -136,7 +135,6 @@ class _Flight:
         self.train_seconds = 0.0
         self.at_boundary = False
         self.verification: ForkVerification | None = None
-        self.verified_on = self.stage.node  # where that was begun
         self._began: float | None = None
         self._kept_at = self._turned_at = time.perf_counter()  # when that was; when the step under way began
 
@@ -309,10 +307,14 @@ class ChainRunner:
         return self._verifications_left > 0 and bool(self._unverified())
 
     def _verification(self, flight: _Flight, *, at_once: bool = False) -> ForkVerification:
-        flight.verified_on = flight.stage.node
-        length = flight.course.stages[-1].stop - flight.step
         return ForkVerification(
-            self._trainable, flight.chain.initial, self._train_step, flight.step, length, at_once=at_once
+            self._trainable,
+            flight.chain.initial,
+            self._train_step,
+            flight.step,
+            flight.stage.stop - flight.step,
+            developed=flight.index > 0,
+            at_once=at_once,
         )
 
     def _verify(self, flight: _Flight, values: Mapping[str, Scalar], at_end: bool) -> ForkVerified | None:
@@ -333,7 +335,7 @@ class ChainRunner:
                 verification.beyond(values)
         else:
             verification.after(flight.step - 1, values, flight.announced, last=at_end)
-            if at_end and flight.step == verification.fork and self._unverified is not None:
+            if at_end and flight.step == verification.fork:
                 stood_at = None
                 verification.beyond(values)  # a chain of one step
         if not (verification.over or at_end):
@@ -345,7 +347,7 @@ class ChainRunner:
         return ForkVerified(
             chain=flight.chain.id,
             worker=self._worker,
-            node=flight.verified_on,
+            node=flight.stage.node,
             step=verification.fork,
             steps=verification.steps,
             seconds=verification.seconds,

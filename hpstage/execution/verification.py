@@ -21,7 +21,7 @@ from hpstage.training.pickles import REMEDY, pickles_in
 _STATE = "the state"
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
 _FORK_AFTER = 2
-"""Steps after which the fork is made, if there are as many: by then optimizers have their state."""
+"""Steps after which the fork is made, if there are enough: by then optimizers have their state."""
 _STEPS, _SLOW = 2, 10.0
 """Steps that are trained twice; one alone where it takes longer than so many seconds."""
 
@@ -34,7 +34,8 @@ class ForkVerification:
         initial: the values at step 0.
         train: trains a step of it, under values, and whether it is told that a report is wanted.
         begun: the step at which it begins.
-        length: how many steps there are to come. One alone cannot be verified.
+        length: how many steps there are to come under these values.
+        developed: steps were trained since training began or a state was loaded: what they left in no state is there.
         at_once: the fork is where it begins, not some steps later.
     """
 
@@ -46,12 +47,14 @@ class ForkVerification:
         begun: int,
         length: int,
         *,
+        developed: bool = False,
         at_once: bool = False,
     ) -> None:
         self._trainable = trainable
         self._initial = dict(initial)
         self._train = train
-        self.fork = begun if at_once else begun + max(1, min(_FORK_AFTER, length - 1))
+        least = 0 if developed else 1
+        self.fork = begun if at_once else begun + min(_FORK_AFTER, max(length - _STEPS, least))
         self._steps = max(1, min(_STEPS, begun + length - self.fork))
         self.seconds = 0.0
         self.steps = 0
@@ -69,7 +72,7 @@ class ForkVerification:
         self._at_fork: dict[str, str] = {}
         self._trained: list[tuple[int, dict[str, Scalar], bool]] = []
         self._began = time.perf_counter()
-        if at_once:
+        if self.fork == begun:
             self._fork()
 
     def after(self, step: int, hp: Mapping[str, Scalar], report: bool, *, last: bool = False) -> None:

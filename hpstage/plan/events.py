@@ -175,8 +175,8 @@ class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkVerified(msgspec.Struct, frozen=True, tag=True):
-    """``steps`` steps after ``step`` were trained straight through and from the state at ``step``, in a verification
-    that was begun on ``node``.
+    """``steps`` steps after ``step``, the last of them of ``node``, were trained straight through and from the state at
+    ``step``.
 
     ``difference``: what was not the same then, in words. As a report and in the journal alike.
     """

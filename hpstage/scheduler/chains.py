@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -162,14 +162,15 @@ class Layer:
             line = self._tree.line(self._plan.nodes[child])
             step = line.node.start
 
-    def lay(self, chain: RunningChain, legs: Iterable[Leg]) -> tuple[list[Stage], list[Boundary]]:
+    def lay(self, chain: RunningChain, legs: Sequence[Leg]) -> tuple[list[Stage], list[Boundary]]:
         """Append legs to a chain: stages, the boundaries on them, and the cover."""
         begun = bool(chain.legs)
         stages: list[Stage] = []
         boundaries: list[Boundary] = []
         for leg in legs:
             line, node = leg.line, leg.line.node
-            verify = self._verifies(chain, node)
+            # Of a first step that another stage follows there is nothing to fork: it is trained from where it began.
+            verify = (bool(chain.legs) or leg.stop - leg.start > 1 or len(legs) == 1) and self._verifies(chain, node)
             if chain.legs and chain.legs[-1].line is line:
                 chain.legs[-1].stop = leg.stop
             else:

@@ -30,9 +30,11 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpstage.capture.context_managers import letting_through, swallowing
 from hpstage.capture.liveness import live, place
 from hpstage.capture.portrait import LOCAL
 from hpstage.capture.reach import MISSING, Slot, of_user
@@ -311,10 +313,12 @@ class _Body:
             code, held = frame.f_code, _locals(frame)
             at = place(code, frame.f_lasti)
             places.append((code, at))
-            for name in sorted(live(code, at, innermost=not index, outermost=index == len(frames) - 1)):
+            matter = partial(live, code, at, innermost=not index, outermost=index == len(frames) - 1)
+            bound = matter(untaken=swallowing(code))
+            for name in sorted(matter(untaken=letting_through(frame, held))):
                 value = held.get(name, MISSING)
                 if name not in passed_by and not isinstance(value, Run | _Steps):
-                    variables.append(Variable(name, code, value))
+                    variables.append(Variable(name, code, value, needed=name in bound))
         return _Pause(tuple(places), tuple(variables))
 
     def _frames(self) -> Iterator[FrameType]:
@@ -438,10 +442,11 @@ class FunctionTrainable(Adapter):
 
     def portrait(self) -> dict[str, str]:
         """All that training can reach, as texts: see :meth:`hpstage.capture.world.World.portrait`."""
-        passed_by, body = set(stateless_of(self.subject)), self._begun()
+        body = self._begun()
+        matter = {variable.name for variable in body.pause(stateless_of(self.subject)).variables}
         # Functions last: what they close over is met by its own name, whether one is there yet or not.
         variables = sorted(body.variables(), key=lambda found: isinstance(found[1].get(), FunctionType))
-        shown = [(LOCAL + name, value) for name, value in variables if name not in passed_by]
+        shown = [(LOCAL + name, value) for name, value in variables if name in matter]
         return body.in_its_thread(lambda: self._world.portrait(shown))
 
     def close(self) -> None:
