@@ -12,15 +12,17 @@ import xxhash
 
 from hpstage.capture.kind import is_atom, numpy, torch
 from hpstage.capture.kinds import VALUES, kind_of
-from hpstage.capture.reach import MISSING
+from hpstage.capture.reach import MISSING, ClassAttributes, of_user
 from hpstage.capture.settings import NEXT_HOOK
 from hpstage.capture.survey import Record, Survey
 from hpstage.capture.values import cannot_change, is_tensor
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError
+from hpstage.identity.source import module_of
 
 _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
+_CLASS = ".__class__"
 _IDLE = ".defaults.differentiable"
 """Of an optimizer of the user's: set by torch when a state is loaded, and read by no step."""
 
@@ -37,6 +39,8 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
         settings = {name: value for name, value in record.content.items() if name != NEXT_HOOK}
         yield from _named(record.path, settings, survey)
     elif record.kind.name == "attributes":
+        if _is_of_a_library(record.of):
+            yield record.path + _CLASS, f"{module_of(record.of)}.{record.of.__qualname__}"
         yield from _named(record.path, record.content, survey)
     elif record.kind.name in ("items", "mapping"):
         items, own = record.content
@@ -47,6 +51,12 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
         yield from _named(record.path, own, survey)
     elif record.content is not MISSING:  # a name that nobody has bound is not there
         yield record.path, _short(_entry(record.content, survey))
+
+
+def _is_of_a_library(kind: type) -> bool:
+    """Not torch, whose attributes are all made by then, or the user's."""
+    module = module_of(kind)
+    return kind is not ClassAttributes and not of_user(module) and module.partition(".")[0] not in ("torch", "hpstage")
 
 
 def _named(path: str, items: dict[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:
@@ -119,7 +129,6 @@ Difference = tuple[str, str, str]
 
 
 LOCAL = "local variable "
-_OWN = "self."
 _VARIABLE = re.compile(rf"{LOCAL}\w+")
 
 _CONSEQUENCES = ("model", "optimizer", "the state")
@@ -157,7 +166,8 @@ def differences(
 
     Args:
         suspected: paths that are not passed by.
-        answered: the user answers for the state: the same goes for attributes (scikit-learn's ``n_features_in_``).
+        answered: the user answers for the state: the same goes for attributes that a library gives to objects of its
+            own (scikit-learn's ``n_features_in_``).
     """
     for path in [*straight, *(path for path in forked if path not in straight)]:
         here, there = straight.get(path, "absent"), forked.get(path, "absent")
@@ -165,7 +175,7 @@ def differences(
             continue
         if path.startswith(LOCAL) and variable(path) not in forked:
             continue
-        if answered and path.startswith(_OWN) and path not in forked and path not in suspected:
+        if answered and path not in forked and path not in suspected and path.rpartition(".")[0] + _CLASS in forked:
             continue
         yield path, here, there
 
@@ -186,4 +196,4 @@ def rank(path: str) -> int:
     """How far down a path is the likely cause of other differences: 0 comes first."""
     if path.startswith(LOCAL):
         return 0
-    return 2 if path.startswith(_CONSEQUENCES) else 1
+    return 2 if path.startswith(_CONSEQUENCES) or path.endswith(".grad") else 1

@@ -279,11 +279,11 @@ class World:
         if not made:
             if record.kind.name == "attributes":
                 name = next((name for name in present if not _same(record.content, present, name)), None)
-                if name is not None:
+                if name is not None and name != "training":  # that model.eval() was called is as it should be
                     self._told.add(record.path)
                     logger.warning(
                         "%s has changed %s.%s, which is put back, so that no training hangs on when it is called; what "
-                        "training is to go by, a scheduler or a best value, belongs into update()",
+                        "training is to go by, a scheduler or a best value, belongs into a training step",
                         what,
                         record.path,
                         name,

@@ -56,6 +56,8 @@ class ForkVerification:
         least = 0 if developed else 1
         self.fork = begun if at_once else begun + min(_FORK_AFTER, max(length - _STEPS, least))
         self._steps = max(1, min(_STEPS, begun + length - self.fork))
+        self.answered = bool(getattr(trainable, "answers_for_state", False))
+        """Whether the user says what the state is."""
         self.seconds = 0.0
         self.steps = 0
         self.difference: Difference | None = None
@@ -130,8 +132,7 @@ class ForkVerification:
 
     def _compare(self) -> None:
         straight = portrait_of(self._trainable)
-        answered = bool(getattr(self._trainable, "answers_for_state", False))
-        metrics = _metrics(self._trainable) if answered else {}
+        metrics = _metrics(self._trainable) if self.answered else {}
         pickles = dict(pickles_in(self._trainable.state_dict()))
         close = getattr(self._trainable, "close", None)
         if close is not None:
@@ -159,7 +160,7 @@ class ForkVerification:
             suspected={path.removesuffix(MADE) for path in self._changed},
             from_the_start=loaded,
         )
-        self.difference = find(answered=answered)
+        self.difference = find(answered=self.answered)
         unset = None if self.difference is not None else find()
         if unset is not None and not _measures_alike(self._trainable, metrics):
             self.difference = unset
@@ -224,6 +225,11 @@ def _explained(verification: ForkVerification, difference: Difference) -> str:
             f"of training straight through, though all else that training can reach is the same: {REMEDY}"
         )
     path, straight, forked = shown(difference[0]), *difference[1:]
+    remedy = (
+        "give it in state_dict() and put it back in load_state_dict()"
+        if verification.answered
+        else "keep it on the trainable or attach it"
+    )
     if verification.by_measuring:
         return (
             f"measuring changes training: {path} is {straight} after {steps} steps, and {forked} where one asks "
@@ -234,6 +240,5 @@ def _explained(verification: ForkVerification, difference: Difference) -> str:
     return (
         f"training goes on otherwise from a kept state than straight through: after {steps} more steps {path} is "
         f"{forked} from the state and {straight} straight through. Something that training changes is in no state: "
-        f"keep it on the trainable or attach it, or make it a function of the step; if no training hangs on it, name "
-        f"it in `stateless`"
+        f"{remedy}, or make it a function of the step; if no training hangs on it, name it in `stateless`"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,13 +96,6 @@ class Noticing(Anchored):
             self.best = self.weights.copy()
 
     evaluate = Looking.evaluate
-
-
-class Timed(Noticing):
-    """No two of its evaluations are the same, but its loss is."""
-
-    def evaluate(self) -> dict[str, float]:
-        return {"loss": float(np.abs(self.weights).sum()), "seconds": time.perf_counter()}
 
 
 class Buffered(Anchored):
@@ -240,7 +232,7 @@ def test_it_is_found_where_each_chain_ends_before_the_next_step(interval: int, s
         )
 
 
-@pytest.mark.parametrize("subject", [Answering(), Passed(), Temporary(), Ending(), Timed()])
+@pytest.mark.parametrize("subject", [Answering(), Passed(), Temporary(), Ending()])
 def test_what_is_answered_for_named_or_harmless_raises_no_alarm(subject: Anchored) -> None:
     result, verified = search(subject)
     assert all(fact.difference is None for fact in verified)

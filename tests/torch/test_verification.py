@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 import torch
+from sklearn.linear_model import SGDClassifier
 from torch import nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -187,24 +190,49 @@ def test_state_that_nothing_captures_is_named_in_the_first_steps(trainable: obje
 
 
 class Fitted(Incomplete):
-    """An object that notes in its first step what no training hangs on, as estimators of scikit-learn do."""
+    """Trains an estimator of scikit-learn's, and states what training hangs on; the estimator notes more."""
+
+    def setup(self, hp: Any) -> None:
+        self.classifier = SGDClassifier(random_state=0)
 
     def train(self, step: int, hp: Any) -> None:
-        if not hasattr(self, "fitted"):
-            self.n_features_in_ = 1
-        self.fitted = True
-        super().train(step, hp)
+        self.classifier.partial_fit([[0.0, step], [1.0, -step]], [0, 1], classes=[0, 1])
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": float(np.abs(self.classifier.coef_).sum()), "seconds": time.perf_counter()}
 
     def state_dict(self) -> object:
-        return {"weight": self.weight, "velocity": self.velocity}
+        return {name: getattr(self.classifier, name) for name in ("coef_", "intercept_", "t_", "classes_")}
 
     def load_state_dict(self, state: Any) -> None:
-        self.weight, self.velocity = state["weight"], state["velocity"]
-        self.fitted = True
+        vars(self.classifier).update(state)
 
 
-def test_attributes_that_a_fork_has_not_set_pass_where_the_object_answers_for_its_state() -> None:
+class Judged(Fitted):
+    """Is evaluated by what the estimator notes."""
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": float(getattr(self.classifier, "n_features_in_", 0))}
+
+
+class Noting(Incomplete):
+    """Makes an attribute of its own in its first step, that it reads much later, if it is there."""
+
+    def train(self, step: int, hp: Any) -> None:
+        if step == 0:
+            self.first = self.weight
+        self.weight *= 0.9 if step < 7 else 0.9 * getattr(self, "first", 2.0)
+
+
+def test_attributes_that_a_fork_has_not_set_pass_where_they_are_an_estimators() -> None:
     search(Fitted())
+    with pytest.raises(StateError, match=r"self\.classifier\.\w+ is absent from the state"):
+        search(Judged())
+
+
+def test_attributes_that_a_fork_has_not_set_are_named_where_they_are_the_users() -> None:
+    with pytest.raises(StateError, match=r"self\.first is absent from the state"):
+        search(Noting())
 
 
 @pytest.mark.parametrize("name", [*CASES, *PATTERNS])
