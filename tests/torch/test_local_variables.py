@@ -204,6 +204,38 @@ def caught(run: Run) -> None:
             extra = float(stepped(run, parts, extra))
 
 
+class Swallowing:
+    """A context manager that decides when it is left."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is ValueError
+
+
+def swallowed_by_suppress(run: Run) -> None:
+    """Where an error is suppressed, the value of an earlier step is read."""
+    parts = begun(run)
+    extra = 0.0
+    for step in run.steps():
+        with contextlib.suppress(ValueError):
+            if step > LATE:
+                raise ValueError
+            extra = float(step >= LATE)
+        stepped(run, parts, extra)
+
+
+def swallowed_by_a_class(run: Run) -> None:
+    parts = begun(run)
+    extra, guard = 0.0, Swallowing()
+    for step in run.steps():
+        with guard:
+            if step > LATE:
+                raise ValueError
+            extra = float(step >= LATE)
+        stepped(run, parts, extra)
+
+
 def by_a_generator_of_the_users(run: Run) -> None:
     def counted() -> Iterator[int]:
         count = 0
@@ -241,6 +273,8 @@ REFUSED: dict[Callable[[Run], None], str] = {
     counting_in_a_function_made_anew: "local variable count",
     conditional: "local variable noise, .* it was nothing where",
     caught: "local variable extra",
+    swallowed_by_suppress: "local variable extra",
+    swallowed_by_a_class: "local variable extra",
     by_a_generator_of_the_users: "local variable count",
     by_a_helper: "local variable weight",
 }
@@ -462,7 +496,41 @@ def drawn_by_next(run: Run) -> None:
         stepped(run, parts, step)
 
 
+class Timer:
+    def __enter__(self) -> Timer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.left = True
+
+
+def made_in_contexts(run: Run) -> None:
+    """torch's documented way to write autocast: the loss is made within, and used after the block."""
+    parts = begun(run)
+    loss, metrics = torch.zeros(()), {"none": 0.0}
+    for _ in run.steps():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = parts[0](samples()[0]).square().mean()
+        with torch.no_grad(), Timer() as timer, contextlib.nullcontext():
+            metrics = {"loss": float(loss)}
+            weights = [weight.mean() for weight in parts[0].parameters()]
+        assert timer.left
+        run.report(**metrics)
+        stepped(run, parts, loss + sum(weights))
+
+
+def unbound_before(run: Run) -> None:
+    """What no fork has bound cannot be read there without an error, whoever swallows it."""
+    parts = begun(run)
+    for step in run.steps():
+        with Swallowing():
+            extra = step / 7
+        stepped(run, parts, extra)
+
+
 EXACT = [
+    made_in_contexts,
+    unbound_before,
     temporaries,
     enumerated,
     by_epochs,
