@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster, Scheduler
 from distributed.security import Security
 
 from hpstage.errors import ClusterError
-from hpstage.plan.events import WorkerId
+from hpstage.plan.facts import WorkerId
 
 # Why a worker is gone, as far as its scheduler knows.
 Departure = Literal["died", "closed"]

@@ -8,7 +8,7 @@ import threading
 from distributed import Client
 
 from hpstage.cluster.messages import Order, encode
-from hpstage.plan.events import WorkerId
+from hpstage.plan.facts import WorkerId
 
 logger = logging.getLogger("hpstage")
 

@@ -39,7 +39,8 @@ from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
 from hpstage.executor import Environment, Executor
 from hpstage.identity.workload import identify
-from hpstage.plan.events import Amendment, Chain, ChainId, Report, WorkerId
+from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.messages import Amendment, Chain, Report
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
 from hpstage.training.trainables import as_trainable

@@ -13,16 +13,8 @@ from msgspec.structs import replace
 
 from hpstage.cluster.messages import decode_report
 from hpstage.errors import HpstageError, InternalError
-from hpstage.plan.events import (
-    BoundaryMissed,
-    BoundaryReached,
-    ChainEnded,
-    ChainId,
-    Report,
-    WorkerId,
-    WorkerJoined,
-    WorkerLeft,
-)
+from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
 
 # Seconds by which a worker's clock may be off, its reports' time under way included.
 _TRUSTED = 2.0

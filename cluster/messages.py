@@ -10,7 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from hpstage.executor import Environment
-from hpstage.plan.events import Amendment, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainId, ForkVerified
+from hpstage.plan.facts import ChainId, ForkVerified
+from hpstage.plan.messages import Amendment, BoundaryMissed, BoundaryReached, Chain, ChainEnded
 from hpstage.schedule import Scalar
 
 ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded

@@ -47,7 +47,7 @@ from hpstage.cluster.messages import (
 from hpstage.cluster.script import import_script
 from hpstage.execution.runner import ChainRunner, Control
 from hpstage.identity.environment import describe
-from hpstage.plan.events import ChainId, WorkerId
+from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.trainable import Trainable
 from hpstage.training.trainables import as_trainable
 

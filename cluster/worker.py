@@ -37,7 +37,8 @@ from hpstage.cluster.messages import (
 )
 from hpstage.cluster.trainer import Trainer, TrainingProcessLost
 from hpstage.errors import ClusterError
-from hpstage.plan.events import ChainEnded, ChainId, WorkerId
+from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.messages import ChainEnded
 
 logger = logging.getLogger("hpstage")
 

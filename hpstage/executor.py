@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpstage.plan.events import Amendment, Chain, ChainId, Report, WorkerId
+from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.messages import Amendment, Chain, Report
 from hpstage.schedule import Scalar
 
 if TYPE_CHECKING:

@@ -182,7 +182,7 @@ def decay_branches(horizons: list[int], decay: Fraction) -> dict[str, Any]:
 
     # A trial is as long as its horizon: its targets are asked of the driver, without an algorithm.
     from hpstage.driver.driver import Driver
-    from hpstage.plan.events import StateKey, TrialAdded, TrialId
+    from hpstage.plan.facts import StateKey, TrialAdded, TrialId
     from hpstage.plan.log import open_plan
     from hpstage.scheduler.scheduler import Scheduler
 

@@ -34,7 +34,7 @@ import torch
 import hpstage
 from hpstage import schedule as s
 from hpstage.cluster import DaskExecutor
-from hpstage.plan.events import StateReached
+from hpstage.plan.facts import StateReached
 
 
 class Still:

@@ -36,7 +36,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from hpstage import schedule as s
 from hpstage.optuna import StageTreeSampler
-from hpstage.plan.events import StateKey, TargetAsked, TrialAdded, TrialId
+from hpstage.plan.facts import StateKey, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Schedule
 

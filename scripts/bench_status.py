@@ -31,7 +31,7 @@ def fill(folder: Path, stages: int) -> None:
     from hpstage import schedule as s
     from hpstage.driver.driver import Driver
     from hpstage.execution.simulated import SimulatedExecutor
-    from hpstage.plan.events import SearchStarted, StateKey, TrialAdded, TrialEnded, TrialId, TrialProposed
+    from hpstage.plan.facts import SearchStarted, StateKey, TrialAdded, TrialEnded, TrialId, TrialProposed
     from hpstage.plan.log import open_plan
     from hpstage.scheduler.scheduler import Scheduler
     from hpstage.store import SQLiteJournal
@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--stages", type=int, default=100_000)
     options = parser.parse_args()
-    from hpstage.plan.events import StateReached
+    from hpstage.plan.facts import StateReached
     from hpstage.plan.log import read_facts
     from hpstage.store import SQLiteJournal
 

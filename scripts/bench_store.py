@@ -51,7 +51,7 @@ def search_records(trials: int = 1000) -> list[bytes]:
     from hpstage import schedule as s
     from hpstage.driver.driver import Driver
     from hpstage.execution.simulated import SimulatedExecutor
-    from hpstage.plan.events import StateKey, TrialAdded, TrialId
+    from hpstage.plan.facts import StateKey, TrialAdded, TrialId
     from hpstage.plan.log import open_plan
     from hpstage.scheduler.scheduler import Scheduler
 

@@ -29,19 +29,8 @@ from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, local_cluster, memory
-from hpstage.plan.events import (
-    Boundary,
-    BoundaryReached,
-    Chain,
-    ChainEnded,
-    ChainId,
-    NodeId,
-    Stage,
-    StateKey,
-    WorkerId,
-    WorkerJoined,
-    to_numbers,
-)
+from hpstage.plan.facts import ChainId, NodeId, StateKey, WorkerId, to_numbers
+from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainEnded, Stage, WorkerJoined
 from hpstage.schedule import Constant, Scalar
 
 Block = dict[str, float]

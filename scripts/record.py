@@ -23,7 +23,7 @@ import hpstage
 from hpstage.algorithm import Algorithm
 from hpstage.algos import MedianStopping, SuccessiveHalving
 from hpstage.cluster import DaskExecutor
-from hpstage.plan.events import ChainLost, ChainStarted, DriverJoined, Fact, StateReached, WorkerId
+from hpstage.plan.facts import ChainLost, ChainStarted, DriverJoined, Fact, StateReached, WorkerId
 from hpstage.plan.log import read_facts
 from hpstage.store import Journal, SQLiteJournal
 

@@ -16,7 +16,7 @@ from hpstage.cluster.dashboard.follower import NO_MORE, RECORDS
 from hpstage.cluster.dashboard.pieces import PieceState
 from hpstage.cluster.dashboard.study import Activity, Lane, StudyView
 from hpstage.errors import HpstageError
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
     ChainLost,

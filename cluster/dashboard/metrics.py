@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.pieces import STATES
 from hpstage.cluster.dashboard.study import ACTIVITIES, Activity, StudyView
-from hpstage.plan.events import ChainOutcome, Departure, StateLoss, WorkerId
+from hpstage.plan.facts import ChainOutcome, Departure, StateLoss, WorkerId
 from hpstage.plan.totals import Totals
 
 _MOST_STUDIES = 50

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hpstage.cluster.dashboard.pieces import PieceState
-from hpstage.plan.events import ChainLost, NodeId, SearchStarted, StateReached, TrialId
+from hpstage.plan.facts import ChainLost, NodeId, SearchStarted, StateReached, TrialId
 from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.totals import Totals

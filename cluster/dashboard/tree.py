@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpstage.cluster.dashboard.board import PlanView, cut, running
 from hpstage.cluster.dashboard.pieces import PieceState
 from hpstage.cluster.dashboard.study import Lane, StudyView
-from hpstage.plan.events import NodeId
+from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
 from hpstage.report.lanes import rows as lay_out
 from hpstage.text import shortened

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.tree import values_text
-from hpstage.plan.events import ChainId, WorkerId
+from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.open_chain import OpenChain
 
 

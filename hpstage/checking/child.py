@@ -24,7 +24,7 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import HpstageError
 from hpstage.identity.environment import describe
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.trainables import as_trainable

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.retention import Retention, decide
 from hpstage.errors import CheckpointError, UsageError
-from hpstage.plan.events import ChainId, Fact, StateKey, StateLost, StateRef
+from hpstage.plan.facts import ChainId, Fact, StateKey, StateLost, StateRef
 from hpstage.plan.plan import SearchPlan
 
 logger = logging.getLogger("hpstage")

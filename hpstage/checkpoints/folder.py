@@ -21,7 +21,7 @@ from hpstage.checkpoints.state_tree import flatten, summary
 from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
-from hpstage.plan.events import Kept, StateKey
+from hpstage.plan.facts import Kept, StateKey
 
 T = TypeVar("T")
 

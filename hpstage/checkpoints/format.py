@@ -25,7 +25,7 @@ from hpstage.checkpoints.leaves import Leaf
 from hpstage.checkpoints.state_tree import FlatState, Node, digest_of, marks_of, unflatten
 from hpstage.checkpoints.store import Manifest
 from hpstage.errors import CheckpointCorrupt, CheckpointForeign
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 
 FORMAT = 2
 TENSORS = "state.safetensors"

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 
 from hpstage.checkpoints.state_tree import clone, nbytes
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 
 
 class LiveCache:

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections import defaultdict
 
 from hpstage.checkpoints.retention import KeptState
-from hpstage.plan.events import NodeId, StateKey
+from hpstage.plan.facts import NodeId, StateKey
 from hpstage.plan.nodes import Node, State
 from hpstage.plan.plan import SearchPlan
 

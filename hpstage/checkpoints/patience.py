@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointUnreachable
-from hpstage.plan.events import Kept, StateKey
+from hpstage.plan.facts import Kept, StateKey
 
 T = TypeVar("T")
 

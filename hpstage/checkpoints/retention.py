@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from hpstage.errors import InternalError
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 
 
 class KeptState(msgspec.Struct, frozen=True):

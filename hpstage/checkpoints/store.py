@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
-from hpstage.plan.events import Kept, StateKey
+from hpstage.plan.facts import Kept, StateKey
 
 _KEY = re.compile(r"[0-9A-Za-z_-]{2,128}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpstage.errors import UsageError
-from hpstage.plan.events import Fact
+from hpstage.plan.facts import Fact
 from hpstage.report.account import uncollected
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing

@@ -20,7 +20,7 @@ from hpstage.checkpoints.retention import decide
 from hpstage.checkpoints.store import Usage
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
-from hpstage.plan.events import DriverId, DriverLeft, Fact, StateKey
+from hpstage.plan.facts import DriverId, DriverLeft, Fact, StateKey
 from hpstage.plan.log import fold_on
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import Journal, Leases

@@ -14,7 +14,7 @@ import typer
 
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HistoryChanged, UsageError
-from hpstage.plan.events import DriverId
+from hpstage.plan.facts import DriverId
 from hpstage.report.account import Account, keep, new_account
 from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from hpstage.errors import UsageError
-from hpstage.plan.events import NodeId
+from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
 from hpstage.report.account import Account, keep, new_account
 from hpstage.report.book import open_book

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpstage.checkpoints.state_tree import differing
-from hpstage.plan.events import Fact, ForkVerified, StateDiffers, StateReached
+from hpstage.plan.facts import Fact, ForkVerified, StateDiffers, StateReached
 
 _SOURCES = {
     "fresh": "from the beginning of training",

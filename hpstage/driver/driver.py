@@ -20,24 +20,9 @@ from hpstage.errors import (
     StateError,
 )
 from hpstage.executor import Executor
-from hpstage.plan.events import (
-    AmendChain,
-    ChainEnded,
-    ChainId,
-    DriverLeft,
-    Fact,
-    ForkVerified,
-    Report,
-    StartChain,
-    StateReached,
-    StopChain,
-    TrialAdded,
-    TrialId,
-    WorkerId,
-    WorkerJoined,
-    WorkerLeft,
-)
+from hpstage.plan.facts import ChainId, DriverLeft, Fact, ForkVerified, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import encode, fold_on, read_facts
+from hpstage.plan.messages import AmendChain, ChainEnded, Report, StartChain, StopChain, WorkerJoined, WorkerLeft
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.remaining import Outlook
 from hpstage.scheduler.scheduler import Answer, Scheduler

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.state_tree import flatten
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
-from hpstage.plan.events import ChainEnded, ChainId, StateKey
+from hpstage.plan.facts import ChainId, StateKey
+from hpstage.plan.messages import ChainEnded
 
 
 class Inquest:

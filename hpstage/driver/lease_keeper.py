@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from hpstage.checkpoints.processes import host_identity, is_alive, start_of
 from hpstage.errors import StoreError, UsageError
-from hpstage.plan.events import DriverId, DriverJoined
+from hpstage.plan.facts import DriverId, DriverJoined
 from hpstage.store.leases import Leases
 
 # Seconds after which a driver that says nothing is taken for dead. Shorter loses work to a pause of its process or of

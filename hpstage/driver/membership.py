@@ -16,8 +16,9 @@ from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger
-from hpstage.plan.events import DriverId, DriverJoined, StateKey, Verify, WorkerId
+from hpstage.plan.facts import DriverId, DriverJoined, StateKey, WorkerId
 from hpstage.plan.log import open_plan
+from hpstage.plan.messages import Verify
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import Journal, Leases

@@ -12,7 +12,8 @@ from hpstage.errors import InternalError
 from hpstage.execution.runner import ChainReport, ChainRunner, Control
 from hpstage.executor import Environment, Executor
 from hpstage.identity import threads
-from hpstage.plan.events import Amendment, Chain, ChainEnded, ChainId, Report, WorkerId, WorkerJoined
+from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.messages import Amendment, Chain, ChainEnded, Report, WorkerJoined
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.trainables import as_trainable

@@ -7,8 +7,9 @@ from bisect import bisect_left
 from msgspec.structs import replace
 
 from hpstage.errors import InternalError
-from hpstage.plan.events import Amendment, Boundary, Chain, NodeId, Stage
+from hpstage.plan.facts import NodeId
 from hpstage.plan.keys import History
+from hpstage.plan.messages import Amendment, Boundary, Chain, Stage
 from hpstage.plan.trail import Trail
 
 

@@ -23,21 +23,8 @@ from hpstage.errors import (
 )
 from hpstage.execution.route import Course
 from hpstage.execution.verification import ForkVerification
-from hpstage.plan.events import (
-    Amendment,
-    Boundary,
-    BoundaryMissed,
-    BoundaryReached,
-    Chain,
-    ChainEnded,
-    ForkVerified,
-    Stage,
-    StateKey,
-    StateReached,
-    UserFailure,
-    WorkerId,
-    to_metrics,
-)
+from hpstage.plan.facts import ForkVerified, StateKey, StateReached, UserFailure, WorkerId, to_metrics
+from hpstage.plan.messages import Amendment, Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, Stage
 from hpstage.schedule import Scalar, varies
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics

@@ -16,23 +16,17 @@ from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
 from hpstage.execution.route import Course
 from hpstage.executor import Environment, Executor
-from hpstage.plan.events import (
+from hpstage.plan.facts import ChainId, Kept, NodeId, StateKey, StateReached, WorkerId, to_metrics
+from hpstage.plan.messages import (
     Amendment,
     BoundaryMissed,
     BoundaryReached,
     Chain,
     ChainEnded,
-    ChainId,
-    Kept,
-    NodeId,
     Report,
     Stage,
-    StateKey,
-    StateReached,
-    WorkerId,
     WorkerJoined,
     WorkerLeft,
-    to_metrics,
 )
 from hpstage.schedule import Scalar, varies
 

@@ -13,7 +13,7 @@ import numpy as np
 import optuna
 
 from hpstage.errors import StoreError
-from hpstage.plan.events import RandomState
+from hpstage.plan.facts import RandomState
 
 
 def _random_states(owner: object, path: str, seen: set[int]) -> Iterator[tuple[str, np.random.RandomState]]:

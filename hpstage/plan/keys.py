@@ -12,7 +12,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Mapping
 
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.schedule import Scalar
 
 # Part of every key. A change to the encoding or to its meaning must change it.

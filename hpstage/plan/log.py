@@ -9,7 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from hpstage.errors import InternalError, StoreError
-from hpstage.plan.events import Fact, PlanCreated, StateKey
+from hpstage.plan.facts import Fact, PlanCreated, StateKey
 from hpstage.plan.plan import FORMAT, SearchPlan, other_format
 from hpstage.store.cursor import Cursor
 from hpstage.store.journal import Journal

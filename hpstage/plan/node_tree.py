@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpstage.plan.events import NodeId, StateKey, TrialAdded
+from hpstage.plan.facts import NodeId, StateKey, TrialAdded
 from hpstage.plan.keys import History
 from hpstage.plan.nodes import Node, distinct
 from hpstage.plan.ordered import Ordered

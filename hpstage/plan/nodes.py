@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hpstage.plan.events import DriverId, Kept, NodeId, StateRef, TrialId
+from hpstage.plan.facts import DriverId, Kept, NodeId, StateRef, TrialId
 from hpstage.plan.keys import History
 from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hpstage.plan.events import DriverId, Span, StateRef, WorkerId
+from hpstage.plan.facts import DriverId, Span, StateRef, WorkerId
 from hpstage.plan.nodes import State
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpstage.errors import InternalError, UsageError
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
     ChainLost,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.plan.keys import History
 from hpstage.schedule import Form, varies
 from hpstage.schedule.scalars import Scalar, same

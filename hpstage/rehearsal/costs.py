@@ -13,7 +13,7 @@ from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import UsageError
 from hpstage.identity.environment import describe
 from hpstage.identity.threads import restored
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable

@@ -24,7 +24,7 @@ from hpstage.checkpoints.needed import kept_states
 from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna.ledger import samplers
-from hpstage.plan.events import StateReached
+from hpstage.plan.facts import StateReached
 from hpstage.plan.plan import SearchPlan
 from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn

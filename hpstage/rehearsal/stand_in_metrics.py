@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpstage.errors import UsageError
-from hpstage.plan.events import StateKey, TrialAdded
+from hpstage.plan.facts import StateKey, TrialAdded
 from hpstage.plan.log import read_header
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import Journal

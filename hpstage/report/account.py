@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
     ChainLost,

@@ -12,7 +12,7 @@ from operator import le
 from typing import Protocol, runtime_checkable
 
 from hpstage.errors import UsageError
-from hpstage.plan.events import DriverId, Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
+from hpstage.plan.facts import DriverId, Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
 from hpstage.plan.log import shares
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan

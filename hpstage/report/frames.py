@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import UsageError
-from hpstage.plan.events import Fact
+from hpstage.plan.facts import Fact
 from hpstage.report import tables
 from hpstage.report.book import open_book
 from hpstage.report.tables import Table

@@ -11,7 +11,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Protocol, TypeVar
 
-from hpstage.plan.events import NodeId, TrialId
+from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import Node, PlannedTrial
 
 

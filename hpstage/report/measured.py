@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from hpstage.plan.events import NodeId
+from hpstage.plan.facts import NodeId
 from hpstage.report.lanes import Lane
 
 # Beyond it, sums and margins of an axis overflow: what grew so large has diverged.

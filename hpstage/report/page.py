@@ -10,7 +10,7 @@ from importlib.resources import files
 from itertools import islice
 
 from hpstage.driver.differences import explain
-from hpstage.plan.events import ForkVerified, StageFailed, StateDiffers, TrialId
+from hpstage.plan.facts import ForkVerified, StageFailed, StateDiffers, TrialId
 from hpstage.plan.savings import Savings
 from hpstage.report.book import Book
 from hpstage.report.gallery import Picture

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from hpstage.plan.events import NodeId, TrialId, to_metric
+from hpstage.plan.facts import NodeId, TrialId, to_metric
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan, SearchRecord
 from hpstage.report.account import Account

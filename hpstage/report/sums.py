@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hpstage.plan.events import NodeId, StageFailed, TrialId
+from hpstage.plan.facts import NodeId, StageFailed, TrialId
 from hpstage.plan.savings import Savings
 from hpstage.report.book import Book
 from hpstage.report.pauses import most_at_once

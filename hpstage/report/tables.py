@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpstage.plan.events import ChainId, Fact, ForkedFrom, StateRef, UserFailure
+from hpstage.plan.facts import ChainId, Fact, ForkedFrom, StateRef, UserFailure
 from hpstage.report.account import began, rounded
 from hpstage.report.book import Book
 from hpstage.schedule import Schedule
@@ -238,7 +238,7 @@ def events(facts: Sequence[Fact]) -> Table:
 
     ============  ========================================================================================
     ``position``  in the journal
-    ``type``      as in :mod:`hpstage.plan.events`
+    ``type``      as in :mod:`hpstage.plan.facts`
     ``at``        when it happened, for those that tell
     ``text``      what it says, in short
     ============  ========================================================================================

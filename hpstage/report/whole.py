@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hpstage.plan.events import ChainId, ChainLost, ChainStarted, DriverId, Fact, StateReached
+from hpstage.plan.facts import ChainId, ChainLost, ChainStarted, DriverId, Fact, StateReached
 from hpstage.report.account import began
 from hpstage.report.pauses import Pauses
 

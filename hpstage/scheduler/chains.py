@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hpstage.plan.events import Boundary, ChainId, Stage, StateRef, Verify, WorkerId
+from hpstage.plan.facts import ChainId, StateRef, WorkerId
+from hpstage.plan.messages import Boundary, Stage, Verify
 from hpstage.plan.nodes import Node
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.plan import SearchPlan

@@ -5,19 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 from hpstage.errors import InternalError
-from hpstage.plan.events import (
-    AmendChain,
-    Amendment,
-    Boundary,
-    Chain,
-    ChainId,
-    DriverId,
-    Instruction,
-    Stage,
-    StartChain,
-    StateRef,
-    WorkerId,
-)
+from hpstage.plan.facts import ChainId, DriverId, StateRef, WorkerId
+from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chains import Layer, RunningChain
 from hpstage.scheduler.lines import Line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hpstage.plan.events import ChainId, DriverId, Span, StateReached, WorkerId
+from hpstage.plan.facts import ChainId, DriverId, Span, StateReached, WorkerId
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chains import Leg, RunningChain
 from hpstage.scheduler.stage_tree import StageTree

@@ -6,7 +6,7 @@ is the part of a line that a running chain will train.
 
 from __future__ import annotations
 
-from hpstage.plan.events import ChainId
+from hpstage.plan.facts import ChainId
 from hpstage.plan.nodes import Node
 from hpstage.plan.ordered import Ordered, StepMap
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from hpstage.plan.events import ChainLost, UserFailure
+from hpstage.plan.facts import ChainLost, UserFailure
 from hpstage.plan.nodes import Node
 
 

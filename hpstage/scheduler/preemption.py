@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from hpstage.plan.events import AmendChain, Amendment, Boundary, Instruction, StopChain
+from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, StopChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chains import NOTICE, Layer, RunningChain
 from hpstage.scheduler.stage_tree import StageTree

@@ -14,12 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hpstage.errors import ClusterError, InternalError
-from hpstage.plan.events import (
-    AmendChain,
-    BoundaryMissed,
-    BoundaryReached,
+from hpstage.plan.facts import (
     ChainClosed,
-    ChainEnded,
     ChainId,
     ChainLost,
     ChainOutcome,
@@ -31,12 +27,8 @@ from hpstage.plan.events import (
     DriverLeft,
     Fact,
     ForkVerified,
-    Instruction,
-    Report,
     Span,
-    Stage,
     StageFailed,
-    StartChain,
     StateKey,
     StateLost,
     StateReached,
@@ -44,11 +36,21 @@ from hpstage.plan.events import (
     TargetAsked,
     TrialId,
     UserFailure,
-    Verify,
     WorkerId,
+    to_numbers,
+)
+from hpstage.plan.messages import (
+    AmendChain,
+    BoundaryMissed,
+    BoundaryReached,
+    ChainEnded,
+    Instruction,
+    Report,
+    Stage,
+    StartChain,
+    Verify,
     WorkerJoined,
     WorkerLeft,
-    to_numbers,
 )
 from hpstage.plan.nodes import Node, State
 from hpstage.plan.plan import SearchPlan

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Generator
 
-from hpstage.plan.events import ChainId
+from hpstage.plan.facts import ChainId
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.lines import Cover, Line, Wanted, WorkLeft, steps_left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hpstage.plan.events import ChainId, StateRef, WorkerId
+from hpstage.plan.facts import ChainId, StateRef, WorkerId
 from hpstage.scheduler.chains import RunningChain
 
 # States that a worker may still hold live; only a preference hangs on it.

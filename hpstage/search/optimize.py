@@ -25,9 +25,10 @@ from hpstage.identity.workload import by_name, code_identity
 from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.patience import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
-from hpstage.plan.events import SearchStarted, Verify, WorkerId
+from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key
 from hpstage.plan.log import read_facts
+from hpstage.plan.messages import Verify
 from hpstage.plan.savings import savings
 from hpstage.progress import Progress, open_display
 from hpstage.report.whole import seconds_at_work

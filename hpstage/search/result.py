@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
-from hpstage.plan.events import Fact, TrialId
+from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import Savings
 from hpstage.schedule import Schedule

@@ -16,7 +16,7 @@ from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Sett
 from hpstage.driver.driver import Driver
 from hpstage.errors import TrainingError, UsageError
 from hpstage.optuna.ledger import Ledger
-from hpstage.plan.events import SearchEnded, SearchStarted, TrialEnded, UserFailure, to_metric
+from hpstage.plan.facts import SearchEnded, SearchStarted, TrialEnded, UserFailure, to_metric
 from hpstage.scheduler.scheduler import Answer
 from hpstage.search.signals import Interruption
 from hpstage.search.trials import Roster, SessionTrial

@@ -16,7 +16,7 @@ from hpstage.driver.driver import Driver
 from hpstage.errors import ScheduleError, UsageError
 from hpstage.optuna.ledger import BecameAnother, Ledger
 from hpstage.optuna.sampler_state import SamplerState
-from hpstage.plan.events import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
+from hpstage.plan.facts import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
 from hpstage.plan.plan import SearchPlan, SearchRecord
 from hpstage.schedule import Scalar, Schedule
 from hpstage.schedule.space import Space, describe, grown

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import StoreError, UsageError
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.plan.log import open_existing_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.redaction import shown

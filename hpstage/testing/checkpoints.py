@@ -17,7 +17,7 @@ import pytest
 from hpstage.checkpoints.state_tree import digest, summary
 from hpstage.checkpoints.store import CheckpointStore, Usage
 from hpstage.errors import CheckpointMissing, StateError
-from hpstage.plan.events import Kept, StateKey
+from hpstage.plan.facts import Kept, StateKey
 
 KEY = StateKey("0" * 31 + "a")
 OTHER = StateKey("f" * 31 + "b")

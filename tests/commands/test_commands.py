@@ -25,7 +25,7 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HpstageError, StoreError, UsageError
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainId,
     ChainStarted,
     DriverId,
@@ -178,7 +178,7 @@ def test_what_a_killed_writer_left_in_the_log_is_read_and_not_tidied_up(store: P
     write(journal, ask([trial(0, {"a": s.constant(1)}, 8)]))
     code = (
         "import os, signal, sys; from hpstage.store import SQLiteJournal; import msgspec\n"
-        "from hpstage.plan.events import TargetAsked\n"
+        "from hpstage.plan.facts import TargetAsked\n"
         "journal = SQLiteJournal(sys.argv[1])\n"
         "journal.append([msgspec.json.encode(TargetAsked('study/0', 4))])\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
@@ -231,7 +231,7 @@ def test_drivers_chains_and_studies_are_alive_while_their_leases_are_held(store:
 
 
 def test_a_journal_that_does_not_tell_what_is_better_has_both_ends_shown(store: Path) -> None:
-    from hpstage.plan.events import TrialEnded
+    from hpstage.plan.facts import TrialEnded
 
     trials = [TrialAdded(TrialId(f"x/{i}"), {"a": s.constant(i)}, 8) for i in range(3)]
     ends = [TrialEnded("x", t.trial, "COMPLETE", (value,), 8, 0.0) for t, value in zip(trials, (2.0, "nan", 1.0))]  # noqa: B905

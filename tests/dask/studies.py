@@ -19,7 +19,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.executor import Executor
-from hpstage.plan.events import ChainStarted, DriverJoined, Fact, StateReached
+from hpstage.plan.facts import ChainStarted, DriverJoined, Fact, StateReached
 from hpstage.plan.log import read_facts
 from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from tests.toys import Tape

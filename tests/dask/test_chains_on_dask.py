@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import InternalError
-from hpstage.plan.events import Amendment, BoundaryMissed, ChainId
+from hpstage.plan.facts import ChainId
+from hpstage.plan.messages import Amendment, BoundaryMissed
 from tests.dask.toys import (
     Counter,
     boundary,

@@ -14,16 +14,9 @@ import pytest
 from distributed import Client
 
 from hpstage import schedule as s
-from hpstage.plan.events import (
-    ChainStarted,
-    StageFailed,
-    TrialAdded,
-    TrialId,
-    WorkerId,
-    WorkerJoined,
-    WorkerLeft,
-)
+from hpstage.plan.facts import ChainStarted, StageFailed, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import open_plan
+from hpstage.plan.messages import WorkerJoined, WorkerLeft
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.dask.studies import (

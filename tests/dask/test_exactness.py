@@ -21,7 +21,7 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints.state_tree import digest
 from hpstage.cluster import DaskExecutor
 from hpstage.executor import Executor
-from hpstage.plan.events import StateReached
+from hpstage.plan.facts import StateReached
 from hpstage.schedule import Schedule
 from hpstage.training.trainables import as_trainable
 

@@ -8,16 +8,8 @@ from msgspec.structs import replace
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.messages import encode
 from hpstage.errors import ClusterError, InternalError
-from hpstage.plan.events import (
-    BoundaryReached,
-    ChainEnded,
-    ChainId,
-    Report,
-    StateReached,
-    WorkerId,
-    WorkerJoined,
-    WorkerLeft,
-)
+from hpstage.plan.facts import ChainId, StateReached, WorkerId
+from hpstage.plan.messages import BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
 from tests.dask.toys import NODE
 
 CHAIN = ChainId("c")

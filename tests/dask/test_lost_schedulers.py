@@ -13,7 +13,7 @@ from distributed import Client
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import ClusterError, UsageError
-from hpstage.plan.events import ChainEnded, WorkerJoined, WorkerLeft
+from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
 from tests.dask.processes import Processes, end, until
 from tests.dask.studies import Running, Steady, trials, undisturbed
 from tests.dask.toys import Counter, chain, ended, outcome, reached, wait_for, workers

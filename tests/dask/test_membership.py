@@ -20,7 +20,7 @@ from hpstage.cluster.admission import environment_of, refusal
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.executor import Environment
-from hpstage.plan.events import BoundaryReached, ChainEnded, WorkerJoined, WorkerLeft
+from hpstage.plan.messages import BoundaryReached, ChainEnded, WorkerJoined, WorkerLeft
 from tests.dask.processes import Processes
 from tests.dask.toys import Counter, chain, ended, outcome, until, wait_for, workers
 

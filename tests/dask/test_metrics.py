@@ -25,7 +25,7 @@ from hpstage.cluster import local_cluster
 from hpstage.cluster.dashboard import install
 from hpstage.cluster.dashboard.follower import HANDLER
 from hpstage.cluster.dashboard.metrics import FAMILIES
-from hpstage.plan.events import SearchEnded, SearchStarted
+from hpstage.plan.facts import SearchEnded, SearchStarted
 from hpstage.report.account import new_account
 from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from tests.dask.commands import until

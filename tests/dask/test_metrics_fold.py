@@ -19,7 +19,7 @@ from hpstage.cluster.dashboard.follower import RECORDS
 from hpstage.cluster.dashboard.tree import draw
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     DriverId,
     DriverJoined,
     DriverLeft,

@@ -22,7 +22,7 @@ from hpstage.cli.naming import space_named, trainable_named
 from hpstage.cli.run import as_text
 from hpstage.cli.studies import open_study
 from hpstage.errors import HpstageError, UsageError
-from hpstage.plan.events import ForkVerified
+from hpstage.plan.facts import ForkVerified
 from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.dask.processes import ROOT, Processes, until

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
     ChainStarted,

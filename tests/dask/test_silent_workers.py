@@ -16,7 +16,7 @@ from distributed import Client
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
-from hpstage.plan.events import StateReached
+from hpstage.plan.facts import StateReached
 from tests.dask.processes import Processes, is_running, until
 from tests.dask.studies import Running, Steady, Trials, steps_by_process, trials, undisturbed
 

@@ -16,8 +16,9 @@ from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, memory
 from hpstage.errors import UsageError
-from hpstage.plan.events import ChainEnded, StageFailed, TrialAdded, TrialId, WorkerId, WorkerJoined, WorkerLeft
+from hpstage.plan.facts import StageFailed, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import open_plan
+from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.dask.processes import Processes, is_running

@@ -8,21 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpstage.cluster import DaskExecutor
-from hpstage.plan.events import (
-    Boundary,
-    BoundaryReached,
-    Chain,
-    ChainEnded,
-    ChainId,
-    NodeId,
-    Report,
-    Stage,
-    StateKey,
-    StateReached,
-    WorkerId,
-    WorkerJoined,
-)
+from hpstage.plan.facts import ChainId, NodeId, StateKey, StateReached, WorkerId
 from hpstage.plan.keys import History
+from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainEnded, Report, Stage, WorkerJoined
 from hpstage.schedule import Constant, Scalar
 
 NODE = NodeId(1)

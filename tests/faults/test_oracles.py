@@ -16,7 +16,7 @@ import pytest
 
 import hpstage
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
     ChainProlonged,

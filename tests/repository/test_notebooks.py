@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import hpstage
-from hpstage.plan.events import DriverJoined
+from hpstage.plan.facts import DriverJoined
 from hpstage.plan.log import read_facts
 from hpstage.store import SQLiteJournal
 

@@ -26,7 +26,7 @@ UPWARDS = {
     ("training.trainables", "torch.loop"): "heavy: torch",
     # What users name by one URL or folder is opened in one place.
     ("store.opening", "plan.log"): "a store is known by its plan",
-    ("store.opening", "plan.events"): "a store is known by its plan",
+    ("store.opening", "plan.facts"): "a store is known by its plan",
     ("store.opening", "plan.plan"): "a store is known by its plan",
     ("store.opening", "checkpoints"): "a store is a journal and checkpoints",
     # A picture of the report's, for optuna-dashboard.

@@ -26,7 +26,7 @@ from hpstage.checkpoints.needed import kept_states
 from hpstage.cli.app import app
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import CheckpointError, StoreError, UsageError
-from hpstage.plan.events import DriverJoined, StateKey, StateLost, StateReached, TrialEnded
+from hpstage.plan.facts import DriverJoined, StateKey, StateLost, StateReached, TrialEnded
 from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import SQLiteJournal

@@ -30,7 +30,7 @@ from hpstage.checkpoints.folder import _host
 from hpstage.checkpoints.leaves import _NUMPY, _TORCH
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing, UsageError
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.testing import CheckpointContract
 
 KEY = StateKey("0" * 31 + "a")

@@ -6,7 +6,7 @@ import numpy as np
 
 from hpstage.checkpoints import LiveCache
 from hpstage.checkpoints.state_tree import nbytes
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 
 A, B, C, D = (StateKey(letter * 32) for letter in "abcd")
 

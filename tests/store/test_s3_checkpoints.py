@@ -22,7 +22,7 @@ import torch
 from hpstage.checkpoints import CheckpointStore, UrlCheckpoints, url
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.testing import CheckpointContract
 from tests.store.url_checkpoints import KEY, OTHER, STATE, Dying, names
 

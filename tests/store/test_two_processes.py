@@ -21,7 +21,7 @@ from hpstage.checkpoints.processes import start_of
 from hpstage.driver.lease_keeper import host_identity
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
-from hpstage.plan.events import DriverId, DriverJoined, StateLost
+from hpstage.plan.facts import DriverId, DriverJoined, StateLost
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.toys import Tape

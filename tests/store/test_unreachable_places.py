@@ -19,7 +19,7 @@ from hpstage.checkpoints import CheckpointStore, FolderCheckpoints, UrlCheckpoin
 from hpstage.checkpoints.folder import _host
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from tests.store.url_checkpoints import memory
 
 KEY = StateKey("0" * 31 + "a")

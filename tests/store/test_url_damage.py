@@ -11,7 +11,7 @@ from hpstage.checkpoints import UrlCheckpoints
 from hpstage.checkpoints import format as files
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from tests.store.url_checkpoints import FILES, KEY, OTHER, STATE, memory, names, saved
 
 

@@ -13,7 +13,7 @@ import torch
 
 from hpstage.checkpoints import UrlCheckpoints
 from hpstage.checkpoints import format as files
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 
 KEY = StateKey("0" * 31 + "a")
 OTHER = StateKey("0" * 31 + "b")

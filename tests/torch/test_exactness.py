@@ -16,7 +16,7 @@ from torch import nn
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone, digest
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.training.randomness import Purpose, rekey
 from hpstage.training.sample_order import SampleOrder
 from tests.torch.trainables import (

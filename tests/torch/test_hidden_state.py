@@ -15,7 +15,7 @@ import pytest
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, advance, fresh, hp_at, outcome
 

@@ -15,7 +15,7 @@ from hpstage import schedule as s
 from hpstage.algos import FullTraining
 from hpstage.algos.population_based_training import PopulationBasedTraining
 from hpstage.errors import StateError
-from hpstage.plan.events import ForkVerified
+from hpstage.plan.facts import ForkVerified
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 

@@ -15,7 +15,7 @@ import hpstage
 from hpstage.checkpoints import FolderCheckpoints, open_checkpoints
 from hpstage.checkpoints.state_tree import differing, marks_of, summary
 from hpstage.errors import StateError
-from hpstage.plan.events import StateDiffers, StateKey, StateLost
+from hpstage.plan.facts import StateDiffers, StateKey, StateLost
 from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.store import MemoryJournal
 from tests.torch.trainables import Small

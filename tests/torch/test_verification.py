@@ -22,7 +22,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 import hpstage
 from hpstage import schedule as s
 from hpstage.errors import StateError, UsageError
-from hpstage.plan.events import ForkVerified, StateReached
+from hpstage.plan.facts import ForkVerified, StateReached
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.training.function import Run

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 import hpstage.torch
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import digest
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.trainable import Trainable
 from hpstage.training.function import Run
 from hpstage.training.trainables import as_trainable

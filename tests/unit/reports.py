@@ -14,7 +14,7 @@ from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import Fact
+from hpstage.plan.facts import Fact
 from hpstage.search.result import Result
 from hpstage.store import Journal
 from hpstage.store.memory import MemoryJournal

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import StateKey, TrialAdded, TrialId
+from hpstage.plan.facts import StateKey, TrialAdded, TrialId
 from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store.memory import MemoryJournal

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hpstage.plan.events import NodeId, TrialId
+from hpstage.plan.facts import NodeId, TrialId
 from hpstage.report.book import Book
 
 _POINTS = 1000  # of a curve: more cannot be told apart

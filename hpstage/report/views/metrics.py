@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpstage.plan.events import NodeId
+from hpstage.plan.facts import NodeId
 from hpstage.report import lanes as lay_out
 from hpstage.report.book import Book
 from hpstage.report.lanes import Lane

@@ -10,7 +10,7 @@ from itertools import islice
 
 import msgspec
 
-from hpstage.plan.events import StateReached, WorkerId
+from hpstage.plan.facts import StateReached, WorkerId
 from hpstage.report.book import Book
 from hpstage.report.pauses import Period, united
 

@@ -16,18 +16,14 @@ from hpstage.checkpoints.eviction import Eviction, budget_bytes
 from hpstage.checkpoints.needed import kept_states
 from hpstage.errors import CheckpointError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
-from hpstage.plan.events import (
-    BoundaryReached,
-    Chain,
+from hpstage.plan.facts import (
     ChainClosed,
-    ChainEnded,
     ChainId,
     ChainStarted,
     DriverId,
     Fact,
     Kept,
     NodeId,
-    Report,
     Span,
     StateKey,
     StateLost,
@@ -38,6 +34,7 @@ from hpstage.plan.events import (
     WorkerId,
 )
 from hpstage.plan.log import open_plan
+from hpstage.plan.messages import BoundaryReached, Chain, ChainEnded, Report
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.memory import MemoryJournal
 from tests.unit.checkpoints.test_kept_states import ended, proposed, started

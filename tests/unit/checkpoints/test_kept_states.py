@@ -11,7 +11,7 @@ from hpstage import schedule as s
 from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.retention import KeptState
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainId,
     ChainStarted,
     DriverId,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpstage.checkpoints.retention import KeptState, Retention, decide
 from hpstage.errors import InternalError
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 
 
 def state(

@@ -14,7 +14,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import ASHA, SuccessiveHalving
 from hpstage.errors import HistoryChanged
-from hpstage.plan.events import DriverLeft
+from hpstage.plan.facts import DriverLeft
 from hpstage.store import MemoryJournal
 from tests.toys import Tape
 

@@ -12,7 +12,7 @@ from hpstage import schedule as s
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
     ChainProlonged,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hpstage import schedule as s
-from hpstage.plan.events import StateKey
+from hpstage.plan.facts import StateKey
 from hpstage.plan.keys import History
 from hpstage.plan.trail import Trail
 from hpstage.schedule import Form

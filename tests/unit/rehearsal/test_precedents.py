@@ -11,8 +11,8 @@ from hpstage.algos import ASHA, MedianStopping, SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import BoundaryReached
 from hpstage.plan.log import open_existing_plan
+from hpstage.plan.messages import BoundaryReached
 from hpstage.rehearsal.stand_in_metrics import Precedent
 from hpstage.store import MemoryJournal
 from tests.toys import Tape

@@ -13,7 +13,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import Fact, StateReached, TargetAsked, TrialAdded, TrialId
+from hpstage.plan.facts import Fact, StateReached, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.log import read_facts
 from hpstage.plan.savings import answered_steps
 from hpstage.report.account import Account, new_account

@@ -17,7 +17,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, PopulationBasedTraining, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import ChainId, NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
+from hpstage.plan.facts import ChainId, NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.report import Frames, frames
 from hpstage.report.account import new_account, rounded, uncollected

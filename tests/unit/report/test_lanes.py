@@ -7,7 +7,7 @@ import pytest
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import TrialAdded, TrialId
+from hpstage.plan.facts import TrialAdded, TrialId
 from hpstage.report.book import open_book
 from hpstage.report.lanes import foremost, lanes_of, ranking, rows
 from hpstage.report.measured import measured, merit

@@ -20,7 +20,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.execution.simulated import Measure, SimulatedExecutor, value_of_key
-from hpstage.plan.events import ChainId, ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
+from hpstage.plan.facts import ChainId, ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.report import (

@@ -19,7 +19,7 @@ from hpstage import schedule as s
 from hpstage.algos import FullTraining, PopulationBasedTraining
 from hpstage.errors import StoreError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainId,
     NodeId,
     SearchStarted,

@@ -18,8 +18,9 @@ from hpstage.driver.driver import Driver
 from hpstage.driver.inquest import Inquest
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
-from hpstage.plan.events import Chain, ChainEnded, StateKey, StateLost, WorkerId
+from hpstage.plan.facts import StateKey, StateLost, WorkerId
 from hpstage.plan.log import open_plan
+from hpstage.plan.messages import Chain, ChainEnded
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.toys import Tape

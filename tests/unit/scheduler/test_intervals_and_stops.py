@@ -22,8 +22,9 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.driver.driver import Driver
 from hpstage.errors import ClusterError
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import BoundaryReached, Report, StateKey, StateReached, TrialAdded, WorkerId
+from hpstage.plan.facts import StateKey, StateReached, TrialAdded, WorkerId
 from hpstage.plan.log import open_plan
+from hpstage.plan.messages import BoundaryReached, Report
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store import MemoryJournal

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
-from hpstage.plan.events import Amendment, BoundaryReached, Chain, ChainId, Report, TrialAdded, WorkerId
+from hpstage.plan.facts import ChainId, TrialAdded, WorkerId
+from hpstage.plan.messages import Amendment, BoundaryReached, Chain, Report
 from hpstage.scheduler.scheduler import Answer
 from tests.unit.searches import Search, histories, schedules, trial
 

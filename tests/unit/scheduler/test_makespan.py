@@ -8,7 +8,7 @@ from functools import cache
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import StateReached
+from hpstage.plan.facts import StateReached
 from hpstage.plan.log import read_facts
 from tests.unit.searches import Search, trial
 

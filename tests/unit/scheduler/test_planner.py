@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.errors import InternalError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
-from hpstage.plan.events import ChainId, Kept, StateKey, StateReached, TrialId, WorkerId
+from hpstage.plan.facts import ChainId, Kept, StateKey, StateReached, TrialId, WorkerId
 from hpstage.plan.log import open_plan
 from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
 

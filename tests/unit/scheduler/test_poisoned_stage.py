@@ -8,7 +8,7 @@ from hpstage import schedule as s
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.executor import Executor
-from hpstage.plan.events import DriverId, StateKey, TrialAdded, TrialId, WorkerId
+from hpstage.plan.facts import DriverId, StateKey, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store.memory import MemoryJournal

@@ -8,7 +8,8 @@ import pytest
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import Amendment, Chain, ChainId, ForkVerified, Stage, Verify, WorkerId
+from hpstage.plan.facts import ChainId, ForkVerified, WorkerId
+from hpstage.plan.messages import Amendment, Chain, Stage, Verify
 from hpstage.plan.regimes import Regime, is_news, regime
 from hpstage.schedule import Schedule
 from hpstage.store import MemoryJournal

@@ -20,7 +20,7 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
 from hpstage.errors import CheckpointError, CheckpointFull, StateError, StoreError, TrainingError, UsageError
-from hpstage.plan.events import Kept, StateKey
+from hpstage.plan.facts import Kept, StateKey
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.toys import Tape, alone
 

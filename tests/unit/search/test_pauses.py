@@ -18,7 +18,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.events import (
+from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
     ChainStarted,

@@ -1,4 +1,4 @@
-"""Values that cross a boundary: chains and reports between driver and workers, facts in the journal.
+"""Facts: what the journal remembers of a search, and the values that they are made of.
 
 All are frozen ``msgspec`` structs: tagged, validated on decoding, JSON all the way, never pickle.
 Seconds are wall-clock durations; ``at`` is a time on the executor's clock (seconds since the epoch, or virtual).
@@ -12,7 +12,7 @@ from typing import Literal, NewType
 
 import msgspec
 
-from hpstage.schedule import Form, Scalar, Schedule
+from hpstage.schedule import Schedule
 
 NodeId = NewType("NodeId", int)
 """Position of a node in the plan, in order of creation. Equal for everyone who folds the same journal."""
@@ -24,11 +24,6 @@ DriverId = NewType("DriverId", str)
 ChainId = NewType("ChainId", str)
 StateKey = NewType("StateKey", str)
 """Names for ever what training has produced: 32 hex digits (see ``keys.py``)."""
-
-
-Verify = Literal["first-fork", "all", "off"]
-"""Which forks are verified: the first of a workload under each kind of values, one of each chain besides, or none."""
-
 Metrics = dict[str, float | str]
 """Metrics as they travel: JSON has no NaN and no infinities, so these are texts (``"nan"``, ``"inf"``, ``"-inf"``)."""
 
@@ -61,76 +56,6 @@ class Span(msgspec.Struct, frozen=True):
     stop: int
 
 
-# --- what a worker is asked to do -------------------------------------------------------------------------
-
-
-class Stage(msgspec.Struct, frozen=True):
-    """Steps ``[start, stop)`` of one node; ``forms`` give every hyper-parameter's value at each step, names sorted.
-
-    ``history`` is the digest of all values that the line has seen up to and including those at ``start``
-    (:class:`hpstage.plan.keys.History`): with it, whoever trains the stage can name each state on it.
-    """
-
-    node: NodeId
-    start: int
-    stop: int
-    forms: dict[str, Form]
-    history: bytes
-    verify: bool = False
-    """Whether a fork is verified where the stage begins: see :mod:`hpstage.execution.verification`."""
-
-
-class Boundary(msgspec.Struct, frozen=True):
-    """What to do when the line has been trained up to ``step``: evaluate it, keep its state under ``key``."""
-
-    node: NodeId
-    step: int
-    key: StateKey
-    evaluate: bool
-    keep: bool
-
-
-class Chain(msgspec.Struct, frozen=True):
-    """Consecutive stages for one worker.
-
-    ``source`` is the kept state to fork (``None``: start fresh). ``initial`` holds the values at step 0, from
-    which the trainable is set up. ``boundaries`` are in the order in which the line passes them; a boundary at
-    the source itself (a kept state that is only to be evaluated) comes first. ``parent`` of each kept state in
-    its manifest is the previous boundary or source on the line. The chain is over at its last boundary, or sooner at
-    the boundary ``end``: it knows the way on from there, in case ``end`` is moved while it runs.
-
-    Besides at its boundaries a chain keeps its state by itself, since no word could reach it at the right step:
-    ``keep_every``: at each multiple of so many steps, counted from the beginning of training; ``keep_seconds``: so many
-    seconds after it last kept one, at the latest. ``time_first``: it reports its first step, for what a step takes.
-    """
-
-    id: ChainId
-    source: StateKey | None
-    source_ref: StateRef | None
-    initial: dict[str, Scalar]
-    stages: tuple[Stage, ...]
-    boundaries: tuple[Boundary, ...]
-    end: StateRef | None = None
-    keep_every: int | None = None
-    keep_seconds: float | None = None
-    time_first: bool = False
-    verify_new: bool = False
-    """Whether one is verified wherever training has begun to change what it had not changed before."""
-
-
-class Amendment(msgspec.Struct, frozen=True):
-    """A change to a running chain: stages to go on with, boundaries ahead (replacing those at the same state), and
-    where it is to end now (``None``: at its last boundary)."""
-
-    chain: ChainId
-    stages: tuple[Stage, ...] = ()
-    boundaries: tuple[Boundary, ...] = ()
-    end: StateRef | None = None
-
-
-# --- what comes back --------------------------------------------------------------------------------------
-
-
 class Kept(msgspec.Struct, frozen=True):
     """A state published in the checkpoint store. ``digest`` is that of its content (tensors and structure)."""
 
@@ -153,115 +78,9 @@ class UserFailure(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = ()
 
 
-class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
-    """A running chain stands at a boundary, set for it or by itself, and has done what the boundary asked.
-
-    ``reached`` is what the journal will hold of it. The end of each stage is always reported. ``failure``:
-    ``evaluate()`` failed here; training goes on.
-    """
-
-    reached: StateReached
-    failure: UserFailure | None = None
-
-
-class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
-    """An amendment came too late: the chain had already passed ``step`` of ``node`` and stands at ``position``."""
-
-    chain: ChainId
-    worker: WorkerId
-    node: NodeId
-    step: int
-    position: int
-
-
-class ForkVerified(msgspec.Struct, frozen=True, tag=True):
-    """``steps`` steps after ``step``, the last of them of ``node``, were trained straight through and from the state at
-    ``step``.
-
-    ``difference``: what was not the same then, in words. As a report and in the journal alike.
-    """
-
-    chain: ChainId
-    worker: WorkerId
-    node: NodeId
-    step: int
-    steps: int
-    seconds: float
-    at: float
-    difference: str | None = None
-
-
 ChainOutcome = Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "lost"]
 Departure = Literal["died", "closed", "unreachable"]
-
-
-class ChainEnded(msgspec.Struct, frozen=True, tag=True):
-    """A chain is over; the worker is free, or gone.
-
-    ``done``: trained to its end. ``stopped``: told to. ``failed``: the user's training code raised at ``step`` of
-    ``node``. ``unreadable``: the source could not be loaded (missing or corrupt). ``cut_off``: the worker cannot use
-    the place of the checkpoints, which tells nothing of what is kept there. ``full``: there was no room for a
-    checkpoint. ``lost``: the worker or its task vanished. ``wasted_seconds`` and ``wasted_steps`` count training after
-    the last boundary that is reported nowhere else.
-    """
-
-    chain: ChainId
-    worker: WorkerId
-    outcome: ChainOutcome
-    at: float
-    node: NodeId | None = None
-    step: int | None = None
-    failure: UserFailure | None = None
-    message: str = ""
-    wasted_seconds: float = 0.0
-    wasted_steps: int = 0
-
-
-class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
-    worker: WorkerId
-    at: float
-
-
-class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
-    """The worker is gone; a chain that ran on it is lost.
-
-    ``died``: its process ended or fell silent, for which the chain may be to blame. ``closed``: it was retired, scaled
-    down, restarted or told to end. ``unreachable``: it was lost together with the scheduler. ``message``: how its
-    process ended, if that is known.
-    """
-
-    worker: WorkerId
-    at: float
-    reason: Departure = "died"
-    message: str = ""
-
-
-Report = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded | WorkerJoined | WorkerLeft
-
-
-# --- what the scheduler wants done ------------------------------------------------------------------------
-
-
-class StartChain(msgspec.Struct, frozen=True):
-    worker: WorkerId
-    chain: Chain
-
-
-class AmendChain(msgspec.Struct, frozen=True):
-    amendment: Amendment
-
-
-class StopChain(msgspec.Struct, frozen=True):
-    """The chain is to end at its next step; with ``keep`` its state there is kept, and nothing is lost."""
-
-    chain: ChainId
-    keep: bool
-
-
-Instruction = StartChain | AmendChain | StopChain
-
-
-# --- what is remembered: the journal ----------------------------------------------------------------------
+StateLoss = Literal["evicted", "unreadable"]
 
 
 class PlanCreated(msgspec.Struct, frozen=True, tag=True):
@@ -311,9 +130,6 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
     kept: Kept | None = None
 
 
-StateLoss = Literal["evicted", "unreadable"]
-
-
 class StateLost(msgspec.Struct, frozen=True, tag=True):
     """The checkpoint of a kept state is gone: evicted to make room, or found missing or damaged when it was loaded."""
 
@@ -335,6 +151,23 @@ class StateDiffers(msgspec.Struct, frozen=True, tag=True):
     at: float
     where: str | None
     ways: tuple[str, str]
+
+
+class ForkVerified(msgspec.Struct, frozen=True, tag=True):
+    """``steps`` steps after ``step``, the last of them of ``node``, were trained straight through and from the state at
+    ``step``.
+
+    ``difference``: what was not the same then, in words. As a report and in the journal alike.
+    """
+
+    chain: ChainId
+    worker: WorkerId
+    node: NodeId
+    step: int
+    steps: int
+    seconds: float
+    at: float
+    difference: str | None = None
 
 
 class StageFailed(msgspec.Struct, frozen=True, tag=True):
