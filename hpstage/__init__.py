@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hpstage.schedule import Schedule
     from hpstage.search.optimize import optimize
     from hpstage.search.result import Result
-    from hpstage.training.function import Run
     from hpstage.training.pickles import pickled
+    from hpstage.training.run import Run
 
 __version__ = "0.1.0"
 
@@ -45,7 +45,7 @@ _HOMES = {
     "InlineExecutor": "hpstage.execution.inline",
     "Preflight": "hpstage.rehearsal.preflight",
     "Result": "hpstage.search.result",
-    "Run": "hpstage.training.function",
+    "Run": "hpstage.training.run",
     "Schedule": "hpstage.schedule",
     "check": "hpstage.checking",
     "optimize": "hpstage.search.optimize",

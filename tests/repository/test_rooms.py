@@ -22,7 +22,7 @@ UPWARDS = {
     # Where torch is loaded for those alone whose code names it.
     ("identity.environment", "torch.environment"): "heavy: torch",
     ("training.adapter", "torch.environment"): "heavy: torch",
-    ("training.function", "torch.follow"): "heavy: torch",
+    ("training.run", "torch.follow"): "heavy: torch",
     ("training.trainables", "torch.loop"): "heavy: torch",
     # What users name by one URL or folder is opened in one place.
     ("store.opening", "plan.log"): "a store is known by its plan",

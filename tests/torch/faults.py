@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hpstage.training.function import Run
+from hpstage.training.run import Run
 from tests.torch.patterns import CountingOptimizer, Ema, Float32Momentum, scaled
 from tests.torch.trainables import Small, network, samples, sgd
 

@@ -18,7 +18,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.checking import Children
 from hpstage.errors import UsageError
-from hpstage.training.function import Run
+from hpstage.training.run import Run
 from tests.torch.faults import EXACT, NAMED, Clock, Own, in_the_environment
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import CASES, Small

@@ -15,7 +15,8 @@ from torch import nn
 
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import StateError, TrainingError, UsageError
-from hpstage.training.function import FunctionTrainable, Run
+from hpstage.training.function import FunctionTrainable
+from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import network, samples
 

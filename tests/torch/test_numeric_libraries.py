@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import hpstage
 from hpstage.identity.environment import describe
 from hpstage.identity.threads import VARIABLES
-from hpstage.training.function import Run
+from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
 
 ROOT = Path(__file__).parents[2]

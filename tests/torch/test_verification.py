@@ -25,7 +25,7 @@ from hpstage.errors import StateError, UsageError
 from hpstage.plan.facts import ForkVerified, StateReached
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
-from hpstage.training.function import Run
+from hpstage.training.run import Run
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import CASES, Small, network, ordinary_loop, samples, sgd
 

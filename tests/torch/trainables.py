@@ -17,7 +17,7 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import digest
 from hpstage.plan.facts import StateKey
 from hpstage.trainable import Trainable
-from hpstage.training.function import Run
+from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
 
 SAMPLES = 30

@@ -1,0 +1,122 @@
+"""One call of a training function, in a thread of its own, and its local variables while it is paused."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+from hpstage.capture.context_managers import letting_through, swallowing
+from hpstage.capture.liveness import live, place
+from hpstage.capture.portrait import LOCAL
+from hpstage.capture.reach import MISSING, Slot, of_user
+from hpstage.capture.variables import Variable
+from hpstage.identity import threads
+from hpstage.training.handover import Abandoned
+from hpstage.training.run import Run, Steps
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Code and offset of the instructions at which functions are paused, and variables that may matter there."""
+
+    places: tuple[tuple[CodeType, int], ...]
+    variables: tuple[Variable, ...]
+
+
+class Body:
+    """One call of the training function. It refers to no FunctionTrainable, whose end is to end it."""
+
+    def __init__(self, function: Callable[[Run], object], run: Run) -> None:
+        self.run = run
+        self.ended = False
+        self._function = function
+        self._error: BaseException | None = None
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._main,), name="hpstage-function", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        baton = self.run._baton
+        try:
+            threads.pin_thread()
+            baton.wait()
+            self._function(self.run)
+        except Abandoned:
+            pass  # unwound as asked
+        except BaseException as error:
+            # From here on the traceback is the user's.
+            self._error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+        finally:
+            self.ended = True
+            baton.end()
+
+    def go_on(self) -> None:
+        """Let the function run to its next pause; raises what it raised."""
+        self.run._baton.hand_over()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def in_its_thread(self, errand: Callable[[], _T]) -> _T:
+        """What the function has set for its thread alone (modes of torch's, context variables) is seen there only."""
+        return errand() if self.ended else self.run._baton.send(errand)
+
+    def variables(self) -> Iterator[tuple[str, Slot]]:
+        """The local variables of the user's functions, while they are paused."""
+        for frame in self._frames():
+            variables = _locals(frame)
+            for name, value in variables.items():
+                if not isinstance(value, Run):
+                    yield name, Slot(LOCAL + name, variables, name)
+
+    def pause(self, passed_by: Collection[str]) -> Pause:
+        """Where the user's own functions are paused, and their variables that may matter, but for those passed by."""
+        frames = list(self._frames())
+        places, variables = [], []
+        for index, frame in enumerate(frames):
+            code, held = frame.f_code, _locals(frame)
+            at = place(code, frame.f_lasti)
+            places.append((code, at))
+            matter = partial(live, code, at, innermost=not index, outermost=index == len(frames) - 1)
+            bound = matter(untaken=swallowing(code))
+            for name in sorted(matter(untaken=letting_through(frame, held))):
+                value = held.get(name, MISSING)
+                if name not in passed_by and not isinstance(value, Run | Steps):
+                    variables.append(Variable(name, code, value, needed=name in bound))
+        return Pause(tuple(places), tuple(variables))
+
+    def _frames(self) -> Iterator[FrameType]:
+        """Those of the user's functions, the innermost first."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None:
+            module = frame.f_globals.get("__name__")
+            if of_user(module) or module == getattr(self._function, "__module__", None):
+                yield frame
+            frame = frame.f_back
+
+    def close(self) -> None:
+        """Unwind the function; its ``finally`` blocks run. Idempotent."""
+        if self._thread.is_alive():
+            self.run._baton.abandon(ended=self.ended)
+            self._thread.join()
+        # What the function attached may be large, and on a device.
+        self.run._parts = None
+        self.run._followers.clear()
+
+
+def _locals(frame: FrameType) -> dict[str, Any]:
+    """A frame's variables and what they hold."""
+    variables: Any = frame.f_locals
+    held = dict(variables)
+    if type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        variables.clear()  # before 3.13 a copy, which would keep the batch and the loss of this step
+    return held

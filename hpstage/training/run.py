@@ -1,0 +1,152 @@
+"""What a training function is given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpstage.capture.world import World
+from hpstage.checkpoints.state_tree import clone
+from hpstage.errors import StateError, UsageError
+from hpstage.schedule import Scalar
+from hpstage.training.adapter import checked_metrics
+from hpstage.training.handover import Baton
+from hpstage.training.randomness import seed_of
+from hpstage.training.sample_order import SampleOrder
+
+if TYPE_CHECKING:
+    from hpstage.torch.follow import Follower
+    from hpstage.training.sample_order import Indices
+
+
+class Run:
+    """What a training function is given.
+
+    ``hp`` maps every hyper-parameter to its value at the present step (before the loop: at step 0).
+    ``wants_report`` tells whether the state after this step will be evaluated or kept: then, and only then,
+    :meth:`report` is needed.
+    """
+
+    def __init__(
+        self, hp: Mapping[str, Scalar], state: Mapping[str, Any] | None, attached: dict[str, Any], world: World
+    ) -> None:
+        self.hp: Mapping[str, Scalar] = hp
+        self._state = state
+        self._attached = attached
+        self._world = world
+        self._parts: dict[str, Any] | None = None
+        self._followers: list[Follower] = []
+        self._looping = False
+        self._step = 0
+        self._samples: int = 0 if state is None else state["samples"]
+        self._population: int | None = None if state is None else state["population"]
+        self._order: SampleOrder | None = None
+        self._metrics: dict[str, float] | None = None if state is None else state["metrics"]
+        self.wants_report = self._metrics is None
+        self._baton = Baton()
+
+    def attach(self, **parts: Any) -> None:
+        """Name what training changes: anything with ``state_dict`` and ``load_state_dict``. Once, before the loop.
+
+        In a fork it is filled with the state here: parameters, gradients, buffers and attributes, and all that can be
+        reached from them. Fields of a torch optimizer's param groups that are named like a
+        hyper-parameter (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its
+        schedule from now on.
+        """
+        if self._looping or self._parts is not None:
+            raise UsageError("call run.attach(...) once, before the loop over run.steps()")
+        for name, part in parts.items():
+            if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
+                raise UsageError(
+                    f"run.attach({name}=...): {type(part).__name__} has no state_dict and load_state_dict; give it "
+                    f"both, or make it an attribute of something that is attached, which is captured with it"
+                )
+        torch: Any = sys.modules.get("torch")
+        for part in parts.values():
+            if torch is not None and isinstance(part, torch.optim.Optimizer):
+                from hpstage.torch.follow import Follower
+
+                self._followers.append(Follower(part, self.hp))
+        self._parts = parts
+        self._attached.update(parts)
+        self._world.begin()
+        if self._state is not None:
+            kept = self._state["parts"]
+            if sorted(kept) != sorted(parts):
+                raise StateError(f"the state has the parts {sorted(kept)}, but attached were {sorted(parts)}")
+            for name, own in self._state["own"].items():
+                parts[name].load_state_dict(clone(own))
+            self._world.load(self._state["captured"])
+            self._state = None
+
+    def _own(self) -> Iterator[str]:
+        """Names of the parts that tell their own state: all but torch's, which are captured whole."""
+        torch: Any = sys.modules.get("torch")
+        for name, part in (self._parts or {}).items():
+            if torch is None or not isinstance(part, (torch.nn.Module, torch.optim.Optimizer, _scheduler(torch))):
+                yield name
+
+    def steps(self) -> Iterator[int]:
+        """The steps to train, one by one. It ends only by leaving the function: code after the loop never runs."""
+        return Steps(self)
+
+    def report(self, **metrics: Any) -> None:
+        """Metrics of the state after this step. Ignored unless ``wants_report``.
+
+        Before the loop: those of the state that the run begins with. Measuring them must not change what is attached
+        (``model.eval()`` before, ``model.train()`` after).
+        """
+        if self.wants_report:
+            self._metrics = checked_metrics(metrics, "run.report()")
+
+    def indices(self, population: int, batch_size: int) -> Indices:
+        """Indices of the next batch among ``population`` samples: int64, shape ``(batch_size,)``.
+
+        The order is a function of the hyper-parameter ``seed`` and of the samples consumed so far; the state
+        keeps that number, so that the batch size may change at any step.
+        """
+        if not self._looping:
+            raise UsageError("run.indices() belongs into the loop over run.steps()")
+        if batch_size < 1:
+            raise UsageError(f"run.indices(): the batch size is {batch_size}; it must be at least 1")
+        if self._order is None:
+            self._order = SampleOrder(population)
+        if population != (self._population or population):
+            raise UsageError(f"run.indices() was given {self._population} samples before and {population} now")
+        self._population = population
+        taken = self._order.take(seed_of(self.hp), self._samples, batch_size)
+        self._samples += batch_size
+        return taken
+
+
+class Steps(Iterator[int]):
+    """The steps of one run. Whether somebody counts them besides (``zip(range(100), steps)``) is not known, so that
+    nobody may begin anew to."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._begun = False
+
+    def __iter__(self) -> Iterator[int]:
+        if self._begun:
+            raise UsageError(
+                "the steps of run.steps() were looped over twice: forks begin where the first loop does; loop over "
+                "run.steps() once, and find out by the step what is to be done there"
+            )
+        return self
+
+    def __next__(self) -> int:
+        run = self._run
+        if not self._begun:
+            if run._looping:
+                raise UsageError("run.steps() was called twice; loop over it once")
+            if run._parts is None:
+                raise UsageError("call run.attach(...) with all that training changes before the loop over run.steps()")
+            run._looping = self._begun = True
+        run._baton.give_back()
+        return run._step
+
+
+def _scheduler(torch: Any) -> Any:
+    return torch.optim.lr_scheduler.LRScheduler
