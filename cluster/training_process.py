@@ -45,7 +45,8 @@ from hpstage.cluster.messages import (
     framed,
 )
 from hpstage.cluster.script import import_script
-from hpstage.execution.runner import ChainRunner, Control
+from hpstage.execution.flight import Control
+from hpstage.execution.runner import ChainRunner
 from hpstage.identity.environment import describe
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.trainable import Trainable

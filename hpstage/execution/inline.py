@@ -9,7 +9,8 @@ from contextlib import ExitStack
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.errors import InternalError
-from hpstage.execution.runner import ChainReport, ChainRunner, Control
+from hpstage.execution.flight import Control
+from hpstage.execution.runner import ChainReport, ChainRunner
 from hpstage.executor import Environment, Executor
 from hpstage.identity import threads
 from hpstage.plan.facts import ChainId, WorkerId

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Literal
 
@@ -21,11 +19,11 @@ from hpstage.errors import (
     StateError,
     UsageError,
 )
-from hpstage.execution.route import Course
+from hpstage.execution.flight import Control, Flight, Values
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ForkVerified, StateKey, StateReached, UserFailure, WorkerId, to_metrics
-from hpstage.plan.messages import Amendment, Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, Stage
-from hpstage.schedule import Scalar, varies
+from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded
+from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
 
@@ -35,128 +33,6 @@ _VERIFICATIONS = 8
 """Forks that are verified since something new has changed, at most: paths may be made up without end."""
 
 ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
-
-
-class Control:
-    """How a running chain is reached from other threads: amendments and the wish that it stop."""
-
-    def __init__(self) -> None:
-        self._amendments: deque[Amendment] = deque()
-        self._lock = threading.Lock()
-        self.called = False  # read at every step without the lock: a stale value costs one step
-        self.stopped: Literal["at once", "kept"] | None = None
-        self.paused = False
-
-    def amend(self, amendment: Amendment) -> None:
-        with self._lock:
-            self._amendments.append(amendment)
-            self.called = True
-
-    def stop(self, *, keep: bool = False) -> None:
-        """Have the chain end at its next step; with ``keep`` its state there is kept first."""
-        with self._lock:
-            self.stopped = "kept" if keep else "at once"
-            self.called = True
-
-    def pause(self) -> None:
-        """Have the chain look up at its next step. From a signal handler, which may have come between any two lines
-        here: no lock."""
-        self.paused = True
-        self.called = True
-
-    def take(self) -> list[Amendment]:
-        """Amendments since the last call, in order. What else was wished is read afterwards, so that none is missed."""
-        with self._lock:
-            self.called = False  # first: a call that comes after it stands
-            taken = list(self._amendments)
-            self._amendments.clear()
-            return taken
-
-
-class Values(dict[str, Scalar]):
-    """Every hyper-parameter's value at the present step of a stage; only those that vary are computed anew."""
-
-    def __init__(self, stage: Stage) -> None:
-        super().__init__({name: form.value(stage.start) for name, form in stage.forms.items()})
-        self._varying = [(name, form) for name, form in stage.forms.items() if varies(form)]
-
-    def move(self, step: int) -> None:
-        for name, form in self._varying:
-            self[name] = form.value(step)
-
-
-class _Flight:
-    """A chain under way: where it is, and what it has done since its last report."""
-
-    __slots__ = (
-        "_began",
-        "_kept_at",
-        "_turned_at",
-        "announced",
-        "at_boundary",
-        "chain",
-        "course",
-        "index",
-        "kept",
-        "load_seconds",
-        "parent",
-        "since",
-        "source",
-        "stage",
-        "step",
-        "train_seconds",
-        "verification",
-    )
-
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
-        self.course = Course(chain)
-        self.index = 0
-        self.stage = self.course.stages[0]
-        self.step = self.since = self.stage.start  # ``since``: the first step that was not reported yet
-        self.kept = self.step  # where a state was last kept, or training began
-        self.announced = False  # that the state at ``step`` would be kept
-        self.parent = chain.source  # the last kept state on the way
-        self.source: Literal["fresh", "continued", "live", "disk"] | None = None
-        self.load_seconds = 0.0
-        self.train_seconds = 0.0
-        self.at_boundary = False
-        self.verification: ForkVerification | None = None
-        self._began: float | None = None
-        self._kept_at = self._turned_at = time.perf_counter()  # when that was; when the step under way began
-
-    def coming(self) -> Boundary | None:
-        """The boundary at the end of the step that is about to begin. The chain sets one itself where it is due."""
-        step, course, chain = self.step + 1, self.course, self.chain
-        due = course.keeps(step)
-        if chain.keep_seconds is not None:
-            now = time.perf_counter()
-            due |= now - self._kept_at + now - self._turned_at > chain.keep_seconds  # one like the last is too much
-            self._turned_at = now
-        if step not in course.boundaries:
-            if due:
-                course.boundaries[step] = course.own(step)
-            elif chain.time_first and self.source is not None:
-                course.boundaries[step] = course.own(step, keep=False)
-        return course.boundaries.get(step)
-
-    def has_kept(self) -> None:
-        """The state at the present step is kept."""
-        self.kept, self._kept_at = self.step, time.perf_counter()
-
-    def turn(self) -> None:
-        """On to the next stage; the end of a stage is always a boundary, so all before it was reported."""
-        self.index += 1
-        self.stage = self.course.stages[self.index]
-        self.since = self.stage.start
-
-    def start_clock(self) -> None:
-        self._began = time.perf_counter()
-
-    def stop_clock(self) -> None:
-        if self._began is not None:
-            self.train_seconds += time.perf_counter() - self._began
-            self._began = None
 
 
 class ChainRunner:
@@ -196,7 +72,7 @@ class ChainRunner:
 
     def run(self, chain: Chain, control: Control) -> Generator[ChainReport | None, None, None]:
         """Train a chain to its end; the last report is its ``ChainEnded``. ``None`` where it was told to pause."""
-        flight = _Flight(chain)
+        flight = Flight(chain)
         try:
             self._checkpoints.enter(lambda: bool(control.stopped) or control.paused)
             self._enter(chain, flight)
@@ -218,7 +94,7 @@ class ChainRunner:
             yield self._over(flight, outcome)
 
     def _train(
-        self, flight: _Flight, control: Control
+        self, flight: Flight, control: Control
     ) -> Generator[ChainReport | None, None, Literal["done", "stopped"]]:
         """Train from the chain's source on; reports boundaries, and returns how the chain ended."""
         course = flight.course
@@ -282,18 +158,18 @@ class ChainRunner:
         self._stands_at = None
         self._trainable.train(step, values)
 
-    def _turned(self, flight: _Flight) -> None:
+    def _turned(self, flight: Flight) -> None:
         """A stage begins."""
         if flight.stage.verify and flight.verification is None:
             flight.verification = self._verification(flight)
 
-    def _has_news(self, flight: _Flight, boundary: Boundary | None) -> bool:
+    def _has_news(self, flight: Flight, boundary: Boundary | None) -> bool:
         """Is something in nobody's state at a boundary, perhaps, that training did not change when it was verified?"""
         if boundary is None or not boundary.keep or not flight.chain.verify_new or self._unverified is None:
             return False
         return self._verifications_left > 0 and bool(self._unverified())
 
-    def _verification(self, flight: _Flight, *, at_once: bool = False) -> ForkVerification:
+    def _verification(self, flight: Flight, *, at_once: bool = False) -> ForkVerification:
         return ForkVerification(
             self._trainable,
             flight.chain.initial,
@@ -304,7 +180,7 @@ class ChainRunner:
             at_once=at_once,
         )
 
-    def _verify(self, flight: _Flight, values: Mapping[str, Scalar], at_end: bool) -> ForkVerified | None:
+    def _verify(self, flight: Flight, values: Mapping[str, Scalar], at_end: bool) -> ForkVerified | None:
         """Go on with verifying a fork, or begin with it; what was found, once it is over."""
         stood_at, verification = self._stands_at, flight.verification
         if verification is None:
@@ -355,7 +231,7 @@ class ChainRunner:
             # comes up again, with its traceback, in the first chain.
             return None
 
-    def _enter(self, chain: Chain, flight: _Flight) -> None:
+    def _enter(self, chain: Chain, flight: Flight) -> None:
         """Bring the trainable to the chain's source, and note how."""
         began = time.perf_counter()
         if chain.source is None:
@@ -381,7 +257,7 @@ class ChainRunner:
         if self._synchronize is not None:
             self._synchronize()
 
-    def _reach(self, flight: _Flight, boundary: Boundary) -> BoundaryReached:
+    def _reach(self, flight: Flight, boundary: Boundary) -> BoundaryReached:
         """Do what a boundary asks; afterwards the flight counts from here."""
         flight.at_boundary = True
         metrics: dict[str, float] | None = None
@@ -429,7 +305,7 @@ class ChainRunner:
 
     def _over(
         self,
-        flight: _Flight,
+        flight: Flight,
         outcome: Literal["done", "stopped", "failed", "unreadable", "cut_off", "full"],
         *,
         failure: UserFailure | None = None,

@@ -1,0 +1,135 @@
+"""A chain under way: where it is, its values, and how other threads reach it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Literal
+
+from hpstage.execution.route import Course
+from hpstage.execution.verification import ForkVerification
+from hpstage.plan.messages import Amendment, Boundary, Chain, Stage
+from hpstage.schedule import Scalar, varies
+
+
+class Control:
+    """How a running chain is reached from other threads: amendments and the wish that it stop."""
+
+    def __init__(self) -> None:
+        self._amendments: deque[Amendment] = deque()
+        self._lock = threading.Lock()
+        self.called = False  # read at every step without the lock: a stale value costs one step
+        self.stopped: Literal["at once", "kept"] | None = None
+        self.paused = False
+
+    def amend(self, amendment: Amendment) -> None:
+        with self._lock:
+            self._amendments.append(amendment)
+            self.called = True
+
+    def stop(self, *, keep: bool = False) -> None:
+        """Have the chain end at its next step; with ``keep`` its state there is kept first."""
+        with self._lock:
+            self.stopped = "kept" if keep else "at once"
+            self.called = True
+
+    def pause(self) -> None:
+        """Have the chain look up at its next step. From a signal handler, which may have come between any two lines
+        here: no lock."""
+        self.paused = True
+        self.called = True
+
+    def take(self) -> list[Amendment]:
+        """Amendments since the last call, in order. What else was wished is read afterwards, so that none is missed."""
+        with self._lock:
+            self.called = False  # first: a call that comes after it stands
+            taken = list(self._amendments)
+            self._amendments.clear()
+            return taken
+
+
+class Values(dict[str, Scalar]):
+    """Every hyper-parameter's value at the present step of a stage; only those that vary are computed anew."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__({name: form.value(stage.start) for name, form in stage.forms.items()})
+        self._varying = [(name, form) for name, form in stage.forms.items() if varies(form)]
+
+    def move(self, step: int) -> None:
+        for name, form in self._varying:
+            self[name] = form.value(step)
+
+
+class Flight:
+    """A chain under way: where it is, and what it has done since its last report."""
+
+    __slots__ = (
+        "_began",
+        "_kept_at",
+        "_turned_at",
+        "announced",
+        "at_boundary",
+        "chain",
+        "course",
+        "index",
+        "kept",
+        "load_seconds",
+        "parent",
+        "since",
+        "source",
+        "stage",
+        "step",
+        "train_seconds",
+        "verification",
+    )
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.course = Course(chain)
+        self.index = 0
+        self.stage = self.course.stages[0]
+        self.step = self.since = self.stage.start  # ``since``: the first step that was not reported yet
+        self.kept = self.step  # where a state was last kept, or training began
+        self.announced = False  # that the state at ``step`` would be kept
+        self.parent = chain.source  # the last kept state on the way
+        self.source: Literal["fresh", "continued", "live", "disk"] | None = None
+        self.load_seconds = 0.0
+        self.train_seconds = 0.0
+        self.at_boundary = False
+        self.verification: ForkVerification | None = None
+        self._began: float | None = None
+        self._kept_at = self._turned_at = time.perf_counter()  # when that was; when the step under way began
+
+    def coming(self) -> Boundary | None:
+        """The boundary at the end of the step that is about to begin. The chain sets one itself where it is due."""
+        step, course, chain = self.step + 1, self.course, self.chain
+        due = course.keeps(step)
+        if chain.keep_seconds is not None:
+            now = time.perf_counter()
+            due |= now - self._kept_at + now - self._turned_at > chain.keep_seconds  # one like the last is too much
+            self._turned_at = now
+        if step not in course.boundaries:
+            if due:
+                course.boundaries[step] = course.own(step)
+            elif chain.time_first and self.source is not None:
+                course.boundaries[step] = course.own(step, keep=False)
+        return course.boundaries.get(step)
+
+    def has_kept(self) -> None:
+        """The state at the present step is kept."""
+        self.kept, self._kept_at = self.step, time.perf_counter()
+
+    def turn(self) -> None:
+        """On to the next stage; the end of a stage is always a boundary, so all before it was reported."""
+        self.index += 1
+        self.stage = self.course.stages[self.index]
+        self.since = self.stage.start
+
+    def start_clock(self) -> None:
+        self._began = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        if self._began is not None:
+            self.train_seconds += time.perf_counter() - self._began
+            self._began = None
