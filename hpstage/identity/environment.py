@@ -10,7 +10,7 @@ from hpstage.executor import Environment
 from hpstage.identity import threads
 from hpstage.identity.files import DataFiles
 from hpstage.identity.source import is_users
-from hpstage.identity.walk import NOT_STATE
+from hpstage.identity.values import NOT_STATE
 from hpstage.identity.workload import Identity, identify
 from hpstage.trainable import Trainable
 

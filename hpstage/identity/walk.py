@@ -5,25 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
-from pathlib import PurePath
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-import xxhash
-
-from hpstage.errors import StateError, UsageError
 from hpstage.hashing import hashed
 from hpstage.identity import bytecode
 from hpstage.identity.bytecode import Imported, functions_in, references
 from hpstage.identity.edited import see_as_written
+from hpstage.identity.entities import Entities, Entity
 from hpstage.identity.files import DataFiles
 from hpstage.identity.lookups import Lookups, lookups
 from hpstage.identity.made import functions_into, is_script, script_digest
@@ -39,17 +32,12 @@ from hpstage.identity.source import (
     submodules_of,
     version_of,
 )
+from hpstage.identity.values import NOT_STATE, Values, is_function
 
 _FORMAT = "hpstage-code-2"
-NOT_STATE = ("hp", "version", "data_version")
-"""Attributes of a trainable that are told elsewhere: in the history of values, and in the identity by themselves."""
 FIXED, COMPUTED = "=", "~"
 """How names of values end in :meth:`Walk.loaded`: those written literally, or code; and those that hosts compute."""
 _SCRIPT = "__main__"
-_LONG = 200
-_MAPPED = 512 << 20
-"""Bytes up to which an array that is a file mapped into memory counts by all of them."""
-_BLOCKS, _BLOCK = 256, 64 << 10
 # Python's own bookkeeping; what else it keeps under names like __slotnames__, sometimes late, is no function.
 _IGNORED_MEMBERS = frozenset(("_abc_impl", "__annotate__", "__annotate_func__", *NOT_STATE))
 # Where a module is, and how it came there.
@@ -57,21 +45,6 @@ _IGNORED_NAMES = frozenset(
     f"__{name}__"
     for name in ("name", "file", "path", "spec", "loader", "cached", "builtins", "package", "doc", "annotations")
 )
-_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
-_REFERENCE = re.compile("\0(\\d+)\0")
-
-
-@dataclass(slots=True)
-class _Entity:
-    """A function, class or module: lines that say what it is. In them, ``\\0number\\0`` refers to another entity.
-
-    ``outer`` are lines on what it refers to by names, which may be another thing, or none, in another process.
-    """
-
-    name: str
-    place: str
-    lines: set[str] = field(default_factory=set)
-    outer: set[str] = field(default_factory=set)
 
 
 class Walk:
@@ -84,253 +57,45 @@ class Walk:
 
     Attributes:
         packages: versions of the libraries that are named.
-        nbytes: of the tensors and arrays that were digested.
-        sampled: whether of some only parts were.
-        undigested: classes of the objects that have no digest, and count by their class.
+        values: values as texts.
         paths: of files, perhaps, that the code reads by names written in it.
     """
 
     def __init__(self, *, files: DataFiles | None = None, within: Iterable[object] = (), check: bool = True) -> None:
         self.packages: dict[str, str] = {}
-        self.nbytes = 0
-        self.sampled = False
-        self.undigested: set[str] = set()
+        self.values = Values(self.refer, self._with_functions, files=files, within=within)
         self.paths: set[str] = set()
         self._files = files
         self._check = check
-        self._lenient = True
-        self._entities: list[_Entity] = []
-        self._numbers: dict[int, int] = {}
-        self._held: list[object] = list(within)  # so that ids stay their own
-        self._open: set[int] = {id(one) for one in self._held}  # being written; may refer to themselves
-        self._texts: dict[tuple[int, bool], str | None] = {}
+        self._entities = Entities()
         self._values: dict[str, tuple[str, bool]] = {}
         self._written: dict[str, frozenset[str]] = {}
         self._names_script = False
 
     def digest(self, root: str, *others: str) -> str:
         """The digest of a text of this walk, of the entities that others refer to, and of all that it has visited."""
-        final = self._told_apart()
-        held = [final[int(number)] for text in others for number in _REFERENCE.findall(text)]
         versions = [f"{name} {version}" for name, version in sorted(self.packages.items())]
-        return hashed("\n".join([_FORMAT, _resolved(root, final), *held, *versions, *sorted(final)]))
+        return self._entities.digest([_FORMAT, root], others, versions)
 
     def loaded(self) -> dict[str, str]:
         """Digests of what is loaded, by names for people: each by itself, without what it refers to."""
-        found: dict[str, list[str]] = {}
-        for entity, mark in zip(self._entities, self._marks(), strict=True):
-            found.setdefault(f"{entity.place}.{entity.name}" if entity.name else entity.place, []).append(mark)
-        texts = {name: hashed("".join(sorted(marks)))[:16] for name, marks in found.items()}
+        texts = {name: hashed("".join(sorted(marks)))[:16] for name, marks in self._entities.digests().items()}
         for name, (text, fixed) in self._values.items():
             texts[f"{name} {FIXED if fixed else COMPUTED}"] = hashed(self.named(text))[:16]
         return texts
 
     def named(self, text: str) -> str:
         """A text of this walk with the names of the entities that it refers to."""
-        return _resolved(text, [entity.name for entity in self._entities])
-
-    def _marks(self) -> list[str]:
-        names = [entity.name for entity in self._entities]
-        return [
-            hashed("\n".join([entity.name, *sorted(_resolved(line, names) for line in entity.lines)]))
-            for entity in self._entities
-        ]
-
-    def _told_apart(self) -> list[str]:
-        """Marks of the entities that differ where entities of one name differ in themselves or in what they name.
-
-        This is the refinement of colours by Weisfeiler and Leman (1968).
-        """
-        marks = self._marks()
-        while True:
-            finer = [
-                hashed("\n".join([mark, *sorted(_resolved(line, marks) for line in entity.lines | entity.outer)]))
-                for mark, entity in zip(marks, self._entities, strict=True)
-            ]
-            if len(set(finer)) == len(set(marks)):
-                return finer
-            marks = finer
-
-    # --- values -------------------------------------------------------------------------------------------
-
-    def attributes(self, obj: object, *, strict: bool) -> list[str]:
-        """``name=value`` of the instance's own attributes that have a digest, sorted.
-
-        Raises:
-            UsageError: ``strict``, and one has none.
-        """
-        found = []
-        for name, value in sorted(getattr(obj, "__dict__", {}).items()):
-            if name in NOT_STATE:
-                continue
-            text = self.exact(value)
-            if text is not None:
-                found.append(f"{name}={text}")
-            elif strict:
-                raise UsageError(
-                    f"{type(obj).__name__}.{name} is a {type(value).__qualname__}, which has no digest, so that it is "
-                    "not known whether two runs train the same: make it in a method from plain values (numbers, "
-                    "texts, lists, arrays, what can be pickled), or state the attribute version and change it when the "
-                    "code or this changes"
-                )
-        return found
-
-    def exact(self, value: Any) -> str | None:
-        """A value as text that is equal for equal values in every process; ``None`` if something has no digest."""
-        before, self._lenient = self._lenient, False
-        try:
-            return self.value(value)
-        finally:
-            self._lenient = before
-
-    def content(self, value: Any) -> str:
-        """A value as text that is equal for equal values in every process. What has no digest counts by its class."""
-        before, self._lenient = self._lenient, True
-        try:
-            text = self.value(value)
-        finally:
-            self._lenient = before
-        assert text is not None, "everything has a class"
-        return text
-
-    def value(self, value: Any) -> str | None:
-        """A value as text, as :meth:`content` or as :meth:`exact` has it, whichever was called."""
-        if isinstance(value, Enum):
-            return f"{self.refer(type(value))}.{value.name}"
-        if isinstance(value, str | PurePath) and self._files is not None:
-            text = self._files.text(str(value))
-            if text is not None:
-                return text
-        if isinstance(value, bytes) and len(value) > _LONG:
-            return f"bytes {len(value)} {xxhash.xxh3_128_hexdigest(value)}"
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-            return _short(repr(value))
-        if isinstance(value, type | ModuleType) or is_function(value) or is_script(value):
-            return self.refer(value)
-        if value is os.environ:
-            return "os.environ"
-        if id(value) in self._open:
-            return f"within {type(value).__qualname__}"
-        known = id(value), self._lenient
-        if known not in self._texts:
-            self._held.append(value)
-            self._open.add(id(value))
-            try:
-                text = self._composed(value)
-                if text is None and self._lenient:
-                    text = self._by_class(value)
-            finally:
-                self._open.discard(id(value))
-            self._texts[known] = text
-        return self._texts[known]
-
-    def _composed(self, value: Any) -> str | None:
-        if isinstance(value, list | tuple | set | frozenset | Mapping) and is_users(module_of(type(value))):
-            text = self._reduced(value)  # its class and its attributes count, too
-            if text is not None:
-                return text
-        if isinstance(value, list | tuple):
-            return self._plainly(value) or self._joined(type(value).__name__, map(self.value, value))
-        if isinstance(value, set | frozenset):
-            items = [self.value(item) for item in value]
-            return None if None in items else self._joined("set", sorted(filter(None, items)))
-        if isinstance(value, Mapping):
-            # In their order: that of a dict of layers decides which is initialised first.
-            return self._joined("dict", (self._joined("", map(self.value, pair)) for pair in value.items()))
-        return self._array(value) or self._reduced(value)
-
-    def _plainly(self, values: list[Any] | tuple[Any, ...]) -> str | None:
-        """Long lists of plain values, of paths, or of tuples of them, at once."""
-        if len(values) < _LONG:
-            return None
-        kinds = set(map(type, values))
-        if kinds == {tuple}:
-            kinds = {type(item) for items in values for item in items}
-        if not kinds <= _PLAIN:
-            return None
-        listed = self._files.listed(values) if self._files is not None else None
-        return listed or f"{type(values).__name__} {len(values)} {hashed(repr(values))}"
-
-    def _array(self, value: Any) -> str | None:
-        """A digest of all bytes of a tensor or array, or ``None`` for what is none."""
-        from hpstage.checkpoints.state_tree import digest
-
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.memmap):
-            if value.nbytes > _MAPPED:
-                return self._blocks(value)
-            value = numpy.asarray(value)
-        try:
-            text = f"{type(value).__qualname__} {digest(value)}"
-        except StateError:
-            return None
-        self.nbytes += value.nbytes
-        return text
-
-    def _blocks(self, mapped: Any) -> str:
-        """A large file that is mapped into memory, by blocks of its rows, its size and its time."""
-        from hpstage.checkpoints.state_tree import digest
-
-        self.sampled = True
-        rows = max(1, _BLOCK * len(mapped) // mapped.nbytes)
-        starts = [number * (len(mapped) - rows) // (_BLOCKS - 1) for number in range(_BLOCKS)]
-        # Copies: what is contiguous is not for its owner to say.
-        blocks = digest([mapped[start : start + rows].tobytes() for start in starts])
-        self.nbytes += rows * _BLOCKS * mapped.nbytes // len(mapped)
-        found = os.stat(mapped.filename)
-        return f"memmap {mapped.dtype.str} {mapped.shape} {blocks} {found.st_size} {found.st_mtime_ns // 10**9}"
-
-    def _reduced(self, value: Any) -> str | None:
-        """An object by what pickling would keep of it: how it is made, and its attributes.
-
-        A library's counts in whole or by its class: what else it has beside locks and connections may be the host's.
-        """
-        before = self._lenient
-        self._lenient = before and (self._files is not None or is_users(module_of(type(value))))
-        try:
-            reduced = value.__reduce_ex__(4)
-            if isinstance(reduced, str):
-                return f"global {reduced}"
-            make, arguments, *rest = reduced
-            state, items, pairs = (*rest[:3], None, None, None)[:3]
-            if isinstance(state, dict):
-                state = sorted((name, state[name]) for name in state if name not in NOT_STATE)
-            parts = [state, *(None if part is None else list(part) for part in (items, pairs))]
-            return self._joined(
-                f"{self.refer(type(value))} {self.refer(make)}", [self.value(arguments), self.value(parts)]
-            )
-        except UsageError:
-            raise
-        except Exception:  # whatever an object that cannot be pickled raises
-            return None
-        finally:
-            self._lenient = before
-
-    def _by_class(self, value: Any) -> str:
-        """An object without a digest: its class, and if that is the user's, its attributes."""
-        kind = type(value)
-        if isinstance(value, ContextVar):
-            # A new thread has an empty context.
-            settings = [self.value(context.run(_setting, value)) for context in (Context(), copy_context())]
-            return f"{self.refer(kind)}{settings}"
-        self.undigested.add(f"{kind.__module__}.{kind.__qualname__}")
-        if not is_users(module_of(kind)):
-            return self._with_functions(self.refer(kind), value)
-        items = sorted(getattr(value, "__dict__", {}).items())
-        attributes = [f"{name}={self.value(item)}" for name, item in items if name not in NOT_STATE]
-        return f"{self.refer(kind)}({', '.join(attributes)})"
-
-    @staticmethod
-    def _joined(kind: str, items: Iterable[str | None]) -> str | None:
-        found = list(items)
-        return None if None in found else _short(f"{kind}({', '.join(map(str, found))})")
-
-    # --- code ---------------------------------------------------------------------------------------------
+        return self._entities.named(text)
 
     def refer(self, target: object) -> str:
         """Visit a function, class or module that is named; returns what stands for it."""
         if isinstance(target, functools.partial):
-            arguments = [self.refer(target.func), self.value(target.args), self.value(dict(target.keywords))]
+            arguments = [
+                self.refer(target.func),
+                self.values.value(target.args),
+                self.values.value(dict(target.keywords)),
+            ]
             return f"partial({', '.join(map(str, arguments))})"
         if isinstance(target, MethodType) and not _is_librarys(target):
             return f"{self.refer(target.__self__)}.{self.refer(target.__func__)}"
@@ -339,27 +104,20 @@ class Walk:
         if is_script(target):
             return self._script(target)
         if not isinstance(target, type) and not hasattr(target, "__qualname__"):
-            return self.content(target)
+            return self.values.content(target)
         module = module_of(target)
         name = getattr(target, "__qualname__", type(target).__qualname__)
         if not _is_open(module):
             self._library(module)
             return self._with_functions(f"library {module}.{name}", target)
-        if id(target) not in self._numbers:
-            entity = self._new(target, name, module)
-            before, self._lenient = self._lenient, True
-            if isinstance(target, type):
-                self._class(entity, target)
-            else:
-                self._function(entity, target)
-            self._lenient = before
-        return f"code \0{self._numbers[id(target)]}\0"
-
-    def _new(self, target: object, name: str, place: str) -> _Entity:
-        self._numbers[id(target)] = len(self._entities)
-        self._held.append(target)
-        self._entities.append(_Entity(name, place))
-        return self._entities[-1]
+        if target not in self._entities:
+            entity = self._entities.new(target, name, module)
+            with self.values.counting(lenient=True):
+                if isinstance(target, type):
+                    self._class(entity, target)
+                else:
+                    self._function(entity, target)
+        return f"code {self._entities.reference(target)}"
 
     def _with_functions(self, text: str, target: object) -> str:
         """The text of an object of a library's, and the user's functions that it was made of."""
@@ -368,16 +126,16 @@ class Walk:
 
     def _script(self, target: Any) -> str:
         """A function or module in TorchScript."""
-        if id(target) not in self._numbers:
+        if target not in self._entities:
             self._library("torch")
             name = str(getattr(target, "name", None) or getattr(target, "original_name", ""))
-            entity = self._new(target, name, "TorchScript")
+            entity = self._entities.new(target, name, "TorchScript")
             original = getattr(target, "_torchdynamo_inline", None)
             if original is not None:
                 entity.outer.add(f"script of {self.refer(original)}")
             else:
                 entity.lines.add(f"script {script_digest(target)}")
-        return f"code \0{self._numbers[id(target)]}\0"
+        return f"code {self._entities.reference(target)}"
 
     def _library(self, module: str) -> str:
         package = module.partition(".")[0]
@@ -385,7 +143,7 @@ class Walk:
             self.packages[package] = version_of(package)
         return f"library {module}"
 
-    def _class(self, entity: _Entity, cls: type) -> None:
+    def _class(self, entity: Entity, cls: type) -> None:
         bases = [self.refer(base) for base in cls.__bases__]
         entity.lines.add(f"class({', '.join(bases)})")
         if _is_open(module_of(type(cls))):
@@ -397,9 +155,11 @@ class Walk:
             for part in parts:
                 entity.lines.add(f"{member}: {self.refer(part)}")
             if not parts and (not member.startswith("__") or is_function(value)):
-                self._hold(entity, f"{member} =", self.content(value), cls.__module__, f"{cls.__name__}.{member}")
+                self._hold(
+                    entity, f"{member} =", self.values.content(value), cls.__module__, f"{cls.__name__}.{member}"
+                )
 
-    def _function(self, entity: _Entity, function: Any) -> None:
+    def _function(self, entity: Entity, function: Any) -> None:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             entity.lines.add(f"wraps {self.refer(wrapped)}")
@@ -409,7 +169,7 @@ class Walk:
             return
         code = as_written(function)
         entity.lines.add(f"does {bytecode.digest(code)}")
-        entity.lines.add(f"defaults {self.value((function.__defaults__ or (), function.__kwdefaults__ or {}))}")
+        entity.lines.add(f"defaults {self.values.value((function.__defaults__ or (), function.__kwdefaults__ or {}))}")
         cells = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -419,18 +179,18 @@ class Walk:
         cells.pop("__class__", None)
         for name, value in sorted(vars(function).items()):
             if not name.startswith("_"):
-                entity.lines.add(f"has {name}: {self.content(value)}")
+                entity.lines.add(f"has {name}: {self.values.content(value)}")
         found = references(code, function.__globals__, cells, self._imported, _is_open)
         for named in found.named:
             if named.path not in _IGNORED_NAMES:
                 what = f"names {named.path}:"
-                self._hold(entity, what, self.content(named.content), named.module, named.name)
+                self._hold(entity, what, self.values.content(named.content), named.module, named.name)
         for imported in found.imported:
             entity.outer.add(f"imports {imported.member} {self._import(imported)}")
         self.paths.update(found_at(path, function.__globals__) for path in paths_read(code, function.__globals__))
         self._look_up(entity, lookups(code, function.__globals__), function)
 
-    def _look_up(self, entity: _Entity, found: Lookups, function: FunctionType) -> None:
+    def _look_up(self, entity: Entity, found: Lookups, function: FunctionType) -> None:
         """What may be meant by names that are made when the code runs: all that has such names."""
         for name in sorted(found.modules):
             if is_users(name):
@@ -449,7 +209,7 @@ class Walk:
                 for spec in modules_in(os.path.dirname(file)):
                     self._submodule(entity, spec, following=False)
 
-    def _hold(self, entity: _Entity, what: str, text: str, module: str, name: str) -> None:
+    def _hold(self, entity: Entity, what: str, text: str, module: str, name: str) -> None:
         """A value that code refers to. One in a name of a module's counts beside the code: hosts may differ in it."""
         if not module:
             entity.lines.add(f"{what} {text}")
@@ -468,7 +228,7 @@ class Walk:
 
     def _import(self, imported: Imported) -> str:
         content = self._imported(imported)
-        return self._library(imported.module) if content is None else self.content(content)
+        return self._library(imported.module) if content is None else self.values.content(content)
 
     def _imported(self, imported: Imported) -> object:
         """What a function imports when it runs, if it is the user's and there."""
@@ -495,24 +255,23 @@ class Walk:
         if module.__name__ == _SCRIPT:
             self._names_script = True
             return "the script"
-        if id(module) not in self._numbers:
-            entity = self._new(module, "", module.__name__)
-            before, self._lenient = self._lenient, True
-            code = code_of(module.__spec__)
-            if code is not None:
-                entity.lines.add(f"does {bytecode.digest(code)}")
-                self._see_as_written(module, code)
-            for spec in submodules_of(module.__name__, getattr(module, "__path__", ())):
-                self._submodule(entity, spec)
-            written = set(code.co_names) if code is not None else set()
-            for name, content in sorted(vars(module).items()):
-                # Whether a submodule is imported already, and so an attribute, may be chance.
-                chance = isinstance(content, ModuleType) and content.__name__ == f"{module.__name__}.{name}"
-                kept = name in written or not (chance or name.startswith(("__", "@")))  # @: pytest's
-                if kept and name not in _IGNORED_NAMES:
-                    self._hold(entity, f"{name} =", self.content(content), module.__name__, name)
-            self._lenient = before
-        return f"module \0{self._numbers[id(module)]}\0"
+        if module not in self._entities:
+            entity = self._entities.new(module, "", module.__name__)
+            with self.values.counting(lenient=True):
+                code = code_of(module.__spec__)
+                if code is not None:
+                    entity.lines.add(f"does {bytecode.digest(code)}")
+                    self._see_as_written(module, code)
+                for spec in submodules_of(module.__name__, getattr(module, "__path__", ())):
+                    self._submodule(entity, spec)
+                written = set(code.co_names) if code is not None else set()
+                for name, content in sorted(vars(module).items()):
+                    # Whether a submodule is imported already, and so an attribute, may be chance.
+                    chance = isinstance(content, ModuleType) and content.__name__ == f"{module.__name__}.{name}"
+                    kept = name in written or not (chance or name.startswith(("__", "@")))  # @: pytest's
+                    if kept and name not in _IGNORED_NAMES:
+                        self._hold(entity, f"{name} =", self.values.content(content), module.__name__, name)
+        return f"module {self._entities.reference(module)}"
 
     def look_through_script(self) -> None:
         """Let all of the script count if something that was visited uses it as a whole.
@@ -520,9 +279,9 @@ class Walk:
         A worker does not have it: what it is sent of a script is what its code names, and counts there as such.
         """
         module = sys.modules[_SCRIPT]
-        if not self._names_script or id(module) in self._numbers:
+        if not self._names_script or module in self._entities:
             return
-        entity = self._new(module, "", _SCRIPT)
+        entity = self._entities.new(module, "", _SCRIPT)
         file = getattr(module, "__file__", None)
         code = code_of(module.__spec__ or (file and spec_from_file_location(_SCRIPT, file)))
         fixed: set[str] = set()
@@ -536,9 +295,9 @@ class Walk:
         for name, content in sorted(vars(module).items()):
             # The rest is what this run has made: a study, results, a clock.
             if name in fixed or (not name.startswith("_") and _is_code(content)):
-                entity.outer.add(f"{name} = {self.content(content)}")
+                entity.outer.add(f"{name} = {self.values.content(content)}")
 
-    def _submodule(self, entity: _Entity, spec: ModuleSpec, following: bool = True) -> None:
+    def _submodule(self, entity: Entity, spec: ModuleSpec, following: bool = True) -> None:
         """A submodule of a package that is used as a whole, by its text alone, and perhaps what that imports."""
         code = code_of(spec)
         if code is None:
@@ -561,14 +320,6 @@ class Walk:
 
 def _is_open(module: str) -> bool:
     return is_users(module) or came_by_value(module)
-
-
-def _setting(variable: ContextVar[object]) -> object:
-    """Of the present context, or its default, if any."""
-    try:
-        return variable.get()
-    except LookupError:
-        return None
 
 
 def _users_below(cls: type) -> Iterator[type]:
@@ -603,18 +354,3 @@ def _is_librarys(method: MethodType) -> bool:
     module = module_of(method.__func__)
     library = None if is_users(module) else sys.modules.get(module)
     return library is not None and getattr(library, method.__name__, None) == method
-
-
-def is_function(obj: object) -> bool:
-    return isinstance(obj, FunctionType | MethodType | functools.partial) or (
-        callable(obj) and not isinstance(obj, type) and hasattr(obj, "__qualname__")
-    )
-
-
-def _resolved(text: str, marks: list[str]) -> str:
-    return _REFERENCE.sub(lambda found: marks[int(found[1])], text)
-
-
-def _short(text: str) -> str:
-    """Long texts by their hash, unless they refer to entities."""
-    return text if len(text) <= _LONG or "\0" in text else f"{text[:20]}... {hashed(text)}"

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from hpstage.hashing import hashed
 from hpstage.identity.source import ABSENT, is_users
-from hpstage.identity.walk import COMPUTED, FIXED, Walk, is_function
+from hpstage.identity.values import is_function
+from hpstage.identity.walk import COMPUTED, FIXED, Walk
 
 _PYTHON = "Python"
 _MOST = 1000
@@ -73,7 +74,7 @@ def identify(obj: object) -> Identity:
     else:
         described = {"trainable": type(obj).__qualname__}
         root = walk.refer(type(obj))
-        held = walk.attributes(obj, strict=strict)
+        held = walk.values.attributes(obj, strict=strict)
     if held:
         # Code that attributes hold counts here by its names, and below as it is.
         described["attributes"] = hashed(walk.named("\n".join(held)))
@@ -85,7 +86,7 @@ def identify(obj: object) -> Identity:
         loaded |= _bounded(walk.loaded())
     walk.look_through_script()
     described["code"] = f"bytecode {walk.digest(root, *held)}" if strict else f"version {version}"
-    return Identity(described, loaded, frozenset(walk.packages), walk.nbytes, frozenset(walk.paths))
+    return Identity(described, loaded, frozenset(walk.packages), walk.values.nbytes, frozenset(walk.paths))
 
 
 def code_identity(obj: object) -> dict[str, str]:

@@ -84,22 +84,22 @@ def contents_of(dataset: Any, made: Mapping[str, object], *, owner: object) -> C
     files = DataFiles()
     walk = Walk(files=files, within=[owner])
     length = len(dataset)
-    texts = [f"data set {walk.content(dataset)}"]
-    held, kept_in_files = walk.nbytes, files.nbytes
-    computed = not _holds(dataset) or bool(walk.undigested)
+    texts = [f"data set {walk.values.content(dataset)}"]
+    held, kept_in_files = walk.values.nbytes, files.nbytes
+    computed = not _holds(dataset) or bool(walk.values.undigested)
     looked_at = min(_SAMPLED, length)
     if computed:
         texts.append(f"samples {_samples(dataset, looked_at)}")
     seen = []
     for attribute, value in sorted(made.items()):
-        before = walk.nbytes, files.nbytes
-        texts.append(f"{attribute}={walk.content(value)}")
-        if (walk.nbytes, files.nbytes) != before:
+        before = walk.values.nbytes, files.nbytes
+        texts.append(f"{attribute}={walk.values.content(value)}")
+        if (walk.values.nbytes, files.nbytes) != before:
             seen.append(f"self.{attribute}")
     remark = f"{length:,} samples"
     if held or kept_in_files:
         remark += f", {_megabytes(held + kept_in_files)} of them digested" + (
-            " in parts" if files.sampled or walk.sampled else ""
+            " in parts" if files.sampled or walk.values.sampled else ""
         )
     if computed:
         remark += f", {looked_at} looked at"
@@ -142,7 +142,7 @@ def _samples(dataset: Any, count: int) -> str:
     try:
         return digest(samples)
     except StateError as error:
-        text = Walk().exact(samples)
+        text = Walk().values.exact(samples)
         if text is None:
             raise UsageError(
                 f"a sample of the data set cannot be digested ({error}): state data_version, a name that you change "

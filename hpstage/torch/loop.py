@@ -11,7 +11,7 @@ from hpstage.capture.reach import functions_reached, names_in
 from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, UsageError
-from hpstage.identity.walk import NOT_STATE
+from hpstage.identity.values import NOT_STATE
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.contents import Contents, NoValues, contents_of
