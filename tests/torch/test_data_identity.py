@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import hpstage
 from hpstage.errors import UsageError
-from hpstage.identity import walk
+from hpstage.identity import values
 from hpstage.identity.environment import describe
 from hpstage.plan.keys import workload_key
 from hpstage.store import MemoryJournal
@@ -206,8 +206,8 @@ def test_files_are_read_in_full_up_to_a_size_and_by_blocks_beyond(
 
 
 def test_a_large_mapped_array_counts_by_blocks_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "_MAPPED", 10_000)
-    monkeypatch.setattr(walk, "_BLOCK", 64)
+    monkeypatch.setattr(values, "_MAPPED", 10_000)
+    monkeypatch.setattr(values, "_BLOCK", 64)
     np.save(tmp_path / "x.npy", np.zeros((5_000, 4)))
     before = data_text(Rows(np.load(tmp_path / "x.npy", mmap_mode="r")))
     changed = np.zeros((5_000, 4))
