@@ -12,19 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from hpstage.capture import pure
+from hpstage.capture.allowed import RANDOM, creatable, may_be_given, method_of, named
 from hpstage.capture.atoms import is_known, made_of
 from hpstage.capture.derived import counting_step, kept_weight
-from hpstage.capture.encoding import (
-    BUILTINS,
-    CONTAINERS,
-    RANDOM,
-    Plain,
-    creatable,
-    is_answered,
-    may_be_given,
-    method_of,
-    named,
-)
+from hpstage.capture.encoding import BUILTINS, CONTAINERS, Plain, is_answered
 from hpstage.capture.kind import numpy, torch, write_own
 from hpstage.capture.kinds import VALUES
 from hpstage.capture.memory import Rebuilt

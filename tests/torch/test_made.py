@@ -54,7 +54,7 @@ def test_a_state_brings_no_arguments_for_functions_that_it_may_not_name() -> Non
 
 def test_a_state_imports_nothing_by_a_name_that_it_gives() -> None:
     code = (
-        "import sys, torch; from hpstage.capture.encoding import creatable; from hpstage.capture.survey import Survey\n"
+        "import sys, torch; from hpstage.capture.allowed import creatable; from hpstage.capture.survey import Survey\n"
         "assert creatable(Survey(), 'torch.nn.utils.no_such', 'A') is None\n"
         "assert creatable(Survey(), 'this', 'A') is None and 'this' not in sys.modules\n"
         "assert creatable(Survey(), 'torch.nn.utils.prune', 'L1Unstructured') is not None\n"
