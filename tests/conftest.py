@@ -28,6 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if met[name] % mark.args[0]:
                 item.add_marker(pytest.mark.slow)
             met[name] += 1
+    # The longest first, so that no processor is left idle at the end.
+    items.sort(key=lambda item: item.nodeid.startswith(_LONG), reverse=True)
+
+
+_LONG = tuple(f"tests/{folder}/" for folder in ("hosts", "faults", "dask", "studies", "commands"))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ _HEIGHT = 3.4
 _STEEP = 8.0  # a merge rate that was ever so many times what it came to is drawn on a logarithmic axis
 
 
+@style.in_our_style
 def draw(view: MergeRateView) -> Figure:
     """See :func:`hpstage.report.draw_merge_rate`."""
     drawn = view.moments

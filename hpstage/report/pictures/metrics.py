@@ -20,6 +20,7 @@ _COMMON = 1e3  # between the largest of the common values and the smallest; beyo
 _FAR = 10.0  # times the width of the common values
 
 
+@style.in_our_style
 def draw(view: MetricsView) -> Figure:
     """See :func:`hpstage.report.draw_metrics`."""
     if view.metric is None:

@@ -21,6 +21,7 @@ _LEAST = 1e-6  # of the longest bar: less is not worth a row, such as what is le
 _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
 
 
+@style.in_our_style
 def draw(found: Causes) -> Figure:
     """See :func:`hpstage.report.draw_savings`."""
     if not found.full and not found.used:

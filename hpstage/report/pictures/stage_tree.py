@@ -28,6 +28,7 @@ _BAR = 2.6  # inches, the scale of colours at its longest
 Segment = tuple[tuple[float, float], tuple[float, float]]
 
 
+@style.in_our_style
 def draw(view: StageTreeView) -> Figure:
     """See :func:`hpstage.report.draw_stage_tree`."""
     shown = view.branches

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import matplotlib
+import matplotlib.style
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -119,6 +122,28 @@ def shades(maximize: bool) -> Colormap:
     return LinearSegmentedColormap.from_list("shades", darker[::-1] if maximize else darker)
 
 
+_Drawing = TypeVar("_Drawing", bound=Callable[..., Figure])
+
+
+def in_our_style(draw: _Drawing) -> _Drawing:
+    """Draw the same whatever style the process has: Optuna's plots leave ggplot's behind. Fonts are the user's."""
+
+    @functools.wraps(draw)
+    def drawn(*given: Any) -> Figure:
+        with _ours():
+            return draw(*given)
+
+    return cast(_Drawing, drawn)
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    known: Any = matplotlib.rcParams
+    fonts = {name: known[name] for name in known if name.startswith("font.")}  # all would choose a backend
+    with matplotlib.style.context(["default", fonts]):
+        yield
+
+
 def nothing(message: str) -> Figure:
     """A picture that says why there is none."""
     drawn, axes = figure(0.8)
@@ -152,7 +177,7 @@ def save(drawn: Figure, path: str | os.PathLike[str], *, format: str | None = No
 
 def _save(drawn: Figure, target: Path | io.BytesIO, kind: str) -> None:
     # Fonttype 42: publishers want whole fonts in PDF. With a fixed salt and no date, equal pictures are equal files.
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "hpstage"}), warnings.catch_warnings():
+    with _ours(), matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "hpstage"}), warnings.catch_warnings():
         # A name in a script that matplotlib's own font lacks is drawn as boxes: no reason to trouble the user.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         drawn.savefig(target, format=kind, metadata=_DATELESS.get(kind))

@@ -35,6 +35,7 @@ _LABELLED = 64  # workers; more are drawn without their names
 _NAME = 30  # characters of a worker's name
 
 
+@style.in_our_style
 def draw(view: TimelineView | None) -> Figure:
     """See :func:`hpstage.report.draw_timeline`."""
     if view is None:

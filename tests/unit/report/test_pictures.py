@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import matplotlib
+import matplotlib.style
 import numpy as np
 import optuna
 import pytest
@@ -413,6 +415,15 @@ def test_a_plan_without_trials_has_pictures_that_say_so(name: str) -> None:
     [said] = texts(DRAW[name](empty()))
     assert said.startswith(("No", "There is no"))
     assert style.png(DRAW[name](empty()))
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_pictures_are_the_same_under_whatever_style_the_process_has(
+    name: str, searched: tuple[hpstage.Result, Book]
+) -> None:
+    usual = style.png(DRAW[name](searched[1]))
+    with matplotlib.style.context("ggplot"):  # as Optuna's own plots leave it behind
+        assert style.png(DRAW[name](searched[1])) == usual
 
 
 @pytest.mark.parametrize("name", DRAW)
