@@ -9,7 +9,6 @@ apart by their values at that step, so that finding the way costs a look-up per 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpstage.errors import InternalError, UsageError
@@ -44,25 +43,15 @@ from hpstage.plan.facts import (
     to_numbers,
 )
 from hpstage.plan.node_tree import NodeTree
-from hpstage.plan.nodes import Node, PlannedTrial, State, distinct
+from hpstage.plan.nodes import Node, PlannedTrial, State
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.regimes import Regime
+from hpstage.plan.searches import Searches
 from hpstage.plan.totals import Merged, Totals
 from hpstage.store.cursor import Cursor
 
 FORMAT = 3
 """Version of the journal's events. A plan of another format is refused, never guessed at."""
-
-
-@dataclass(slots=True)
-class SearchRecord:
-    """A search as its study left it: what an interrupted call needs to go on."""
-
-    started: SearchStarted
-    before: Totals
-    proposed: list[TrialProposed] = field(default_factory=list)
-    open: dict[TrialId, None] = field(default_factory=dict)  # trials that are not over, in order
-    ended: bool = False
 
 
 class SearchPlan:
@@ -97,7 +86,7 @@ class SearchPlan:
         self.losses: dict[StateRef, list[ChainLost]] = {}  # workers that died in a row on the way from a state
         self.milestones = self._tree.milestones
         self.partings = self._tree.partings
-        self.searches: dict[str, SearchRecord] = {}  # the latest of each study
+        self.searches = Searches()
 
     @property
     def position(self) -> int:
@@ -165,31 +154,11 @@ class SearchPlan:
             self.failed.clear()
 
     def _begin(self, fact: SearchStarted) -> None:
-        before = replace(self.totals, sources=dict(self.totals.sources))
-        last = self._search(fact.study) if fact.extends else SearchRecord(fact, before)
-        self.searches[fact.study] = record = SearchRecord(fact, before)
-        if fact.extends:
-            record.proposed, record.open = list(last.proposed), dict(last.open)
-
-    def _propose(self, fact: TrialProposed) -> None:
-        record = self._search(fact.study)
-        record.proposed.append(fact)
-        if fact.trial is not None:
-            record.open[fact.trial] = None
+        self.searches.begin(fact, self.totals)
 
     def _finish(self, fact: TrialEnded) -> None:
-        self._search(fact.study).open.pop(fact.trial, None)
+        self.searches.finish(fact)
         self.ended[fact.trial] = fact
-
-    def _end(self, fact: SearchEnded) -> None:
-        record = self._search(fact.study)
-        record.ended = True
-        record.open.clear()
-
-    def _search(self, study: str) -> SearchRecord:
-        if study not in self.searches:
-            raise InternalError(f"no search was started for study {study!r}")
-        return self.searches[study]
 
     def _node(self, id: NodeId) -> Node:
         if not 0 <= id < len(self.nodes):
@@ -308,12 +277,10 @@ class SearchPlan:
             yield from open.values()
 
     def open_trials(self) -> Iterator[PlannedTrial]:
-        """Trials that are not over: an algorithm may train them on. Those of a search that ended, or that another has
-        replaced, are."""
-        for record in self.searches.values():
-            for trial in record.open:
-                if trial in self.trials:
-                    yield self.trials[trial]
+        """Trials that an algorithm may train on."""
+        for trial in self.searches.open:
+            if trial in self.trials:
+                yield self.trials[trial]
 
     def studies(self) -> set[str]:
         """Identities of the studies that have searched on the plan."""
@@ -460,39 +427,6 @@ class SearchPlan:
         """The key of a state. O(1) for constant forms, else amortised O(steps) per node."""
         return node.seen(step).key(step)
 
-    def validate(self) -> None:
-        """Assert every invariant of the tree. For tests and for hunting bugs: O(plan)."""
-        for index, node in enumerate(self.nodes):
-            assert node.id == index
-            assert len(node.names) == len(node.forms) and list(node.names) == sorted(node.names)
-            if node.parent is not None:
-                assert node.parent.id < node.id and node.parent.start < node.start, "children come after, and later"
-                assert node.parent.names == node.names
-            for step, siblings in node.children.items():
-                assert step > node.start
-                own = tuple(distinct(value) for value in node.values(step))
-                for values, child in siblings.items():
-                    assert child.parent is node and child.start == step
-                    assert tuple(distinct(v) for v in child.values(step)) == values != own, "a child parts at once"
-            for step, state in node.states.items():
-                assert state.step == step > node.start and state.node is node
-                if state.kept is not None:
-                    assert state.kept.key == self.key(node, step)
-                    assert self.kept[state.kept.key] is state
-        assert all(state.kept is not None and state.kept.key == key for key, state in self.kept.items())
-        assert self.kept_bytes == sum(state.kept.bytes for state in self.kept.values() if state.kept is not None)
-        unique: dict[int, int] = {}
-        for trial in self.trials.values():
-            assert trial.stops[-1] == trial.steps and list(trial.stops) == sorted(set(trial.stops))
-            for node, start, stop in trial.legs(trial.asked):
-                assert node.start == start < stop
-                unique[node.id] = max(unique.get(node.id, 0), stop - start)
-            fresh = trial.fresh.values()
-            assert trial.asked == max(trial.targets, default=0) and all(steps > 0 for steps in fresh)
-        assert self.steps_unique == sum(sum(trial.fresh.values()) for trial in self.trials.values())
-        assert self.steps_asked == sum(trial.asked for trial in self.trials.values())
-        assert self.steps_unique == sum(unique.values()) == sum(node.reach - node.start for node in self.nodes)
-
 
 # By type, since a match over all of them would take as long as what is done.
 _HANDLERS: dict[type, Callable[[SearchPlan, Any], object]] = {
@@ -511,9 +445,9 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], object]] = {
     DriverJoined: SearchPlan._join,
     DriverLeft: SearchPlan._leave,
     SearchStarted: SearchPlan._begin,
-    TrialProposed: SearchPlan._propose,
+    TrialProposed: lambda plan, fact: plan.searches.propose(fact),
     TrialEnded: SearchPlan._finish,
-    SearchEnded: SearchPlan._end,
+    SearchEnded: lambda plan, fact: plan.searches.end(fact),
 }
 
 

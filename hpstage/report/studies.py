@@ -11,7 +11,8 @@ import msgspec
 
 from hpstage.plan.facts import NodeId, TrialId, to_metric
 from hpstage.plan.nodes import PlannedTrial
-from hpstage.plan.plan import SearchPlan, SearchRecord
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.searches import SearchRecord
 from hpstage.report.account import Account
 from hpstage.report.book import Book
 

@@ -39,6 +39,7 @@ from hpstage.plan.facts import (
     WorkerId,
     to_numbers,
 )
+from hpstage.plan.invariants import validate
 from hpstage.plan.messages import (
     AmendChain,
     BoundaryMissed,
@@ -530,7 +531,7 @@ class Scheduler:
 
     def validate(self) -> None:
         """Assert every cross-collection invariant. For tests: O(plan)."""
-        self._plan.validate()
+        validate(self._plan)
         self._tree.validate()
         for worker in self._workers.values():
             assert worker.chain is None or self._running[worker.chain.id] is worker.chain

@@ -17,7 +17,8 @@ from hpstage.errors import ScheduleError, UsageError
 from hpstage.optuna.ledger import BecameAnother, Ledger
 from hpstage.optuna.sampler_state import SamplerState
 from hpstage.plan.facts import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
-from hpstage.plan.plan import SearchPlan, SearchRecord
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import Scalar, Schedule
 from hpstage.schedule.space import Space, describe, grown
 

@@ -19,6 +19,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cluster import DaskExecutor
+from hpstage.plan.invariants import validate
 from tests.toys import Tape
 
 STEPS = 16
@@ -81,7 +82,7 @@ def main(folder: Path, seconds: float) -> None:
         store=folder / "plan",
         checkpoint_every=INTERVAL,
     )
-    result.plan.validate()
+    validate(result.plan)
     dump(folder, study, result.plan.totals.steps_trained, result.plan.steps_unique)
 
 

@@ -33,6 +33,7 @@ from hpstage.plan.facts import (
     TrialId,
     WorkerId,
 )
+from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan
 from hpstage.plan.messages import BoundaryReached, Chain, ChainEnded, Report
 from hpstage.plan.plan import SearchPlan
@@ -164,7 +165,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
         eviction.close()
         study.scheduler.validate()
     final = open_plan(journal, WORKLOAD, {})
-    final.validate()
+    validate(final)
     assert set(final.kept) == shelf.keys, "what is kept is there, and nothing else"
     assert final.kept_bytes <= budget
     # What was evicted costs its training anew; nothing else does.

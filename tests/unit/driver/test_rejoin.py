@@ -15,6 +15,7 @@ from hpstage import schedule as s
 from hpstage.algos import ASHA, SuccessiveHalving
 from hpstage.errors import HistoryChanged
 from hpstage.plan.facts import DriverLeft
+from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
 from tests.toys import Tape
 
@@ -83,7 +84,7 @@ def test_a_search_whose_driver_was_taken_for_dead_ends_as_if_nothing_had_been(al
     assert sum("joins them again" in record.message for record in caplog.records) == len(burial.drivers)
     assert outcome(found) == outcome(undisturbed)
     assert found.plan.totals.steps_trained == undisturbed.plan.totals.steps_trained
-    found.plan.validate()
+    validate(found.plan)
     assert not found.plan.chains
 
 

@@ -16,6 +16,7 @@ from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, PopulationBasedTraining, SuccessiveHalving
 from hpstage.errors import UsageError
+from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
 from tests.toys import Tape, alone
 from tests.unit.search.test_resume import Fuse, Fused
@@ -112,7 +113,7 @@ def test_an_extended_search_decides_as_one_that_was_as_large_from_the_start(
         if trial.state == TrialState.COMPLETE:
             assert repr((trial.params, trial.state, trial.last_step, trial.value)) in found
     assert extended.study.best_value >= fresh.study.best_value
-    extended.plan.validate()
+    validate(extended.plan)
 
 
 @pytest.mark.parametrize("algorithm", [ASHA(2, 2, window=3), MedianStopping(2, 2, 2, window=3)], ids=repr)

@@ -1,0 +1,70 @@
+"""The searches of studies, as the journal tells of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from hpstage.errors import InternalError
+from hpstage.plan.facts import SearchEnded, SearchStarted, TrialEnded, TrialId, TrialProposed
+from hpstage.plan.totals import Totals
+
+
+@dataclass(slots=True)
+class SearchRecord:
+    """A search as its study left it: what an interrupted call needs to go on."""
+
+    started: SearchStarted
+    before: Totals
+    proposed: list[TrialProposed] = field(default_factory=list)
+    open: dict[TrialId, None] = field(default_factory=dict)  # trials that are not over, in order
+    ended: bool = False
+
+
+class Searches(Mapping[str, SearchRecord]):
+    """The latest search of each study, by the study's name."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, SearchRecord] = {}
+
+    def begin(self, fact: SearchStarted, totals: Totals) -> None:
+        before = replace(totals, sources=dict(totals.sources))
+        last = self._of(fact.study) if fact.extends else SearchRecord(fact, before)
+        self._latest[fact.study] = record = SearchRecord(fact, before)
+        if fact.extends:
+            record.proposed, record.open = list(last.proposed), dict(last.open)
+
+    def propose(self, fact: TrialProposed) -> None:
+        record = self._of(fact.study)
+        record.proposed.append(fact)
+        if fact.trial is not None:
+            record.open[fact.trial] = None
+
+    def finish(self, fact: TrialEnded) -> None:
+        self._of(fact.study).open.pop(fact.trial, None)
+
+    def end(self, fact: SearchEnded) -> None:
+        record = self._of(fact.study)
+        record.ended = True
+        record.open.clear()
+
+    @property
+    def open(self) -> Iterator[TrialId]:
+        """Trials that are not over: an algorithm may train them on. Those of a search that ended, or that another has
+        replaced, are."""
+        for record in self.values():
+            yield from record.open
+
+    def _of(self, study: str) -> SearchRecord:
+        if study not in self._latest:
+            raise InternalError(f"no search was started for study {study!r}")
+        return self._latest[study]
+
+    def __getitem__(self, study: str) -> SearchRecord:
+        return self._latest[study]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._latest)
+
+    def __len__(self) -> int:
+        return len(self._latest)
