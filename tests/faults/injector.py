@@ -22,6 +22,14 @@ HOUR = 3600.0
 DISK = "disk full"
 
 
+def in_common(before: Sequence[bytes], after: Sequence[bytes]) -> int:
+    """How many records, from the first on, are in both."""
+    return next(
+        (place for place, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]),
+        min(len(before), len(after)),
+    )
+
+
 def evicted(records: Sequence[bytes], start: int) -> set[str]:
     """Keys of the states that these records, from ``start`` on, say to be evicted."""
     keys: dict[tuple[int, int], str] = {}
@@ -226,7 +234,7 @@ class Injector:
         redis.kill()
         redis.put_back(copy)
         redis.start()
-        there = len(self._journal())
+        there = in_common(before, self._journal())  # others may have written on already
         self.lost |= {(place, record_hash(before[place])) for place in range(there, len(before))}
         self.damaged |= evicted(before, there)  # gone, and nobody knows any more that they are
         shutil.rmtree(copy)

@@ -40,7 +40,7 @@ from hpstage.plan.facts import (
 )
 from hpstage.store import MemoryJournal, RedisJournal
 from tests.faults import oracles, work
-from tests.faults.injector import evicted
+from tests.faults.injector import evicted, in_common
 from tests.faults.site import members
 from tests.redis_server import RedisServer
 
@@ -252,3 +252,12 @@ def test_states_whose_eviction_a_server_has_lost_are_known_to_be_gone() -> None:
     records = [msgspec.json.encode(fact) for fact in facts]
     assert evicted(records, len(BEGUN)) == {f"{0:016x}{4:016x}"}
     assert evicted(records, len(facts)) == set()
+
+
+def test_what_redis_lost_is_told_by_the_records_that_are_there_now_and_not_by_their_number() -> None:
+    """A driver may have written on before anybody looked."""
+    before = [b"one", b"two", b"three", b"four"]
+    assert in_common(before, before[:2]) == 2
+    assert in_common(before, [b"one", b"two", b"new", b"newer", b"newest"]) == 2
+    assert in_common(before, [*before, b"five"]) == 4
+    assert in_common(before, []) == 0
