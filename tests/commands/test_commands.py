@@ -183,7 +183,7 @@ def test_what_a_killed_writer_left_in_the_log_is_read_and_not_tidied_up(store: P
         "journal.append([msgspec.json.encode(TargetAsked('study/0', 4))])\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    killed = subprocess.run([sys.executable, "-c", code, str(store / "plan.sqlite")], timeout=60)
+    killed = subprocess.run([sys.executable, "-c", code, str(store / "plan.sqlite")], timeout=300)
     assert killed.returncode == -signal.SIGKILL
     log = (store / "plan.sqlite-wal").read_bytes()
     assert status(store)["plan"]["records"] == len(journal) == 4
@@ -363,7 +363,7 @@ def test_a_terminal_without_the_signs_of_a_name_gets_them_escaped(store: Path) -
             [sys.executable, "-m", "hpstage", command, str(store)],
             env=os.environ | {"PYTHONIOENCODING": "ascii"},
             capture_output=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 0 and sign in done.stdout, done.stderr
 
@@ -374,7 +374,7 @@ def test_help_has_examples_and_what_is_no_store_is_told(command: str, tmp_path: 
     assert f"hpstage {command} .hpstage/" in helped
     place = [str(tmp_path / "out")] if command in ("export", "report") else []
     done = subprocess.run(
-        [sys.executable, "-m", "hpstage", command, str(tmp_path / "nothing"), *place], capture_output=True, timeout=60
+        [sys.executable, "-m", "hpstage", command, str(tmp_path / "nothing"), *place], capture_output=True, timeout=300
     )
     assert done.returncode == 1 and b"there is no plan in" in done.stderr
     assert not (tmp_path / "out").exists() and not (tmp_path / "nothing").exists()
@@ -408,7 +408,7 @@ def test_looking_on_needs_nothing_heavy(searched: tuple[Path, hpstage.Result]) -
         "for command in ('status', 'tree'): app([command, sys.argv[1]], standalone_mode=False)\n"
         "print(sorted({'torch', 'dask', 'distributed', 'optuna', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
 

@@ -58,7 +58,7 @@ def test_the_report_is_that_of_the_store_and_its_place_is_printed(
 def test_a_report_that_is_made_by_several_processes_is_the_same(store: Path, tmp_path: Path) -> None:
     page = write_report(tmp_path / "one process", store)
     words = [sys.executable, "-W", "error", "-m", "hpstage", "report", str(store), str(tmp_path / "forks"), "--tables"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     for path in page.parent.iterdir():
         other = tmp_path / "forks" / path.name
@@ -87,7 +87,7 @@ def test_one_study_can_be_reported_and_an_unknown_one_is_told(store: Path, tmp_p
         [sys.executable, "-m", "hpstage", "report", str(store), str(tmp_path / "three"), "--study", "third"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 1 and "the plan has no study 'third'; there are: 'early', " in done.stderr
     assert "\u202e" not in done.stderr and done.stderr.count("\n") == 1
@@ -115,7 +115,7 @@ def test_a_report_needs_neither_pandas_nor_what_trains(store: Path, tmp_path: Pa
         "print(sorted(heavy & set(sys.modules)))"
     )
     words = [sys.executable, "-W", "error", "-c", code, str(store), str(tmp_path / "report")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]" and done.stderr == ""
 

@@ -412,7 +412,7 @@ def test_a_scheduler_that_can_show_nothing_is_left_as_it_is(dashboard: bool, wit
         "        assert install(client) is False\n"
         "        assert client.get_metadata(['hpstage-dashboard'], False) is False\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
 
 

@@ -379,6 +379,6 @@ def test_a_job_of_slurm_searches_cleans_up_and_goes_on_when_it_is_submitted_agai
     assert not [name for name in os.listdir(temporary) if name.startswith("tmp.")]
 
     third = submit(tmp_path / "third.log", "python", "search.py", str(tmp_path / "third.json"))
-    assert third.wait(timeout=60) == 0, (tmp_path / "third.log").read_text()
+    assert third.wait(timeout=300) == 0, (tmp_path / "third.log").read_text()
     assert json.loads((tmp_path / "third.json").read_text()) == [0, expected]
     assert is_free(tmp_path / "hpstage")

@@ -27,7 +27,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the search finds when nothing happens to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with searching(folder, "inline") as process:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     found = found_in(folder)
     assert found["trained"] == found["unique"] == steps(folder)
@@ -69,7 +69,7 @@ def interrupted_after(folder: Path, where: str, count: int, number: signal.Signa
         before = steps(folder)
         until(lambda: steps(folder) >= before + count or process.poll() is not None, "steps")
         os.killpg(process.pid, number)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
     return process.returncode, output
 
 
@@ -120,7 +120,7 @@ def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_
             assert output.count("Traceback") == 1
             assert "KeyboardInterrupt: interrupted; all that was reached is kept" in output.splitlines()[-1]
         with searching(tmp_path, place) as process:
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
     found = found_in(tmp_path)
     assert found == undisturbed
@@ -136,7 +136,7 @@ def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
     assert status == -signal.SIGTERM
     assert output.splitlines() == ["Stopping: keeping what runs; Ctrl-C again stops at once"]
     with searching(tmp_path, where) as process:
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert found_in(tmp_path) == undisturbed
     assert steps(tmp_path) == undisturbed["unique"]
 
@@ -154,14 +154,14 @@ def test_a_second_signal_ends_a_step_that_does_not_end(where: str, tmp_path: Pat
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)  # it waits for the step
         os.killpg(process.pid, signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGINT
     assert said(output) == []
     assert output.count("Traceback") == 1
     until(lambda: not any(map(is_running, workers)), "the end of all processes", seconds=10.0)  # the last end after it
     (tmp_path / "hang").unlink()
     with searching(tmp_path, where) as process:
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     found = found_in(tmp_path)
     assert found == undisturbed, "nothing that was acknowledged was trained again"
     assert steps(tmp_path) <= found["unique"] + 2 * RUNG
@@ -172,7 +172,7 @@ def test_ctrl_c_while_local_workers_start_is_for_the_search_alone(tmp_path: Path
         until(lambda: len(workers_of(process.pid)) == 2, "workers that start")
         blocked = [mask_of(pid) for pid in workers_of(process.pid)]
         os.killpg(process.pid, signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
     assert all(mask & 1 << signal.SIGINT - 1 for mask in blocked)
     assert process.returncode == -signal.SIGINT
     assert said(output) == ["Stopping as soon as all is up that can be closed"]

@@ -43,7 +43,7 @@ def test_a_step_sees_its_own_random_numbers_whatever_the_worker_draws(
 def test_a_study_that_draws_is_the_same_twenty_times(
     client: Client, expected: dict[int, Trials], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=300)
     wrong = [differing(search(client, MemoryJournal(), seed=5), expected[5]) for _ in range(20)]
     with capsys.disabled():
         print(f"\ntrials of {len(expected[5])} that differ from inline, by run: {wrong}")  # noqa: T201

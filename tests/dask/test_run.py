@@ -144,7 +144,7 @@ def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, 
     with start(folder, *words) as process:
         until(lambda: (folder / "steps").exists() and (folder / "steps").stat().st_size > 12, "steps")
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (130, "")
     assert err.startswith("Setting up the workers\nLine: 0/5 trials; ")
     assert said(err) == [

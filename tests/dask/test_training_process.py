@@ -98,7 +98,7 @@ def test_a_new_run_trains_what_the_files_say_now(tmp_path: Path, monkeypatch: py
         cluster.scheduler()
         cluster.worker()
         with Client(cluster.address, set_as_default=False) as client:
-            client.wait_for_workers(1, timeout=60)
+            client.wait_for_workers(1, timeout=300)
             for gain in (1, 100):
                 module.write_text(
                     "from tests.dask.toys import Counter\n"

@@ -36,7 +36,7 @@ def fresh_interpreter(script: str) -> object:
         [sys.executable, "-c", f"import json, sys\n{script}\nprint(json.dumps(found))"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -336,7 +336,7 @@ def test_gc_refuses_what_is_no_plan(tmp_path: Path) -> None:
 def test_the_command_tells_an_error_in_one_line_with_status_1(tmp_path: Path) -> None:
     script = "import sys; from hpstage.cli.app import main; sys.argv[0] = 'hpstage'; main()"
     done = subprocess.run(
-        [sys.executable, "-c", script, "gc", tmp_path / "none"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, "gc", tmp_path / "none"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("hpstage: there is no plan in ") and done.stderr.count("\n") == 1

@@ -164,7 +164,7 @@ def test_a_store_used_before_a_fork_can_be_used_after_it(s3: str) -> None:
         "assert store.load('child') == [1]"
     )
     command = [sys.executable, "-c", script, f"s3://bucket/{uuid.uuid4().hex}", json.dumps(s3_options(s3))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

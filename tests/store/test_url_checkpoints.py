@@ -94,7 +94,7 @@ def test_a_driver_that_is_not_installed_is_named_with_the_command_that_installs_
         "try: open_checkpoints('s3://user:hunter2@bucket/prefix', 'w')\n"
         "except UsageError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert "the driver of s3:// is not installed" in done.stdout, done.stderr
     assert "pip install s3fs" in done.stdout
     assert "hunter2" not in done.stdout
@@ -108,7 +108,7 @@ def test_fsspec_is_loaded_when_a_url_is_opened_and_not_before() -> None:
         "c.open_checkpoints('memory://x', 'w')\n"
         "assert 'fsspec' in sys.modules and not {'torch', 'numpy', 's3fs'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

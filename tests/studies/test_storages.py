@@ -132,8 +132,17 @@ def undisturbed(**options: Any) -> list[tuple[object, ...]]:
     return outcome(study)
 
 
-def after(seconds: float, act: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=lambda: (time.sleep(seconds), act()))
+def once_missed(caplog: pytest.LogCaptureFixture, act: Callable[[], None]) -> threading.Thread:
+    """Act when it was said once more that the storage is waited for."""
+    before = caplog.text.count("waiting for it")
+
+    def wait() -> None:
+        deadline = time.monotonic() + 120
+        while caplog.text.count("waiting for it") == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        act()
+
+    thread = threading.Thread(target=wait)
     thread.start()
     return thread
 
@@ -146,7 +155,7 @@ def test_a_redis_server_that_is_killed_and_restarted_costs_nothing(
     def outage(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if sum(t.state.is_finished() for t in study.trials) in (2, 5):
             redis_server.kill()
-            back.append(after(0.3, redis_server.start))
+            back.append(once_missed(caplog, redis_server.start))
 
     study = create(redis_storage(redis_server))
     algorithm = SuccessiveHalving(2, 2)
@@ -159,7 +168,7 @@ def test_a_redis_server_that_is_killed_and_restarted_costs_nothing(
     assert caplog.text.count("is back after") == 2
 
 
-def test_a_database_that_is_locked_for_a_while_costs_nothing(tmp_path: Path) -> None:
+def test_a_database_that_is_locked_for_a_while_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     study = create(sqlite_storage(tmp_path, timeout=0.05))
 
     def lock(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -167,7 +176,7 @@ def test_a_database_that_is_locked_for_a_while_costs_nothing(tmp_path: Path) -> 
             other = sqlite3.connect(tmp_path / "optuna.db", check_same_thread=False, isolation_level=None)
             other.execute("PRAGMA locking_mode=EXCLUSIVE")
             other.execute("BEGIN EXCLUSIVE")
-            threads.append(after(0.4, other.close))
+            threads.append(once_missed(caplog, other.close))
 
     threads: list[threading.Thread] = []
     algorithm = SuccessiveHalving(2, 2)

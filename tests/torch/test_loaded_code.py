@@ -390,7 +390,7 @@ def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_p
     for seed, words in (("1", ["script.py", "sent"]), ("2", ["-c", worker, "sent", "told"])):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]), "PYTHONHASHSEED": seed}
         done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
     reader = (
@@ -402,7 +402,7 @@ def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_p
         "assert here == there, (here.described, there.described)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", reader], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", reader], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
 
@@ -419,7 +419,7 @@ def test_what_pytest_makes_of_assertions_does_not_count() -> None:
         f"from {__name__} import asserting\n"
         "sys.stdout.buffer.write(cloudpickle.dumps(identify(asserting)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, timeout=300)
     plain: Identity = cloudpickle.loads(done.stdout)
     assert differences(identify(asserting).loaded, plain.loaded) == []
     assert identify(asserting) == plain
@@ -584,7 +584,7 @@ def test_a_script_whose_names_are_looked_up_counts_with_its_code_and_not_with_wh
         for name, text in {"script": MAIN, "nets": NETS, "parts": PARTS, **texts}.items():
             (tmp_path / f"{name}.py").write_text(text)
         done = subprocess.run(
-            [sys.executable, "-B", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-B", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

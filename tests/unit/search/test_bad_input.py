@@ -193,7 +193,7 @@ try:
 except CheckpointError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "large" in done.stdout
     assert list(FolderCheckpoints(tmp_path, "w").keys()) == ["small"]
