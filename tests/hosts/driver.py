@@ -20,6 +20,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.executor import Executor
+from hpstage.plan.invariants import validate
 from hpstage.schedule import Scalar
 from hpstage.store import Journal, MemoryJournal
 from tests.dask.studies import Trials, trials
@@ -130,7 +131,7 @@ def main() -> None:
     with Client(scheduler, set_as_default=False) as client:
         gate = gated(folder / f"gate-{name}")
         result = search(Watched(folder, 0.005), client, store, folder / "checkpoints", gate, name=name, seed=int(seed))
-    result.plan.validate()
+    validate(result.plan)
     (folder / f"{name}.txt").write_text(repr(trials(result.study)))
 
 

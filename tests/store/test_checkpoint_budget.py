@@ -27,6 +27,7 @@ from hpstage.cli.app import app
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import CheckpointError, StoreError, UsageError
 from hpstage.plan.facts import DriverJoined, StateKey, StateLost, StateReached, TrialEnded
+from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import SQLiteJournal
@@ -119,7 +120,7 @@ def test_a_search_under_a_small_budget_ends_with_the_same_study_and_no_more_byte
     result = search(tmp_path, checkpoint_budget="1 kB")
     assert outcome(result) == undisturbed
     plan = result.plan
-    plan.validate()
+    validate(plan)
     assert result.savings.kept_bytes == plan.kept_bytes <= budget
     assert f"checkpoints kept      {len(plan.kept)} ({plan.kept_bytes:,} bytes)" in str(result.savings)
     assert keys_in(tmp_path / "plan" / "checkpoints", plan.workload) == set(plan.kept)
@@ -258,7 +259,7 @@ def test_without_a_budget_what_a_record_names_stays_and_with_zero_only_what_is_n
     done = gc(tmp_path / "plan", "--budget", 0)
     assert row(done.output, "after") == (0, 0) and not keys_in(folder, workload)
     plan = plan_in(tmp_path)
-    plan.validate()
+    validate(plan)
     assert not plan.kept
     longer = search(tmp_path, "y")  # trained anew where a checkpoint is wanted, known where it is not
     assert outcome(longer) == outcome(result)

@@ -13,6 +13,7 @@ import pytest
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
+from hpstage.plan.invariants import validate
 from hpstage.store import RedisJournal
 from tests.redis_server import RedisServer
 from tests.toys import Tape
@@ -72,6 +73,6 @@ def test_a_search_whose_store_lost_acknowledged_records_goes_on_with_no_wrong_re
     assert len(saved) == 2
     assert sum("has lost records" in message for message in caplog.messages) == 1
     assert results(found.study) == alone["a"]
-    found.plan.validate()
+    validate(found.plan)
     assert not found.plan.chains and not found.plan.drivers
     assert all(trial.state.is_finished() for trial in found.study.trials)

@@ -22,6 +22,7 @@ from hpstage.driver.lease_keeper import host_identity
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import DriverId, DriverJoined, StateLost
+from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.store import MemoryJournal, SQLiteJournal
 from tests.toys import Tape
@@ -99,7 +100,7 @@ def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None
     second = start(tmp_path, "second", 2)
     assert first.wait(120) == 0 and second.wait(120) == 0
     plan = final_plan(tmp_path)
-    plan.validate()
+    validate(plan)
     assert not plan.drivers and not plan.chains
     # A want that comes when a running chain has passed its branch point costs the steps from the last kept state.
     assert plan.steps_unique <= plan.totals.steps_trained <= 1.1 * plan.steps_unique
@@ -114,7 +115,7 @@ def test_a_small_budget_of_one_costs_both_training_and_no_result(tmp_path: Path)
     second = start(tmp_path, "second", 2)
     assert first.wait(120) == 0 and second.wait(120) == 0
     plan = final_plan(tmp_path)
-    plan.validate()
+    validate(plan)
     facts = list(read_facts(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")))
     evicted = [fact for fact in facts if isinstance(fact, StateLost)]
     assert evicted and all("evicted" in fact.reason for fact in evicted), "none was found missing"

@@ -23,6 +23,7 @@ from hpstage.algos import (
 )
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna import StageTreeSampler
+from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
 from tests.toys import Failing, Tape, alone
 from tests.unit.search.test_resume import SEARCHES, Fuse, call, outcome
@@ -201,7 +202,7 @@ def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_no
     assert len(expected) >= 14
     for again in interruptions(kind, tmp_path, stride):
         assert outcome(again.study) == expected
-        again.plan.validate()
+        validate(again.plan)
 
 
 @pytest.mark.parametrize("kind", ["asha", "asha-stopping"])
@@ -211,7 +212,7 @@ def test_an_asynchronous_search_that_was_interrupted_anywhere_ends_every_trial_w
         assert len(outcome(again.study)) == 14
         assert all(trial.state.is_finished() for trial in again.study.trials)
         assert_values_are_exact(again, steps=6)
-        again.plan.validate()
+        validate(again.plan)
 
 
 # --- forks ------------------------------------------------------------------------------------------------

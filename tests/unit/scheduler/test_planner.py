@@ -10,6 +10,7 @@ from hpstage import schedule as s
 from hpstage.errors import InternalError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.facts import ChainId, Kept, StateKey, StateReached, TrialId, WorkerId
+from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan
 from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
 
@@ -237,4 +238,4 @@ def test_a_state_that_was_kept_as_another_is_refused_and_nothing_is_folded() -> 
             plan.apply(StateReached(ChainId("c"), WorkerId("w"), one.id, 0, 4, 1.0, 1.0, kept=Kept(key, 1, "")))
         assert not one.states and not plan.kept and plan.totals.steps_trained == 0
     plan.apply(StateReached(ChainId("c"), WorkerId("w"), one.id, 0, 4, 1.0, 1.0, kept=Kept(plan.key(one, 4), 1, "")))
-    plan.validate()
+    validate(plan)
