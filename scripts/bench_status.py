@@ -42,7 +42,7 @@ def fill(folder: Path, stages: int) -> None:
         started = SearchStarted(
             "study", "FullTraining()", ("value",), 30, None, "RandomSampler", 0.0, directions=("maximize",)
         )
-        driver.remember([started])
+        driver.log.write([started])
         number = 0
         while plan.totals.steps_trained < 10 * stages:  # each stage has ten steps
             batch = []
@@ -57,7 +57,7 @@ def fill(folder: Path, stages: int) -> None:
             answered = 0
             while answered < len(batch):
                 answered += len(driver.wait())
-            driver.remember([TrialEnded("study", t.trial, "COMPLETE", (0.001 * n,), 30, 0.0) for n, t in batch])
+            driver.log.write([TrialEnded("study", t.trial, "COMPLETE", (0.001 * n,), 30, 0.0) for n, t in batch])
         driver.finish()
 
 

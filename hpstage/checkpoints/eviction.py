@@ -13,7 +13,7 @@ is then missing where it is loaded next, and is trained once more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -21,7 +21,8 @@ from typing import NamedTuple, Protocol
 from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.retention import Retention, decide
 from hpstage.errors import CheckpointError, UsageError
-from hpstage.plan.facts import ChainId, Fact, StateKey, StateLost, StateRef
+from hpstage.plan.facts import ChainId, StateKey, StateLost, StateRef
+from hpstage.plan.log import Log
 from hpstage.plan.plan import SearchPlan
 
 logger = logging.getLogger("hpstage")
@@ -39,16 +40,6 @@ class Removes(Protocol):
     """The part of a checkpoint store that is needed here."""
 
     def delete(self, key: StateKey) -> None: ...
-
-
-class Log(Protocol):
-    """A plan and its journal."""
-
-    @property
-    def plan(self) -> SearchPlan: ...
-
-    def commit(self, facts: Sequence[Fact]) -> bool:
-        """Write facts and fold them, if all that was written before is folded; else fold that, and return False."""
 
 
 class _Removal(NamedTuple):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import msgspec
 import typer
 
 from hpstage.checkpoints import CheckpointStore
@@ -20,10 +18,9 @@ from hpstage.checkpoints.retention import decide
 from hpstage.checkpoints.store import Usage
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
-from hpstage.plan.facts import DriverId, DriverLeft, Fact, StateKey
-from hpstage.plan.log import fold_on
-from hpstage.plan.plan import SearchPlan
-from hpstage.store import Journal, Leases
+from hpstage.plan.facts import DriverId, DriverLeft, StateKey
+from hpstage.plan.log import Log
+from hpstage.store import Leases
 from hpstage.store.opening import open_existing
 
 # Checkpoints that are removed between two looks whether a driver has come, and by how many threads.
@@ -53,33 +50,11 @@ def gc(
     size = None if budget is None else budget_bytes(budget, "--budget")
     with ExitStack() as closing:
         plan, places = open_existing(store, checkpoints, closing=closing, sweep=False)
-        collection = Collection(PlanLog(plan, places.journal), places.checkpoints, dry_run=dry_run)
+        collection = Collection(Log(plan, places.journal, plan.apply), places.checkpoints, dry_run=dry_run)
         collection.collect(size)
         typer.echo(str(collection))
         if collection.failed or collection.stuck.count:
             raise typer.Exit(1)
-
-
-class PlanLog:
-    """A plan and its journal, for a process that drives no search."""
-
-    def __init__(self, plan: SearchPlan, journal: Journal) -> None:
-        self.plan = plan
-        self.journal = journal
-
-    def commit(self, facts: Sequence[Fact]) -> bool:
-        """Write facts and fold them, if all that was written before is folded; else fold that, and return False."""
-        records = [msgspec.json.encode(fact) for fact in facts]
-        if self.journal.append(records, expect=self.plan.cursor) is None:
-            self.catch_up()
-            return False
-        for fact in facts:
-            self.plan.apply(fact)
-        self.plan.cursor = self.plan.cursor.after(records)
-        return True
-
-    def catch_up(self) -> None:
-        fold_on(self.journal, self.plan, self.plan.apply)
 
 
 @dataclass(slots=True)
@@ -102,7 +77,7 @@ class Collection:
         dry_run: change nothing, neither checkpoints nor the journal nor leases.
     """
 
-    log: PlanLog
+    log: Log
     checkpoints: CheckpointStore
     dry_run: bool = False
     before: Usage = field(default=Usage(0, 0), init=False)
@@ -148,8 +123,7 @@ class Collection:
                 if self.dry_run:
                     plan.apply(left)
                 else:
-                    while not self.log.commit([left]):
-                        continue
+                    self.log.write([left])
 
     def _remove_orphans(self) -> None:
         """Remove what no record names. While a driver is at work, it may be what a worker has just published."""

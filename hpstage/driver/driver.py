@@ -20,13 +20,32 @@ from hpstage.errors import (
     StateError,
 )
 from hpstage.executor import Executor
-from hpstage.plan.facts import ChainId, DriverLeft, Fact, ForkVerified, StateReached, TrialAdded, TrialId, WorkerId
-from hpstage.plan.log import encode, fold_on, read_facts
-from hpstage.plan.messages import AmendChain, ChainEnded, Report, StartChain, StopChain, WorkerJoined, WorkerLeft
+from hpstage.plan.facts import (
+    ChainId,
+    DriverLeft,
+    Fact,
+    ForkVerified,
+    StateReached,
+    TargetAsked,
+    TrialAdded,
+    TrialId,
+    WorkerId,
+)
+from hpstage.plan.log import Log, read_facts
+from hpstage.plan.messages import (
+    AmendChain,
+    BoundaryReached,
+    ChainEnded,
+    Report,
+    StartChain,
+    StopChain,
+    WorkerJoined,
+    WorkerLeft,
+)
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.remaining import Outlook
 from hpstage.scheduler.scheduler import Answer, Scheduler
-from hpstage.store.journal import Journal
+from hpstage.store.journal import NO_FENCES, Journal
 
 logger = logging.getLogger("hpstage")
 
@@ -69,10 +88,10 @@ class Driver:
         self.plan = plan
         self.scheduler = scheduler
         self._executor = executor
-        self._journal = journal
+        self.log = Log(plan, journal, self._fold, lambda: NO_FENCES if presence is None else presence.fences)
         self._answers: list[Answer] = []
-        self._unwritten: list[Fact] = []
         self._presence = presence
+        self._left = False
         self._eviction = eviction
         self._exact = exact
         self._strict = exact and strict
@@ -81,28 +100,24 @@ class Driver:
         self._alone_since: float | None = None
         self._cut_off_since: float | None = None
         for worker in workers:
-            scheduler.handle(WorkerJoined(worker, executor.clock()))
+            scheduler.take_note(WorkerJoined(worker, executor.clock()))
 
     def leave(self) -> None:
         """Let the others have what this driver was about to train."""
-        self.remember([DriverLeft(self.scheduler.driver, time.time(), "ended")])
+        self._left = True
+        self.log.write([DriverLeft(self.scheduler.driver, time.time(), "ended")])
 
     def bury(self) -> None:
         """Say of those drivers that are gone that they are, so that what they had begun is begun anew."""
         others = [other for other in self.plan.drivers.values() if other.driver != self.scheduler.driver]
         for other in others:
             if self._presence is not None and self._presence.is_gone(other, self.plan.studies()):
-                self.remember([DriverLeft(other.driver, time.time(), "gone")])
+                self.log.write([DriverLeft(other.driver, time.time(), "gone")])
 
     def abandon(self) -> list[WorkerId]:
         """Stop what runs and write nothing of it; returns the workers that are there, all idle."""
         held = set() if self._inquest is None else self._inquest.held
-        # Those that are not claimed were never started: the claim is what failed.
-        running = {
-            chain: worker
-            for chain, worker in self.scheduler.running_on().items()
-            if chain in self.plan.chains and chain not in held
-        }
+        running = {chain: worker for chain, worker in self.scheduler.running_on().items() if chain not in held}
         workers = dict.fromkeys(self.scheduler.workers)
         for chain in running:
             self._executor.stop(chain)
@@ -120,29 +135,7 @@ class Driver:
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
-        for trial in trials:
-            self.plan.check(trial)
-        self.remember([*(trial for trial in trials if not self._knows(trial)), *along])
-
-    def remember(self, facts: Sequence[Fact]) -> None:
-        """Write facts to the journal and fold them."""
-        self._record(facts)
-        for fact in facts:
-            self._answers += self.scheduler.learn(fact)
-
-    def note(self, fact: Fact) -> None:
-        """Fold a fact that is written with whatever comes next."""
-        self._unwritten.append(fact)
-        self._answers += self.scheduler.learn(fact)
-
-    def commit(self, facts: Sequence[Fact]) -> bool:
-        """Write facts and fold them, if all that was written before is folded; else fold that, and return False."""
-        if not self._append(facts):
-            self._catch_up()
-            return False
-        for fact in facts:
-            self._answers += self.scheduler.learn(fact)
-        return True
+        self.log.write([*(trial for trial in trials if not self._knows(trial)), *along])
 
     def _knows(self, trial: TrialAdded) -> bool:
         known = self.plan.trials.get(trial.trial)
@@ -150,24 +143,21 @@ class Driver:
 
     def ask(self, trial: TrialId, step: int) -> None:
         """Have ``trial`` trained to ``step`` and evaluated; :meth:`wait` brings the answer."""
-        decision = self.scheduler.ask(trial, step)
-        # Written with whatever comes next: an ask that is lost before anything was trained for it is asked again.
-        self._unwritten += decision.facts
-        self._answers += decision.answers
+        known = self.scheduler.known(trial, step)
+        if known is not None and step in self.plan.trials[trial].targets:
+            self._answers.append(known)
+        else:
+            # Written with whatever comes next: an ask that is lost before anything was trained for it is asked again.
+            self.log.note(TargetAsked(trial, step, self.scheduler.driver))
 
     def knows(self, trial: TrialId, step: int) -> bool:
         """Are the metrics of this target known already?"""
-        planned = self.plan.trials.get(trial)
-        state = None if planned is None else planned.node_at(step).states.get(step)
+        state = self.plan.known(trial, step) if trial in self.plan.trials else None
         return state is not None and state.metrics is not None
 
     def outlook(self) -> Outlook:
         """What is left of what anybody asked for, now."""
         return self.scheduler.outlook(self._executor.clock())
-
-    def drop(self, trial: TrialId) -> None:
-        """Nobody waits for the trial any more."""
-        self.scheduler.drop(trial)
 
     def wait(self, timeout: float | None = None) -> list[Answer]:
         """Set idle workers to work and return answers; blocks until something happens, or for ``timeout`` seconds.
@@ -200,7 +190,7 @@ class Driver:
             timeout = 0.0  # reports that are there come along, but nobody waits for more
         self._take(self._executor.wait(timeout))
         if self._eviction is not None:
-            self._eviction.keep(self)
+            self._eviction.keep(self.log)
         self._perform()
         answers, self._answers = self._answers, []
         return answers
@@ -219,38 +209,30 @@ class Driver:
         self.scheduler.draining = self.scheduler.leaving = False
 
     def _take(self, reports: Iterable[Report]) -> None:
-        facts: list[Fact] = []
-        answers: list[Answer] = []
         full: dict[ChainId, str] = {}
         inexact: StateError | None = None
-        for report in self._understood(reports):
-            if isinstance(report, WorkerJoined):
-                moved = self._moved()
-                facts += moved
-                for fact in moved:
-                    answers += self.scheduler.learn(fact)
-            decision = self.scheduler.handle(report)
-            facts += decision.facts
-            answers += decision.answers
-            for reached in decision.different:
-                differs = difference(read_facts(self._journal), reached, self._names(reached))
-                facts.append(differs)
-                answers += self.scheduler.learn(differs)
-                if self._exact:
-                    inexact = StateError(explain(differs))
-            for notice in decision.notices:
-                logger.warning("%s", notice)
-            if isinstance(report, ChainEnded) and report.outcome == "full":
-                full[report.chain] = report.message
-            if isinstance(report, ForkVerified) and report.difference is not None:
-                inexact = StateError(report.difference)
-            if isinstance(report, WorkerJoined | WorkerLeft):
-                self._alone_since = None if self.scheduler.workers else time.monotonic()
-        self._record(facts)
-        self._answers += answers
+        for batch in _batches(self._understood(reports)):
+            facts = self._moved() if any(isinstance(report, WorkerJoined) for report in batch) else []
+            for report in batch:
+                facts += self.scheduler.decide(report)
+                if isinstance(report, BoundaryReached) and self.scheduler.differs(report.reached):
+                    differs = difference(read_facts(self.log.journal), report.reached, self._names(report.reached))
+                    facts.append(differs)
+                    if self._exact:
+                        inexact = StateError(explain(differs))
+                if isinstance(report, ChainEnded) and report.outcome == "full":
+                    full[report.chain] = report.message
+                if isinstance(report, ForkVerified) and report.difference is not None:
+                    inexact = StateError(report.difference)
+            self.log.write(facts)
+            for report in batch:
+                for notice in self.scheduler.take_note(report):
+                    logger.warning("%s", notice)
+                if isinstance(report, WorkerJoined | WorkerLeft):
+                    self._alone_since = None if self.scheduler.workers else time.monotonic()
         if inexact is not None:
             raise inexact
-        if full and not (self._eviction is not None and self._eviction.make_room(self, full)):
+        if full and not (self._eviction is not None and self._eviction.make_room(self.log, full)):
             raise CheckpointFull(next(iter(full.values())))
         patience = self._executor.worker_timeout
         trouble = self.scheduler.trouble()
@@ -295,20 +277,15 @@ class Driver:
         return [msgspec.structs.replace(me, pool=self._executor.pool, at=time.time())]
 
     def _perform(self) -> None:
-        self._catch_up()
+        self.log.settle()
         if self.scheduler.back_at() is not None:
             self.scheduler.tick(self._executor.clock())
-        instructions = self.scheduler.schedule()
-        # What is begun is claimed first, by a record that is written only if nothing is unknown here: of two drivers
-        # that would begin the same, one finds the other's claim.
-        while not self._append(claims := self.scheduler.claims(instructions)):
-            self._catch_up()
-            instructions = self.scheduler.without_clashes(instructions)
-        for fact in claims:
-            self._answers += self.scheduler.learn(fact)
+        # Of two drivers that would begin the same, one finds the other's claim, and thinks again.
+        while not self.log.commit(claims := self.scheduler.propose()):
+            pass
         if self._eviction is not None:
             self._eviction.clear_the_way(self.plan)
-        for instruction in instructions:
+        for instruction in self.scheduler.carry_out(claims):
             match instruction:
                 case StartChain():
                     self._executor.start(instruction.worker, instruction.chain)
@@ -317,27 +294,22 @@ class Driver:
                 case StopChain():
                     self._executor.stop(instruction.chain, keep=instruction.keep)
 
-    def _record(self, facts: Sequence[Fact]) -> None:
-        """Write facts that hold whatever others have written meanwhile, which is folded first."""
-        while not self._append(facts):
-            self._catch_up()
-
-    def _append(self, facts: Sequence[Fact]) -> bool:
-        """Write facts, unless there is something in the journal that is not folded yet."""
-        records = [encode(fact) for fact in (*self._unwritten, *facts)]
-        if records:
-            fences = {} if self._presence is None else self._presence.fences
-            if self._journal.append(records, expect=self.plan.cursor, fences=fences) is None:
-                return False
-            self.plan.cursor = self.plan.cursor.after(records)
-            self._unwritten.clear()
-        return True
-
-    def _catch_up(self) -> None:
-        """Fold what other drivers have written."""
-        fold_on(self._journal, self.plan, self._learn)
-
-    def _learn(self, fact: Fact) -> None:
-        if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver:
+    def _fold(self, fact: Fact) -> None:
+        if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver and not self._left:
             raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
-        self._answers += self.scheduler.learn(fact)
+        self._answers += self.scheduler.fold(fact)
+
+
+def _batches(reports: Iterable[Report]) -> Iterator[list[Report]]:
+    """Reports that are decided on together. What is lost with a chain is told by what came before it."""
+    batch: list[Report] = []
+    for report in reports:
+        loses = isinstance(report, WorkerLeft) or (isinstance(report, ChainEnded) and report.outcome == "lost")
+        if loses:
+            yield batch
+            batch = []
+        batch.append(report)
+        if loses:
+            yield batch
+            batch = []
+    yield batch

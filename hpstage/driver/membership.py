@@ -79,7 +79,7 @@ def taking_part(
             joined = presence.enter(
                 ledger.name, ledger.identity(), hands.pool, place, others := list(plan.drivers.values())
             )
-            driver.remember([joined])
+            driver.log.write([joined])
             driver.bury()
             _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
         try:

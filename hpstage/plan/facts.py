@@ -193,6 +193,11 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
     steps: int
     message: str = ""
 
+    @property
+    def blames(self) -> bool:
+        """May what was trained be to blame for it?"""
+        return self.outcome in ("died", "lost")
+
 
 class DriverJoined(msgspec.Struct, frozen=True, tag=True):
     """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker; ``checkpoints`` names

@@ -1,4 +1,4 @@
-"""A journal's facts, and the plan that they fold to."""
+"""A journal's facts, the plan that they fold to, and how facts are added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpstage.errors import InternalError, StoreError
 from hpstage.plan.facts import Fact, PlanCreated, StateKey
 from hpstage.plan.plan import FORMAT, SearchPlan, other_format
 from hpstage.store.cursor import Cursor
-from hpstage.store.journal import Journal
+from hpstage.store.journal import NO_FENCES, Journal
 
 encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Fact)
@@ -69,6 +69,68 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
             ) from error
     plan.cursor = behind
     return len(records)
+
+
+class Log:
+    """The one way to write to a plan's journal: a fact is folded once it is written, in the journal's order.
+
+    Args:
+        plan: as folded from the journal so far.
+        fold: takes a fact to the plan, whoever wrote it.
+        fences: leases that every record depends on, by name, and the tokens by which they are held.
+    """
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        journal: Journal,
+        fold: Callable[[Fact], object],
+        fences: Callable[[], Mapping[str, int]] = lambda: NO_FENCES,
+    ) -> None:
+        self.plan = plan
+        self.journal = journal
+        self._fold = fold
+        self._fences = fences
+        self._noted: list[Fact] = []
+
+    def note(self, fact: Fact) -> None:
+        """Write a fact with whatever is written next."""
+        self._noted.append(fact)
+
+    def commit(self, facts: Sequence[Fact]) -> bool:
+        """Write facts and fold them, if all that was written before is folded; else fold that, and return False.
+
+        Raises what :meth:`SearchPlan.check` does, and writes nothing.
+        """
+        facts = (*self._noted, *facts)
+        for fact in facts:
+            self.plan.check(fact)
+        records = [encode(fact) for fact in facts]
+        if records and self.journal.append(records, expect=self.plan.cursor, fences=self._fences()) is None:
+            self.catch_up()
+            return False
+        self._noted.clear()
+        if records:
+            self.plan.cursor = self.plan.cursor.after(records)
+        for fact in facts:
+            self._fold(fact)
+        return True
+
+    def write(self, facts: Sequence[Fact] = ()) -> None:
+        """Write facts that hold whatever others have written meanwhile, which is folded first."""
+        while not self.commit(facts):
+            pass
+
+    def settle(self) -> None:
+        """Write what was noted, if anything was, and fold what others have written."""
+        if self._noted:
+            self.write()
+        else:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Fold what others have written."""
+        fold_on(self.journal, self.plan, self._fold)
 
 
 def open_existing_plan(journal: Journal) -> SearchPlan:

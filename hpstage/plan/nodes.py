@@ -22,7 +22,7 @@ def distinct(value: Scalar) -> object:
 class State:
     """What is asked, known and kept of a node's line after ``step`` steps."""
 
-    __slots__ = ("digest", "failed", "kept", "metrics", "node", "step", "used", "waiting")
+    __slots__ = ("digest", "kept", "metrics", "node", "step", "used", "waiting")
 
     def __init__(self, node: Node, step: int) -> None:
         self.node = node

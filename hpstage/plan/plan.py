@@ -96,7 +96,19 @@ class SearchPlan:
     # --- folding ------------------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> None:
+        self.check(fact)
         _HANDLERS[fact.__class__](self, fact)
+
+    def check(self, fact: Fact) -> None:
+        """Refuse a fact that the plan cannot hold; changes nothing.
+
+        Raises:
+            UsageError: a trial that was trained under other schedules before is added (naming the hyper-parameter).
+            InternalError: it contradicts what was folded before.
+        """
+        check = _CHECKS.get(fact.__class__)
+        if check is not None:
+            check(self, fact)
 
     def _create(self, fact: PlanCreated) -> None:
         if fact.format != FORMAT:
@@ -105,15 +117,16 @@ class SearchPlan:
             raise InternalError("a journal of another workload was folded")
         self.id = fact.id or fact.workload
 
-    def _lose(self, fact: StateLost) -> None:
-        self._node(fact.node)
-        state = self.nodes[fact.node].states.get(fact.step)
-        if state is None:
+    def _check_lost(self, fact: StateLost) -> None:
+        if fact.step not in self._node(fact.node).states:
             raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
-        self._keep(state, None)  # two drivers may find the same checkpoint gone, and both say so
+
+    def _lose(self, fact: StateLost) -> None:
+        self._keep(
+            self.nodes[fact.node].states[fact.step], None
+        )  # two drivers may find the same checkpoint gone, and both say so
 
     def _fail(self, fact: StageFailed) -> None:
-        self._node(fact.node)
         self.failures.append(fact)
         self.losses.pop(StateRef(fact.node, fact.step), None)
         for state in self.beyond(fact):
@@ -123,11 +136,14 @@ class SearchPlan:
             self.failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
 
     def _waste(self, fact: ChainLost) -> None:
-        self._node(fact.node)
         self.totals.steps_wasted += fact.steps
         self.totals.wasted_seconds += fact.seconds
-        if fact.outcome in ("died", "lost"):
+        if fact.blames:
             self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
+
+    def _check_spans(self, fact: ChainStarted | ChainProlonged) -> None:
+        for span in fact.spans:
+            self._node(span.node)
 
     def _start(self, fact: ChainStarted) -> None:
         chain = OpenChain(fact.driver, fact.worker, list(fact.spans))
@@ -165,13 +181,17 @@ class SearchPlan:
             raise InternalError(f"no node {id} in a plan of {len(self.nodes)}")
         return self.nodes[id]
 
-    def _reached(self, fact: StateReached) -> None:
+    def _check_reached(self, fact: StateReached) -> None:
         node = self._node(fact.node)
         start, step = fact.start, fact.step
         if not node.start <= start <= step or step <= node.start:
             raise InternalError(f"steps {start} to {step} do not lie on node {fact.node}")
         if fact.kept is not None and fact.kept.key != (key := self.key(node, step)):
             raise InternalError(f"step {step} of node {fact.node} is the state {key}, and was kept as {fact.kept.key}")
+
+    def _reached(self, fact: StateReached) -> None:
+        node = self.nodes[fact.node]
+        start, step = fact.start, fact.step
         state = self.touch(node, step)
         steps = step - start
         if self.losses:
@@ -202,13 +222,11 @@ class SearchPlan:
             chain.reached = state
 
     def _differ(self, fact: StateDiffers) -> None:
-        self._node(fact.node)
         self.differences.append(fact)
 
     def _verify(self, fact: ForkVerified) -> None:
-        node = self._node(fact.node)
         if fact.difference is None:
-            self.verified.add(node.regime)
+            self.verified.add(self.nodes[fact.node].regime)
         else:
             self.differences.append(fact)
 
@@ -232,18 +250,13 @@ class SearchPlan:
 
     def _extend(self, known: PlannedTrial, fact: TrialAdded) -> None:
         """The trial again, for more steps or other ones than it was asked for. What it was asked for stays as it is."""
-        self.check(fact)
         known.path, known.stops = self._tree.walk(fact)
         known.steps, known.schedules = fact.steps, fact.schedules
 
-    def check(self, fact: TrialAdded) -> None:
-        """Refuse a trial that was trained under other schedules before.
-
-        Raises:
-            UsageError: naming the trial and the hyper-parameter.
-        """
+    def _check_past(self, fact: TrialAdded) -> None:
+        """A trial's past is fixed."""
         known = self.trials.get(fact.trial)
-        if known is None or not known.asked:
+        if known is None or not known.asked or (known.steps >= fact.steps and known.schedules == fact.schedules):
             return
         if fact.steps < known.asked or fact.schedules.keys() != known.schedules.keys():
             raise UsageError(
@@ -337,12 +350,19 @@ class SearchPlan:
 
     def target(self, trial: TrialId, step: int) -> State:
         """The state that is ``trial`` trained to ``step``. O(log segments)."""
+        return self.touch(self._planned(trial, step).node_at(step), step)
+
+    def _planned(self, trial: TrialId, step: int) -> PlannedTrial:
         planned = self.trials.get(trial)
         if planned is None:
             raise InternalError(f"trial {trial} was asked for but never added")
         if not 1 <= step <= planned.steps:
             raise InternalError(f"step {step} was asked of trial {trial}, which ends at {planned.steps}")
-        return self.touch(planned.node_at(step), step)
+        return planned
+
+    def known(self, trial: TrialId, step: int) -> State | None:
+        """The state that is ``trial`` trained to ``step``, if it was spoken of before."""
+        return self._planned(trial, step).node_at(step).states.get(step)
 
     def ask(self, fact: TargetAsked) -> list[tuple[Node, int]]:
         """Account for a target. Whoever asks first for a step of a node pays for it. O(segments).
@@ -448,6 +468,19 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], object]] = {
     TrialProposed: lambda plan, fact: plan.searches.propose(fact),
     TrialEnded: SearchPlan._finish,
     SearchEnded: lambda plan, fact: plan.searches.end(fact),
+}
+
+_CHECKS: dict[type, Callable[[SearchPlan, Any], object]] = {
+    TrialAdded: SearchPlan._check_past,
+    TargetAsked: lambda plan, fact: plan._planned(fact.trial, fact.step),
+    StateReached: SearchPlan._check_reached,
+    StateLost: SearchPlan._check_lost,
+    StateDiffers: lambda plan, fact: plan._node(fact.node),
+    ForkVerified: lambda plan, fact: plan._node(fact.node),
+    StageFailed: lambda plan, fact: plan._node(fact.node),
+    ChainLost: lambda plan, fact: plan._node(fact.node),
+    ChainStarted: SearchPlan._check_spans,
+    ChainProlonged: SearchPlan._check_spans,
 }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hpstage.plan.facts import ChainId, StateRef, WorkerId
+from hpstage.plan.facts import ChainId, ChainStarted, Span, StateRef, WorkerId
 from hpstage.plan.messages import Boundary, Stage, Verify
-from hpstage.plan.nodes import Node
+from hpstage.plan.nodes import Node, State
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.regimes import Regime, is_news
@@ -62,6 +62,26 @@ class RunningChain:
 
     def line_at(self, step: int) -> Line:
         return self.legs[self.leg_at(step)].line
+
+    @classmethod
+    def of(cls, fact: ChainStarted, source: State | None) -> RunningChain:
+        start = fact.spans[0].start
+        return cls(
+            id=fact.chain,
+            worker=fact.worker,
+            legs=[],
+            source=None if source is None else source.ref,
+            at=start,
+            kept=start,
+            since=fact.at,
+        )
+
+    def go_on(self, legs: Iterable[Leg]) -> None:
+        for leg in legs:
+            if self.legs and self.legs[-1].line is leg.line:
+                self.legs[-1].stop = leg.stop
+            else:
+                self.legs.append(leg)
 
     def seconds_between(self, a: int, b: int) -> float:
         """Estimated training seconds along the chain from one step to a later one."""
@@ -130,86 +150,89 @@ class Layer:
         self.checkpoint_seconds = None if checkpoint_every is not None else checkpoint_seconds
         self.checkpoint_every = checkpoint_every
 
-    def prolong(self, chain: RunningChain) -> tuple[list[Stage], list[Boundary]]:
-        """Go on past the chain's last state, if something hangs there that nothing else leads to."""
+    def prolongation(self, chain: RunningChain) -> tuple[Span, ...]:
+        """The way on past the chain's last state, if something hangs there that nothing else leads to."""
         if len(chain.marks) > _HORIZON // 2:
-            return [], []  # it knows its way far enough for now
+            return ()  # it knows its way far enough for now
         last = chain.legs[-1]
         if chain.at == last.stop:
-            return [], []  # it stands at its end: it is over before word can reach it
+            return ()  # it stands at its end: it is over before word can reach it
         line, step = last.line, last.stop
         wanted = line.wanted.get(step)
         children = wanted.children if wanted is not None else {}
         ahead = line.wanted.steps.first(step, inclusive=False)
         limit = self._tree.limit(line, step)
         if not children and (ahead is None or (limit is not None and ahead >= limit)):
-            return [], []
-        legs = self.route(line, step)
-        if legs and legs[0].line is line and legs[0].stop == step:
-            legs = legs[1:]
-        return self.lay(chain, legs)
+            return ()
+        way = self.way(line, step, len(chain.marks))
+        if way and way[0].stop == way[0].start:
+            way = way[1:]  # a child attached there
+        return way
 
-    def route(self, line: Line, step: int) -> list[Leg]:
-        """The longest remaining way from a state, as legs."""
-        legs: list[Leg] = []
-        while True:
+    def way(self, line: Line, step: int, marks: int = 0) -> tuple[Span, ...]:
+        """The longest remaining way from a state, as far as a chain with so many boundaries ahead is laid."""
+        spans: list[Span] = []
+        while marks < _HORIZON:
             far = self._tree.farthest(line, step)
             if far is None:
-                return legs
-            _, at, child = far
-            legs.append(Leg(line, step, at))
+                break
+            _, stop, child = far
+            steps = self._wanted_on(line, step, stop)
+            if len(steps) == _HORIZON and steps[-1] < stop:
+                spans.append(Span(line.node.id, step, steps[-1]))
+                break
+            spans.append(Span(line.node.id, step, stop))
             if child < 0:
-                return legs
+                break
+            marks += len(steps)
             line = self._tree.line(self._plan.nodes[child])
             step = line.node.start
+        return tuple(spans)
 
-    def lay(self, chain: RunningChain, legs: Sequence[Leg]) -> tuple[list[Stage], list[Boundary]]:
-        """Append legs to a chain: stages, the boundaries on them, and the cover."""
-        begun = bool(chain.legs)
+    @staticmethod
+    def _wanted_on(line: Line, start: int, stop: int) -> list[int]:
+        """Wanted steps on a leg, as many as are looked ahead; a kept state that is only to be evaluated is its own."""
+        steps = line.wanted.steps.irange(start, stop, (start > line.node.start, True))
+        return list(islice(steps, _HORIZON))
+
+    def lay(
+        self, chain: RunningChain, spans: Sequence[Span], *, begins: bool = False
+    ) -> tuple[list[Stage], list[Boundary]]:
+        """The stages of a chain's latest spans, and the boundaries on them, of which the chain takes note.
+
+        Args:
+            begins: the chain begins with these.
+        """
         stages: list[Stage] = []
         boundaries: list[Boundary] = []
-        for leg in legs:
-            line, node = leg.line, leg.line.node
+        for index, span in enumerate(spans):
+            node = self._plan.nodes[span.node]
+            line = self._tree.line(node)
             # Of a first step that another stage follows there is nothing to fork: it is trained from where it began.
-            verify = (bool(chain.legs) or leg.stop - leg.start > 1 or len(legs) == 1) and self._verifies(chain, node)
-            if chain.legs and chain.legs[-1].line is line:
-                chain.legs[-1].stop = leg.stop
-            else:
-                chain.legs.append(Leg(line, leg.start, leg.stop))
-            # A kept state that is only to be evaluated has its boundary at the source itself.
-            steps = list(
-                islice(line.wanted.steps.irange(leg.start, leg.stop, (leg.start > node.start, True)), _HORIZON)
-            )
-            cut = len(steps) == _HORIZON and steps[-1] < leg.stop
-            if cut:
-                leg.stop = chain.legs[-1].stop = steps[-1]
-            elif not steps or steps[-1] != leg.stop:
-                steps.append(leg.stop)
-            steps = sorted([*steps, *self._likely_forks(line, leg.start, steps)])
+            first = begins and index == 0
+            verify = (not first or span.stop - span.start > 1 or len(spans) == 1) and self._verifies(chain, node, first)
+            steps = self._wanted_on(line, span.start, span.stop)
+            if not steps or steps[-1] != span.stop:
+                steps.append(span.stop)
             forms = dict(zip(node.names, node.forms, strict=True))
-            stages.append(Stage(node.id, leg.start, leg.stop, forms, node.seen(leg.start + 1).digest, verify))
-            covered_from = max(chain.at, chain.legs[-1].start)
-            for step in steps:
-                if step in chain.marks or (begun and step <= chain.at):
+            stages.append(Stage(node.id, span.start, span.stop, forms, node.seen(span.start + 1).digest, verify))
+            for step in sorted([*steps, *self._likely_forks(line, span.start, steps)]):
+                if step in chain.marks or (not begins and step <= chain.at):
                     continue
                 chain.marks.add(step)
                 boundary = self.boundary_at(line, step)
                 if boundary.evaluate:
                     chain.evaluated.add(step)
                 boundaries.append(boundary)
-                covered_from = min(covered_from, step - 1)
-            self._tree.cover(node, chain.id, covered_from, leg.stop)
-            if cut or len(chain.marks) >= _HORIZON:
-                break
         return stages, boundaries
 
-    def _verifies(self, chain: RunningChain, node: Node) -> bool:
+    def _verifies(self, chain: RunningChain, node: Node, first: bool) -> bool:
         """Is a fork to be verified where the chain comes to this node? One is enough that does so under its regime."""
         if self._verify == "off":
             return False
         regime = node.regime
         under_way = set[Regime]().union(chain.verifying, *(other.verifying for other in self._running.values()))
-        verify = is_news(regime, self._plan.verified | under_way) or (self._verify == "all" and not chain.legs)
+        verify = is_news(regime, self._plan.verified | under_way) or (self._verify == "all" and first)
         if verify:
             chain.verifying.add(regime)
         return verify

@@ -1,11 +1,15 @@
-"""Handing work out: heads to idle workers as chains, and what is newly wanted to the chains that pass it. Pure."""
+"""Handing work out: heads to idle workers as chains, and what is newly wanted to the chains that pass it. Pure.
+
+A claim is proposed first, which changes nothing; once it is in the journal, and folded, it is carried out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from hpstage.errors import InternalError
-from hpstage.plan.facts import ChainId, DriverId, StateRef, WorkerId
+from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef, WorkerId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chains import Layer, RunningChain
@@ -17,6 +21,9 @@ from hpstage.scheduler.workers import Worker
 # Heads looked at for one that the idle worker holds live.
 _CONSIDERED = 8
 
+Claim = ChainStarted | ChainProlonged
+"""What other drivers must know before it is done."""
+
 
 class Dispatch:
     """Starts chains and amends those that run.
@@ -24,8 +31,8 @@ class Dispatch:
     Args:
         driver: makes the ids of chains unique.
         verify_new: whether chains verify a fork wherever training begins to change something else.
-        workers: of the driver's executor; each chain that is started is set on its worker.
-        running: the driver's chains; those that are started come in.
+        workers: of the driver's executor.
+        running: the driver's chains.
     """
 
     def __init__(
@@ -35,8 +42,8 @@ class Dispatch:
         layer: Layer,
         yielding: Yielding,
         driver: DriverId,
-        workers: dict[WorkerId, Worker],
-        running: dict[ChainId, RunningChain],
+        workers: Mapping[WorkerId, Worker],
+        running: Mapping[ChainId, RunningChain],
         verify_new: bool,
     ) -> None:
         self._plan = plan
@@ -47,10 +54,64 @@ class Dispatch:
         self._workers = workers
         self._running = running
         self._verify_new = verify_new
-        self._started = 0
+        self.started = 0  # chains of this driver
 
-    def amend_running(self, *, prolong: bool) -> list[Instruction]:
-        """Changes that bring what is newly wanted to the chains on whose way it lies, and ``prolong`` them."""
+    # --- proposing: changes nothing -----------------------------------------------------------------------
+
+    def propose(self, now: float) -> list[Claim]:
+        """How running chains go on, and which heads idle workers are handed, the longest remaining way first.
+
+        What is proposed together does not overlap: training to a state begins at the last source before it, and what
+        lies behind the end of a chain waits for that chain.
+        """
+        claims: list[Claim] = []
+        for chain in self._running.values():
+            if not chain.stopping and (spans := self._layer.prolongation(chain)):
+                claims.append(ChainProlonged(chain.id, spans))
+        idle = [worker for worker in self._workers.values() if worker.is_ready(now)]
+        heads = list(islice(self._tree.heads(), _CONSIDERED + len(idle) - 1)) if idle else []
+        for number, (worker, line, step) in enumerate(self._assign(idle, heads), self.started + 1):
+            spans = self._layer.way(line, step)
+            if not spans:
+                raise InternalError(f"a head without a way: step {step} of node {line.node.id}")
+            claims.append(
+                ChainStarted(ChainId(f"{self._driver or 'chain'}-{number}"), self._driver, worker.id, spans, now)
+            )
+        return claims
+
+    def _assign(self, idle: list[Worker], heads: list[tuple[float, Line, int]]) -> Iterable[tuple[Worker, Line, int]]:
+        while idle and heads:
+            chosen = 0
+            seconds, line, step = heads[0]
+            worker = next((w for w in idle if self._source(line, step) in w.live), idle[0])
+            if len(idle) == 1:
+                for index, (other, its_line, its_step) in enumerate(heads[:_CONSIDERED]):
+                    if other < seconds - self._yielding.switch_seconds():
+                        break
+                    if self._source(its_line, its_step) in worker.live:
+                        chosen = index
+                        break
+            idle.remove(worker)
+            _, line, step = heads.pop(chosen)
+            yield worker, line, step
+
+    def _source(self, line: Line, step: int) -> StateRef | None:
+        """The state that a head starts from; ``None`` is the beginning of training."""
+        if step > line.node.start:
+            return StateRef(line.node.id, step)
+        return None if line.node.parent is None else StateRef(line.node.parent.id, step)
+
+    # --- carrying out -------------------------------------------------------------------------------------
+
+    def carry_out(self, claims: Iterable[Claim]) -> list[Instruction]:
+        """Start chains and prolong them, as claimed, and bring what is newly wanted to those on whose way it lies."""
+        prolonged = {claim.chain: claim.spans for claim in claims if isinstance(claim, ChainProlonged)}
+        started = [claim for claim in claims if isinstance(claim, ChainStarted)]
+        # Those that start find by themselves what is wanted on their way.
+        starts = [self._start(self._running[claim.chain], claim.spans) for claim in started]
+        return [*starts, *self._amend(prolonged)]
+
+    def _amend(self, prolonged: Mapping[ChainId, tuple[Span, ...]]) -> list[Instruction]:
         fresh, self._tree.fresh = self._tree.fresh, []
         touched: dict[ChainId, tuple[list[Stage], list[Boundary]]] = {}
         for line, step in fresh:
@@ -70,71 +131,27 @@ class Dispatch:
             if boundary.evaluate:
                 chain.evaluated.add(step)
             touched.setdefault(chain.id, ([], []))[1].append(boundary)
-        for chain in self._running.values():
-            if chain.stopping:
-                continue
-            stages, boundaries = self._layer.prolong(chain) if prolong else ([], [])
-            if stages or boundaries:
-                entry = touched.setdefault(chain.id, ([], []))
-                entry[0].extend(stages)
-                entry[1].extend(boundaries)
+        for id, spans in prolonged.items():
+            stages, boundaries = self._layer.lay(self._running[id], spans)
+            entry = touched.setdefault(id, ([], []))
+            entry[0].extend(stages)
+            entry[1].extend(boundaries)
         return [
             AmendChain(Amendment(id, tuple(stages), tuple(boundaries), self._running[id].ref(self._running[id].end)))
             for id, (stages, boundaries) in touched.items()
         ]
 
-    def assign(self, now: float) -> list[Instruction]:
-        """Hand ready heads to idle workers, the longest remaining way first."""
-        instructions: list[Instruction] = []
-        while True:
-            idle = [worker for worker in self._workers.values() if worker.is_ready(now)]
-            if not idle:
-                return instructions
-            heads = list(islice(self._tree.heads(), max(_CONSIDERED, len(idle))))
-            if not heads:
-                return instructions
-            seconds, line, step = heads[0]
-            worker = next((w for w in idle if self._source(line, step) in w.live), idle[0])
-            if len(idle) == 1:
-                for other, its_line, its_step in heads:
-                    if other < seconds - self._yielding.switch_seconds():
-                        break
-                    if self._source(its_line, its_step) in worker.live:
-                        line, step = its_line, its_step
-                        break
-            instructions.append(self._start(worker, line, step, now))
-
-    def _source(self, line: Line, step: int) -> StateRef | None:
-        """The state that a head starts from; ``None`` is the beginning of training."""
-        if step > line.node.start:
-            return StateRef(line.node.id, step)
-        return None if line.node.parent is None else StateRef(line.node.parent.id, step)
-
-    def _start(self, worker: Worker, line: Line, step: int, now: float) -> StartChain:
-        legs = self._layer.route(line, step)
-        if not legs:
-            raise InternalError(f"a head without a way: step {step} of node {line.node.id}")
-        self._started += 1
-        source = self._source(line, step)
-        chain = RunningChain(
-            id=ChainId(f"{self._driver or 'chain'}-{self._started}"),
-            worker=worker.id,
-            legs=[],
-            source=source,
-            at=step,
-            kept=step,
-            since=now,
-        )
-        stages, boundaries = self._layer.lay(chain, legs)
-        worker.chain = chain
-        self._running[chain.id] = chain
+    def _start(self, chain: RunningChain, spans: tuple[Span, ...]) -> StartChain:
+        stages, boundaries = self._layer.lay(chain, spans, begins=True)
+        source = chain.source
+        root = self._plan.nodes[spans[0].node].ancestry()[0]
         return StartChain(
-            worker.id,
+            chain.worker,
             Chain(
                 id=chain.id,
                 source=None if source is None else self._plan.key(self._plan.nodes[source.node], source.step),
                 source_ref=source,
-                initial=line.node.ancestry()[0].hyperparameters(0),
+                initial=root.hyperparameters(0),
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),
                 verify_new=self._verify_new,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hpstage.plan.facts import ChainId, StateRef, WorkerId
-from hpstage.scheduler.chains import RunningChain
 
 # States that a worker may still hold live; only a preference hangs on it.
 _REMEMBERED = 64
@@ -21,8 +20,7 @@ class Worker:
     """
 
     id: WorkerId
-    chain: RunningChain | None = None
-    other: ChainId | None = None  # another driver's chain that runs there
+    chain: ChainId | None = None  # that runs there, this driver's or another's
     live: dict[StateRef, None] = field(default_factory=dict)
     benched: int = 0  # times in a row
     back_at: float = 0.0  # when it is tried again
@@ -46,8 +44,4 @@ class Worker:
 
     def is_ready(self, now: float) -> bool:
         """May it be given a chain?"""
-        return self.idle and self.back_at <= now
-
-    @property
-    def idle(self) -> bool:
-        return self.chain is None and self.other is None
+        return self.chain is None and self.back_at <= now

@@ -222,7 +222,7 @@ def optimize(
                     session = call.session(driver)
                     with _in_optimize_loop(study):
                         session.run()
-                    eviction.settle(driver)
+                    eviction.settle(driver.log)
                     interruption.check()
                 break
             except LeaseLost:

@@ -141,7 +141,7 @@ class Session:
             self._finish(fork, TrialState.PRUNED)  # an extended search decided otherwise
         self._roster.end()
         self._driver.finish()
-        self._driver.remember([SearchEnded(self._started.study, time.time())])
+        self._driver.log.write([SearchEnded(self._started.study, time.time())])
 
     def _more(self) -> bool:
         n_trials = self._started.n_trials
@@ -319,7 +319,7 @@ class Session:
         values = trial.values
         if values is None and trial.state == TrialState.COMPLETE:  # told in an earlier session
             values = tuple(self._ledger.trial(trial.storage_id).values)
-        self._driver.note(
+        self._driver.log.note(
             TrialEnded(
                 study=self._started.study,
                 trial=trial.id,

@@ -117,14 +117,14 @@ class Roster(Trials):
         else:
             self._warn_of_what_is_left(record)
             state = self._sampler.take()
-            self._driver.remember([self._started, TrialProposed(self._started.study, None, None, state)])
+            self._driver.log.write([self._started, TrialProposed(self._started.study, None, None, state)])
 
     def _take_over(self, record: SearchRecord, begin: list[SearchStarted]) -> None:
         """Go on with the trials of a search; one that extends it begins with them."""
         by_number = {trial.number: trial for trial in self._ledger.trials()}
         trials = [(p, by_number[p.number]) for p in record.proposed if p.number is not None]
         longer = self._lengthened(trials)
-        self._driver.remember(begin)
+        self._driver.log.write(begin)
         for added in longer:
             self._plan(added, [])
         for proposed, frozen in trials:
@@ -300,7 +300,7 @@ class Roster(Trials):
             self._started.study, trial.number, id, self._sampler.take(), fork, params=_written(trial.params)
         )
         if schedules is None:
-            self._driver.remember([proposed])
+            self._driver.log.write([proposed])
         else:
             self._plan(TrialAdded(id, schedules, self._started.steps), [proposed])
         return self._enter(SessionTrial(len(self.trials), trial.number, trial._trial_id, id, id, fork))

@@ -13,11 +13,8 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from hpstage import schedule as s
-from hpstage.plan.facts import ChainStarted, StageFailed, TrialAdded, TrialId, WorkerId
-from hpstage.plan.log import open_plan
-from hpstage.plan.messages import WorkerJoined, WorkerLeft
-from hpstage.scheduler.scheduler import Scheduler
+from hpstage.plan.facts import Departure, StageFailed, WorkerId
+from hpstage.plan.messages import WorkerLeft
 from hpstage.store import MemoryJournal
 from tests.dask.studies import (
     INTERVAL,
@@ -29,7 +26,7 @@ from tests.dask.studies import (
     undisturbed,
     worker_of_this,
 )
-from tests.unit.searches import WORKLOAD
+from tests.unit.searches import failures_after
 
 
 @pytest.fixture(scope="module")
@@ -69,23 +66,9 @@ def test_a_worker_that_dies_while_it_trains_costs_the_steps_since_the_last_bound
     assert (victim in client.run(os.getpid).values()) == (fate is not kill_worker), "a worker outlives what it trains"
 
 
-def lose_worker(reason: str, times: int) -> list[StageFailed]:
+def lose_worker(reason: Departure, times: int) -> list[StageFailed]:
     """What becomes of a trial whose first stage loses its worker so many times."""
-    plan = open_plan(MemoryJournal(), WORKLOAD, {})
-    scheduler = Scheduler(plan, checkpoint_every=10**9)
-    scheduler.learn(TrialAdded(TrialId("t"), {"a": s.constant(1)}, 8))
-    scheduler.ask(TrialId("t"), 8)
-    failures: list[StageFailed] = []
-    for number in range(times):
-        worker = WorkerId(f"w{number}")
-        scheduler.handle(WorkerJoined(worker, float(number)))
-        for fact in scheduler.claims(scheduler.schedule()):
-            assert isinstance(fact, ChainStarted)
-            scheduler.learn(fact)
-        decision = scheduler.handle(WorkerLeft(worker, number + 0.5, reason))  # type: ignore[arg-type]
-        failures += [fact for fact in decision.facts if isinstance(fact, StageFailed)]
-    scheduler.validate()
-    return failures
+    return failures_after(WorkerLeft(WorkerId(f"w{number}"), number + 0.5, reason) for number in range(times))
 
 
 def test_a_stage_under_which_workers_die_fails_after_the_third() -> None:
@@ -95,5 +78,7 @@ def test_a_stage_under_which_workers_die_fails_after_the_third() -> None:
 
 
 @pytest.mark.parametrize("reason", ["closed", "unreachable"])
-def test_a_stage_is_not_to_blame_for_workers_that_leave_in_an_orderly_way_or_with_their_scheduler(reason: str) -> None:
+def test_a_stage_is_not_to_blame_for_workers_that_leave_in_an_orderly_way_or_with_their_scheduler(
+    reason: Departure,
+) -> None:
     assert not lose_worker(reason, 10)

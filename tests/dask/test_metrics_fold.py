@@ -64,13 +64,13 @@ class Study:
         self.plan = open_plan(journal, WORKLOAD, {})
         self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=3)
         self.driver = Driver(self.plan, self.scheduler, self.executor, journal)
-        self.driver.remember([DriverJoined(DriverId(name), name, "a host", pid, 0.0), started(name)])
+        self.driver.log.write([DriverJoined(DriverId(name), name, "a host", pid, 0.0), started(name)])
         self.left = 0
 
     def ask(self, trials: Sequence[TrialAdded], stops: Sequence[int]) -> None:
         mine = [TrialAdded(TrialId(f"{self.name}/{i}"), added.schedules, added.steps) for i, added in enumerate(trials)]
         proposed: list[Fact] = [TrialProposed(self.name, i, added.trial, {}) for i, added in enumerate(mine)]
-        self.driver.remember(proposed)
+        self.driver.log.write(proposed)
         self.driver.add(mine)
         for added, stop in zip(mine, stops, strict=True):
             self.driver.ask(added.trial, stop)
@@ -113,11 +113,11 @@ def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(
         other.executor.kill(WorkerId(f"sim-{number}"), number + 0.5)
     for _ in range(when):
         choose.choice([dying, other]).turn()
-    other.driver.remember([DriverLeft(DriverId("dying"), 0.0, "gone")])
+    other.driver.log.write([DriverLeft(DriverId("dying"), 0.0, "gone")])
     while other.left > 0:
         other.turn()
     other.driver.finish()
-    other.driver.remember([SearchEnded("other", 1.0)])
+    other.driver.log.write([SearchEnded("other", 1.0)])
     board = Board()
     for position, record in enumerate(journal.read()):
         board.offer("plan", position, [record])
@@ -174,7 +174,7 @@ def test_a_driver_that_was_taken_for_dead_and_joins_again_is_counted() -> None:
     Study("first", journal, 1)
     here = open_plan(journal, WORKLOAD, {})
     driver = Driver(here, Scheduler(here, driver=DriverId("x"), pool="x"), SimulatedExecutor(1), journal)
-    driver.remember(
+    driver.log.write(
         [
             DriverLeft(DriverId("first"), 0.0, "gone"),
             DriverJoined(DriverId("other"), "p", "a host", 2, 0.0),

@@ -12,19 +12,15 @@ from typing import Any
 import pytest
 from distributed import Client, Worker
 
-from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, memory
 from hpstage.errors import UsageError
-from hpstage.plan.facts import StageFailed, TrialAdded, TrialId, WorkerId
-from hpstage.plan.log import open_plan
+from hpstage.plan.facts import WorkerId
 from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
-from hpstage.scheduler.scheduler import Scheduler
-from hpstage.store import MemoryJournal
 from tests.dask.processes import Processes, is_running
 from tests.dask.processes import until as until_true
 from tests.dask.toys import Counter, chain, ended, outcome, reached, until, wait_for, workers
-from tests.unit.searches import WORKLOAD
+from tests.unit.searches import failures_after
 
 Open = Callable[..., DaskExecutor]
 
@@ -286,18 +282,9 @@ def test_two_runs_on_one_worker_train_by_turns(tmp_path: Path) -> None:
 
 
 def test_the_story_of_a_poisoned_stage_says_how_its_processes_ended() -> None:
-    plan = open_plan(MemoryJournal(), WORKLOAD, {})
-    scheduler = Scheduler(plan, checkpoint_every=10**9)
-    scheduler.learn(TrialAdded(TrialId("t"), {"a": s.constant(1)}, 8))
-    scheduler.ask(TrialId("t"), 8)
-    failures: list[StageFailed] = []
-    worker = WorkerId("w")
-    for number in range(3):
-        scheduler.handle(WorkerJoined(worker, float(number)))
-        for fact in scheduler.claims(scheduler.schedule()):
-            scheduler.learn(fact)
-        left = WorkerLeft(worker, number + 0.5, "died", f"its training process left with exit status {number}")
-        failures += [fact for fact in scheduler.handle(left).facts if isinstance(fact, StageFailed)]
-    [failed] = failures
+    [failed] = failures_after(
+        WorkerLeft(WorkerId("w"), number + 0.5, "died", f"its training process left with exit status {number}")
+        for number in range(3)
+    )
     for number in range(3):
         assert f"its training process left with exit status {number}" in failed.failure.traceback

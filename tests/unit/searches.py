@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.facts import StateKey, TrialAdded, TrialId
+from hpstage.plan.facts import StageFailed, StateKey, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.log import open_plan
+from hpstage.plan.messages import WorkerJoined, WorkerLeft
 from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store.memory import MemoryJournal
 
@@ -82,3 +83,22 @@ class Search:
         if validate:
             self.scheduler.validate()
         return answers
+
+
+def failures_after(losses: Iterable[WorkerLeft]) -> list[StageFailed]:
+    """How a trial fails whose workers leave one after the other in its first stage."""
+    plan = open_plan(MemoryJournal(), WORKLOAD, {})
+    scheduler = Scheduler(plan, checkpoint_every=10**9)
+    scheduler.fold(TrialAdded(TrialId("t"), {"a": s.constant(1)}, 8))
+    scheduler.fold(TargetAsked(TrialId("t"), 8))
+    failures: list[StageFailed] = []
+    for left in losses:
+        scheduler.take_note(WorkerJoined(left.worker, left.at - 0.5))
+        for claim in scheduler.propose():
+            scheduler.fold(claim)
+        for fact in scheduler.decide(left):
+            scheduler.fold(fact)
+            failures += [fact] if isinstance(fact, StageFailed) else []
+        scheduler.take_note(left)
+        scheduler.validate()
+    return failures

@@ -132,10 +132,10 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
         study.executor.__class__ = Watched
         studies.append((study, eviction))
     for (study, _), (trials, stops) in zip(studies, wanted, strict=True):
-        study.driver.remember([started(study.name)])
+        study.driver.log.write([started(study.name)])
         # In two parts, as an algorithm asks: first a rung, then on.
         study.ask(trials, [max(1, stop // 2) for stop in stops])
-        study.driver.remember([proposed(f"{study.name}/{i}", study.name) for i in range(len(trials))])
+        study.driver.log.write([proposed(f"{study.name}/{i}", study.name) for i in range(len(trials))])
     promoted = set()
     for _ in range(3000):
         study, eviction = choose.choice(studies)
@@ -151,7 +151,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
     else:
         raise AssertionError("the drivers hang")
     for (study, _), (trials, _) in zip(studies, wanted, strict=True):
-        study.driver.remember([ended(f"{study.name}/{i}", study.name) for i in range(len(trials))])
+        study.driver.log.write([ended(f"{study.name}/{i}", study.name) for i in range(len(trials))])
     for study, _ in studies:
         for answer in study.answers:
             key = study.plan.key(study.plan.trials[answer.trial].node_at(answer.step), answer.step)
@@ -161,7 +161,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
         study.driver.finish()
     for study, eviction in reversed(studies):
         study.turn()
-        eviction.settle(study.driver)
+        eviction.settle(study.driver.log)
         eviction.close()
         study.scheduler.validate()
     final = open_plan(journal, WORKLOAD, {})
@@ -195,7 +195,7 @@ def test_at_every_decision_what_is_needed_stays(wanted, budget, workers) -> None
     executor = SimulatedExecutor(workers, kept=shelf.keys, state_bytes=1)
     search = Search(executor, checkpoint_every=1)
     search.driver._eviction = Watching(shelf, budget)
-    search.driver.remember([started(), *(proposed(added.trial) for added in trials)])
+    search.driver.log.write([started(), *(proposed(added.trial) for added in trials)])
     mine = [TrialAdded(TrialId(f"study/{i}"), added.schedules, added.steps) for i, added in enumerate(trials)]
     answers = search.run(mine, stops)
     assert len(answers) == len(trials)
@@ -243,11 +243,11 @@ def two_studies() -> tuple[Interrupted, Shelf, Study, Study]:
 
 def test_a_driver_commits_nothing_on_what_it_has_not_read() -> None:
     journal, _, one, other = two_studies()
-    one.driver.remember([started("one")])
+    one.driver.log.write([started("one")])
     length = len(journal)
-    assert not other.driver.commit([StateLost(NodeId(0), 4, "evicted")])
+    assert not other.driver.log.commit([StateLost(NodeId(0), 4, "evicted")])
     assert len(journal) == length and other.plan.kept and "one" in other.plan.searches
-    assert other.driver.commit([StateLost(NodeId(0), 4, "evicted")])
+    assert other.driver.log.commit([StateLost(NodeId(0), 4, "evicted")])
     assert len(journal) == length + 1 and not other.plan.kept
 
 
@@ -258,8 +258,8 @@ def test_a_start_from_a_state_that_another_driver_has_just_evicted_is_taken_back
     eviction = Eviction(shelf)
 
     def evict() -> None:
-        eviction.evict(other.driver, 0, "evicted")
-        eviction.finish(other.driver)
+        eviction.evict(other.driver.log, 0, "evicted")
+        eviction.finish(other.driver.log)
 
     journal.happens = evict
     while not one.done:
@@ -271,8 +271,8 @@ def test_a_start_from_a_state_that_another_driver_has_just_evicted_is_taken_back
 
 def test_two_drivers_may_find_the_same_checkpoint_gone() -> None:
     journal, _, one, other = two_studies()
-    one.driver.remember([StateLost(NodeId(0), 4, "unreadable", "missing")])
-    other.driver.remember([StateLost(NodeId(0), 4, "unreadable", "missing")])
+    one.driver.log.write([StateLost(NodeId(0), 4, "unreadable", "missing")])
+    other.driver.log.write([StateLost(NodeId(0), 4, "unreadable", "missing")])
     plan = open_plan(journal, WORKLOAD, {})
     assert not plan.kept and plan.kept_bytes == 0
     for study in (one, other):

@@ -122,23 +122,23 @@ def test_parents_seconds_and_needs_are_those_of_a_walk_step_by_step(wanted, seed
     journal, kept = MemoryJournal(), set()
     studies = [Study(f"s{i}", journal, kept, every=choose.choice([2, 3, 10**9])) for i in range(len(wanted))]
     for study, (trials, stops) in zip(studies, wanted, strict=True):
-        study.driver.remember([started(study.name)])
+        study.driver.log.write([started(study.name)])
         study.ask(trials, stops)
-        study.driver.remember([proposed(f"{study.name}/{i}", study.name) for i in range(len(trials))])
+        study.driver.log.write([proposed(f"{study.name}/{i}", study.name) for i in range(len(trials))])
     for _ in range(turns):
         choose.choice(studies).turn()
     one = studies[0]
     plan = one.plan
-    one.driver.remember([started("another")])  # by which it reads what the others wrote
+    one.driver.log.write([started("another")])  # by which it reads what the others wrote
     open_trials = {trial for record in plan.searches.values() for trial in record.open}
     for id in sorted(open_trials):
         if choose.random() < 0.5:
-            one.driver.remember([ended(id, id.partition("/")[0])])
+            one.driver.log.write([ended(id, id.partition("/")[0])])
             open_trials.remove(id)
     for key in data.draw(st.sets(st.sampled_from(sorted(plan.kept)))) if plan.kept else ():
         if not next(state for state in kept_states(plan) if state.key == key).needed:
             ref = plan.kept[key].ref
-            one.driver.remember([StateLost(ref.node, ref.step, "evicted")])
+            one.driver.log.write([StateLost(ref.node, ref.step, "evicted")])
     one.scheduler.validate()
     assert seen(kept_states(plan)) == Oracle(plan).states(open_trials)
 
@@ -147,17 +147,17 @@ def test_parents_seconds_and_needs_are_those_of_a_walk_step_by_step(wanted, seed
 @settings(max_examples=50, deadline=None)
 def test_after_a_search_nothing_is_needed(trials: list[TrialAdded], workers: int) -> None:
     search = Search(SimulatedExecutor(workers))
-    search.driver.remember([started(), *(proposed(added.trial) for added in trials)])
+    search.driver.log.write([started(), *(proposed(added.trial) for added in trials)])
     search.run(trials, [added.steps for added in trials])
     assert search.plan.kept
-    search.driver.remember([SearchEnded("study", 0.0)])
+    search.driver.log.write([SearchEnded("study", 0.0)])
     assert not any(state.needed for state in kept_states(search.plan))
 
 
 def plan_of_two() -> Search:
     """Trials a and b with a common trunk of 4 steps, both trained to step 6 and kept there and at 4."""
     search = Search(SimulatedExecutor(1))
-    search.driver.remember([started(), proposed("study/0"), proposed("study/1")])
+    search.driver.log.write([started(), proposed("study/0"), proposed("study/1")])
     cut = [trial(i, {"a": s.piecewise({0: 1, 4: 2 + i})}, 8) for i in range(2)]
     search.run(cut, [6, 6])
     assert sorted(state.step for state in search.plan.kept.values()) == [4, 6, 6]
@@ -171,41 +171,41 @@ def needed_steps(search: Search) -> list[int]:
 def test_where_a_trial_stands_that_is_not_over_is_needed() -> None:
     search = plan_of_two()
     assert needed_steps(search) == [6, 6]
-    search.driver.remember([ended("study/0")])
+    search.driver.log.write([ended("study/0")])
     assert needed_steps(search) == [6]
-    search.driver.remember([ended("study/1")])
+    search.driver.log.write([ended("study/1")])
     assert needed_steps(search) == []
 
 
 def test_trials_of_a_search_that_another_of_its_study_replaced_are_over() -> None:
     search = plan_of_two()
-    search.driver.remember([started()])
+    search.driver.log.write([started()])
     assert needed_steps(search) == []
 
 
 def test_trials_that_a_search_takes_over_stay_open_until_they_end() -> None:
     search = plan_of_two()
-    search.driver.remember([ended("study/0"), started(extends=True)])
+    search.driver.log.write([ended("study/0"), started(extends=True)])
     assert needed_steps(search) == [6]
 
 
 def test_what_a_chain_starts_from_is_needed_until_the_chain_tells_of_something() -> None:
     search = plan_of_two()
-    search.driver.remember([ended("study/0"), ended("study/1")])
+    search.driver.log.write([ended("study/0"), ended("study/1")])
     node = search.plan.trials[TrialId("study/0")].node_at(6)
     begun = ChainStarted(ChainId("other-1"), DriverId("other"), WorkerId("w"), (Span(node.id, 6, 8),), 0.0)
-    search.driver.remember([begun])
+    search.driver.log.write([begun])
     assert needed_steps(search) == [6]
-    search.driver.remember([StateReached(ChainId("other-1"), WorkerId("w"), node.id, 6, 7, 0.0, 1.0)])
+    search.driver.log.write([StateReached(ChainId("other-1"), WorkerId("w"), node.id, 6, 7, 0.0, 1.0)])
     assert needed_steps(search) == []
 
 
 def test_a_state_that_a_chain_is_on_its_way_to_is_needed() -> None:
     search = plan_of_two()
-    search.driver.remember([ended("study/0"), ended("study/1")])
+    search.driver.log.write([ended("study/0"), ended("study/1")])
     node = search.plan.trials[TrialId("study/0")].path[0]
     begun = ChainStarted(ChainId("other-1"), DriverId("other"), WorkerId("w"), (Span(node.id, 0, 4),), 0.0)
-    search.driver.remember([begun])
+    search.driver.log.write([begun])
     assert needed_steps(search) == [4]
 
 
@@ -225,6 +225,6 @@ def test_a_state_that_was_loaded_was_used() -> None:
 @given(schedules(8))
 def test_a_trial_that_nothing_was_asked_of_needs_nothing(schedule: s.Schedule) -> None:
     search = Search(SimulatedExecutor(1))
-    search.driver.remember([started(), proposed("study/0")])
+    search.driver.log.write([started(), proposed("study/0")])
     search.driver.add([trial(0, {"a": schedule}, 8)])
     assert kept_states(search.plan) == []

@@ -47,13 +47,14 @@ class Study:
         *,
         every: int = 10**9,
         eviction: Eviction | None = None,
+        evaluate_seconds: float = 0.0,
     ) -> None:
         self.name = name
-        self.executor = SimulatedExecutor(workers, kept=kept, state_bytes=1)
+        self.executor = SimulatedExecutor(workers, kept=kept, state_bytes=1, evaluate_seconds=evaluate_seconds)
         self.plan = open_plan(journal, WORKLOAD, {})
         self.scheduler = Scheduler(self.plan, driver=DriverId(name), pool=name, checkpoint_every=every)
         self.driver = Driver(self.plan, self.scheduler, self.executor, journal, eviction=eviction)
-        self.driver.remember([DriverJoined(DriverId(name), name, "a host", 0, 0.0)])
+        self.driver.log.write([DriverJoined(DriverId(name), name, "a host", 0, 0.0)])
         self.asked = 0
         self.answers: list[Answer] = []
 
@@ -62,7 +63,7 @@ class Study:
         self.driver.add(mine)
         for added, stop in zip(mine, stops, strict=True):
             self.driver.ask(added.trial, stop)
-        self.driver.remember([])  # what was asked is written with what comes next
+        self.driver.log.write([])  # what was asked is written with what comes next
         self.asked += len(mine)
 
     @property
@@ -119,7 +120,7 @@ def test_a_driver_that_dies_is_replaced_by_the_other_once_it_is_declared_gone(wi
     for _ in range(when):
         choose.choice([dying, other]).turn()
     # kill -9: whatever it had in flight is lost, and it says nothing more.
-    other.driver.remember([DriverLeft(DriverId("dying"), 0.0, "gone")])
+    other.driver.log.write([DriverLeft(DriverId("dying"), 0.0, "gone")])
     run([other], choose)
     other.driver.finish()
     other.scheduler.validate()
@@ -203,7 +204,7 @@ def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(new
         ChainStarted(ChainId("first-1"), DriverId("first"), WorkerId("w"), (Span(node, 0, 4),), 0.0),
         ChainProlonged(ChainId("first-1"), (Span(node, 4, 8),)),
     ]
-    other.driver.remember(begun)
+    other.driver.log.write(begun)
     if newcomer:
         other = Study("newcomer", journal, set())
         other.ask(trials, [4, 8])
@@ -211,13 +212,34 @@ def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(new
         if step:
             metrics: dict[str, float | str] | None = {"score": 1.0} if step == 4 else None
             chain = ChainId("first-1")
-            other.driver.remember([StateReached(chain, WorkerId("w"), node, step - 2, step, 0.0, 0.1, metrics=metrics)])
+            other.driver.log.write(
+                [StateReached(chain, WorkerId("w"), node, step - 2, step, 0.0, 0.1, metrics=metrics)]
+            )
         for _ in range(3):
             other.turn()
         assert len(other.scheduler.workers) == 2 and set(other.plan.chains) == {"first-1"}
         assert other.plan.totals.steps_trained == step
-    other.driver.remember([ChainClosed(ChainId("first-1"), 0.0)])  # it gives up: now it is the other's
+    other.driver.log.write([ChainClosed(ChainId("first-1"), 0.0)])  # it gives up: now it is the other's
     run([other], random.Random(0))
+
+
+def test_a_kept_state_that_two_drivers_want_evaluated_is_evaluated_once() -> None:
+    journal, kept = MemoryJournal(), set[StateKey]()
+    one, other = (Study(name, journal, kept, workers=1, every=4, evaluate_seconds=1.0) for name in ("one", "other"))
+    trial = TrialAdded(TrialId("0"), {"a": s.constant(1)}, 8)
+    one.ask([trial], [8])
+    run([one], random.Random(0))
+    [node] = one.plan.nodes
+    assert node.states[4].kept is not None and node.states[4].metrics is None
+    one.driver.ask(TrialId("one/0"), 4)
+    one.driver.wait(0.0)
+    assert [chain.driver for chain in one.plan.chains.values()] == ["one"]
+    other.ask([trial], [4])
+    other.driver.wait(0.0)
+    assert [chain.driver for chain in other.plan.chains.values()] == ["one"]
+    one.asked += 1
+    run([one, other], random.Random(0))
+    assert one.plan.totals.evaluations == 2
 
 
 def test_drivers_of_one_time_agree_that_a_stage_fails_and_one_that_comes_after_them_tries_again() -> None:
@@ -227,7 +249,7 @@ def test_drivers_of_one_time_agree_that_a_stage_fails_and_one_that_comes_after_t
     first.ask(line, [8])
     [node] = first.plan.nodes
     failure = UserFailure("ValueError: here", "its traceback")
-    first.driver.remember([StageFailed(node.id, 4, False, failure)])
+    first.driver.log.write([StageFailed(node.id, 4, False, failure)])
     first.ask([TrialAdded(TrialId("1"), line[0].schedules, 8)], [6])  # is known, and waits for nothing
     first.turn()
     assert {answer.failure for answer in first.answers} == {failure}

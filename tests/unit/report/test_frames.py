@@ -171,7 +171,7 @@ def test_a_lost_checkpoint_and_a_killed_worker_are_told() -> None:
     executor.kill(executor.join(0.0), 3.5)
     run = Search(executor, checkpoint_every=2)
     run.run([trial(i, {"a": s.constant(i + 1)}, 8) for i in range(2)], [8, 8])
-    run.driver.remember([StateLost(run.plan.nodes[0].id, 8, "evicted", "a test")])
+    run.driver.log.write([StateLost(run.plan.nodes[0].id, 8, "evicted", "a test")])
     found = frames(run.journal)
     check_sums(found)
     died = found.workers.dropna(subset="outcome")
@@ -293,11 +293,11 @@ def test_a_failure_counts_once_and_only_until_another_search_has_come_past_it() 
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
     failed = StageFailed(NodeId(0), 4, False, UserFailure("ValueError: x", ""))
-    run.driver.remember([failed, failed])
+    run.driver.log.write([failed, failed])
     account = new_account(run.journal)
     account.catch_up(run.journal)
     assert account.failures() == [failed]
     for start, stop, overcome in ((0, 4, False), (4, 8, True)):
-        run.driver.remember([StateReached(ChainId("c"), WorkerId("w"), NodeId(0), start, stop, 1.0, 1.0)])
+        run.driver.log.write([StateReached(ChainId("c"), WorkerId("w"), NodeId(0), start, stop, 1.0, 1.0)])
         account.catch_up(run.journal)
         assert (account.failures() == []) == overcome

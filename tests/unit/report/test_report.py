@@ -302,14 +302,14 @@ def test_failures_are_shown_with_their_trials_and_their_traceback(tmp_path: Path
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(i, {"a": s.piecewise({0: 1, 4: i}), "b": s.constant(i // 2)}, 8) for i in range(4)])
     for i in range(4):
-        run.driver.remember([TargetAsked(TrialId(f"study/{i}"), 8)])
+        run.driver.log.write([TargetAsked(TrialId(f"study/{i}"), 8)])
     path = run.plan.trials[TrialId("study/1")].path
     long = "first line\n" + "x" * 30_000 + HOSTILE
     raised = [
         StageFailed(path[0].id, 2, False, UserFailure(f"ValueError: {HOSTILE}", long)),
         StageFailed(path[-1].id, 8, True, UserFailure("E" * 1000, "")),
     ]
-    run.driver.remember([*raised, raised[0]])
+    run.driver.log.write([*raised, raised[0]])
     assert [sorted(trials) for _, trials in failures_of(open_book(run.journal))] == [
         ["study/0", "study/1"],
         ["study/1"],
@@ -327,7 +327,7 @@ def test_many_failures_are_counted(tmp_path: Path) -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(i, {"a": s.constant(i)}, 8) for i in range(50)])
     failed = [StageFailed(NodeId(i), 2, False, UserFailure("ValueError: x", "")) for i in range(50)]
-    run.driver.remember([*(TargetAsked(TrialId(f"study/{i}"), 8) for i in range(50)), *failed])
+    run.driver.log.write([*(TargetAsked(TrialId(f"study/{i}"), 8) for i in range(50)), *failed])
     text = Page(write_report(tmp_path, run.journal)).text
     assert text.count("ValueError: x") == 20 and "And 30 more." in text
 
@@ -434,6 +434,6 @@ def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
 def test_a_worker_of_a_charge_without_a_chain_is_counted() -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
-    run.driver.remember([StateReached(ChainId("c"), WorkerId("w"), NodeId(0), 0, 4, 10.0, 4.0)])
+    run.driver.log.write([StateReached(ChainId("c"), WorkerId("w"), NodeId(0), 0, 4, 10.0, 4.0)])
     saved = savings_of(open_book(run.journal))
     assert (saved.workers, saved.makespan, saved.steps_trained) == (1, 4.0, 4)

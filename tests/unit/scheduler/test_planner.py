@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.errors import InternalError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
-from hpstage.plan.facts import ChainId, Kept, StateKey, StateReached, TrialId, WorkerId
+from hpstage.plan.facts import (
+    ChainId,
+    DriverId,
+    DriverJoined,
+    DriverLeft,
+    Kept,
+    StateKey,
+    StateReached,
+    TargetAsked,
+    TrialId,
+    WorkerId,
+)
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan
 from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
@@ -145,25 +156,29 @@ def test_lost_checkpoints_are_recomputed_from_the_nearest_kept_ancestor(trials, 
 
 @given(searches(most=6), st.data())
 @settings(max_examples=100, deadline=None)
-def test_dropped_trials_stop_what_only_they_wanted(trials, data):
+def test_what_only_a_driver_wanted_that_has_left_is_trained_no_more(trials, data):
     search = Search(SimulatedExecutor(1))
     search.driver.add(trials)
+    other = DriverId("other")
+    left = {t.trial for t in trials if data.draw(st.booleans())}
+    search.driver.log.write([DriverJoined(other, "elsewhere", "a host", 0, 0.0)])
     for added in trials:
-        search.driver.ask(added.trial, added.steps)
-    dropped = {t.trial for t in trials if data.draw(st.booleans())}
+        if added.trial in left:
+            search.driver.log.write([TargetAsked(added.trial, added.steps, other)])
+        else:
+            search.driver.ask(added.trial, added.steps)
     search.driver.wait(0.0)
-    for id in sorted(dropped):
-        search.driver.drop(id)
-    search.scheduler.schedule()
+    search.driver.log.write([DriverLeft(other, 0.0, "ended")])
     for _ in range(1000):
+        search.driver.wait(0.0)
+        search.scheduler.validate()
         if search.scheduler.idle():
             break
         search.driver.wait()
-        search.scheduler.validate()
     assert search.scheduler.idle()
-    left = [t for t in trials if t.trial not in dropped]
-    # One chain was under way when they were dropped.
-    assert search.plan.totals.steps_trained <= len(histories(left, [t.steps for t in left])) + trials[0].steps
+    mine = [t for t in trials if t.trial not in left]
+    # One chain was under way when the other left.
+    assert search.plan.totals.steps_trained <= len(histories(mine, [t.steps for t in mine])) + trials[0].steps
 
 
 @given(searches(), st.integers(1, 3))

@@ -1,0 +1,89 @@
+"""What chains cover: steps that are not to be trained by another, and workers that are busy. Pure.
+
+Chains of this driver and of others alike, as the plan has them from the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hpstage.plan.facts import ChainId, DriverId, Span, StateReached, WorkerId
+from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.stage_tree import StageTree
+from hpstage.scheduler.workers import Worker
+
+
+class Covers:
+    """The plan's open chains, in the stage tree and on the workers.
+
+    Args:
+        workers: of this driver's executor.
+        driver: this driver.
+        pool: the cluster of these workers: those of the same id in another one are others.
+    """
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        tree: StageTree,
+        workers: Mapping[WorkerId, Worker],
+        driver: DriverId,
+        pool: str,
+    ) -> None:
+        self._plan = plan
+        self._tree = tree
+        self._workers = workers
+        self._driver = driver
+        self.pool = pool
+
+    def begin(self, id: ChainId) -> None:
+        """A chain has begun: nobody else trains what it covers, and its worker is not idle."""
+        chain = self._plan.chains[id]
+        self.extend(id, chain.spans)
+        worker = self._workers.get(chain.worker)
+        if worker is not None and self._in_pool(chain):
+            worker.chain = id
+
+    def find_on(self, worker: Worker) -> None:
+        """A worker has joined: does a chain run on it already?"""
+        for id, chain in self._plan.chains.items():
+            if chain.worker == worker.id and self._in_pool(chain):
+                worker.chain = id
+
+    def _in_pool(self, chain: OpenChain) -> bool:
+        joined = self._plan.drivers.get(chain.driver)
+        return chain.driver == self._driver or (joined is not None and joined.pool == self.pool)
+
+    def extend(self, id: ChainId, spans: Iterable[Span]) -> None:
+        for span in spans:
+            node = self._plan.nodes[span.node]
+            line = self._tree.line(node)
+            start = span.start
+            ahead = [cover.start for cover in line.covers if cover.chain == id]
+            wanted = line.wanted.get(start)
+            if ahead:
+                start = min(start, *ahead)  # what it is yet to train of the node before this stays its own
+            elif wanted is not None and wanted.evaluate:
+                start -= 1  # the state that it begins with is evaluated by it, too
+            self._tree.cover(node, id, start, span.stop)
+
+    def advance(self, id: ChainId, fact: StateReached) -> None:
+        """A chain has come to a state: what lies behind it is not covered any more."""
+        for span in self._plan.chains[id].spans:
+            node = self._plan.nodes[span.node]
+            if span.node == fact.node and fact.step < span.stop:
+                self._tree.cover(node, id, fact.step, span.stop)
+                return
+            self._tree.uncover(node, id)
+            if span.node == fact.node:
+                return
+
+    def end(self, id: ChainId) -> None:
+        """A chain is over, or its driver gone: what it did not reach is open again."""
+        chain = self._plan.chains[id]
+        for span in reversed(chain.spans):
+            self._tree.uncover(self._plan.nodes[span.node], id)
+        worker = self._workers.get(chain.worker)
+        if worker is not None and worker.chain == id:
+            worker.chain = None

@@ -1,0 +1,149 @@
+"""What follows from the reports of workers: facts, which are folded once they are written. Pure.
+
+Reports of chains that are not running any more (zombies) tell nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpstage.errors import ClusterError, InternalError
+from hpstage.plan.facts import (
+    ChainClosed,
+    ChainId,
+    ChainLost,
+    ChainOutcome,
+    Departure,
+    Fact,
+    ForkVerified,
+    StageFailed,
+    StateLost,
+    StateReached,
+    StateRef,
+    WorkerId,
+)
+from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
+from hpstage.plan.nodes import Node
+from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.chains import RunningChain
+from hpstage.scheduler.poison import poisoned
+from hpstage.scheduler.workers import Worker
+
+
+class Reports:
+    """Reads reports against what the plan and its running chains are now.
+
+    Args:
+        running: the driver's chains.
+        max_losses: workers that may die at the same place before its trials fail.
+    """
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        running: Mapping[ChainId, RunningChain],
+        workers: Mapping[WorkerId, Worker],
+        max_losses: int,
+    ) -> None:
+        self._plan = plan
+        self._running = running
+        self._workers = workers
+        self._max_losses = max_losses
+
+    def facts(self, report: Report) -> list[Fact]:
+        match report:
+            case BoundaryReached(reached):
+                return self._boundary(report) if reached.chain in self._running else []
+            case ForkVerified(chain):
+                return [report] if chain in self._running else []
+            case ChainEnded(chain, worker, outcome, at):
+                if chain not in self._running:
+                    return []
+                if outcome == "lost":
+                    return self._lost(self._running[chain], worker, at, outcome, report.message)
+                return self._ended(self._running[chain], report)
+            case WorkerLeft(id, at, reason, message):
+                gone = self._workers.get(id)
+                chain_lost = None if gone is None or gone.chain is None else self._running.get(gone.chain)
+                return [] if chain_lost is None else self._lost(chain_lost, id, at, reason, message)
+            case BoundaryMissed() | WorkerJoined():
+                return []
+
+    def differs(self, reached: StateReached) -> bool:
+        """Was the state kept before, as another than it is now?"""
+        state = self._plan.nodes[reached.node].states.get(reached.step)
+        known = None if state is None or reached.chain not in self._running else state.digest
+        return known is not None and reached.kept is not None and known != reached.kept.digest
+
+    def _boundary(self, report: BoundaryReached) -> list[Fact]:
+        reached = report.reached
+        node = self._plan.nodes[reached.node]
+        if reached.kept is not None and reached.kept.key != self._plan.key(node, reached.step):
+            raise ClusterError(_other_values(reached.worker, node, reached.step))
+        facts: list[Fact] = [reached]
+        if reached.metrics is None and report.failure is not None:
+            facts.append(StageFailed(node=node.id, step=reached.step, evaluating=True, failure=report.failure))
+        return facts
+
+    def _ended(self, chain: RunningChain, report: ChainEnded) -> list[Fact]:
+        facts: list[Fact] = []
+        if report.wasted_steps or report.wasted_seconds:
+            if report.node is None or report.step is None:
+                raise InternalError(f"chain {chain.id} has wasted steps it does not know where")
+            facts.append(
+                ChainLost(
+                    chain=chain.id,
+                    worker=report.worker,
+                    node=report.node,
+                    step=report.step,
+                    at=report.at,
+                    outcome=report.outcome,
+                    seconds=report.wasted_seconds,
+                    steps=report.wasted_steps,
+                )
+            )
+        if report.outcome == "unreadable" and chain.source is not None:
+            state = self._plan.nodes[chain.source.node].states.get(chain.source.step)
+            if state is not None and state.kept is not None:
+                facts.append(StateLost(chain.source.node, chain.source.step, "unreadable", report.message))
+        facts.append(ChainClosed(chain.id, report.at))
+        if report.outcome == "failed":
+            if report.node is None or report.step is None or report.failure is None:
+                raise InternalError(f"chain {chain.id} has failed it does not know where")
+            failed = StageFailed(node=report.node, step=report.step, evaluating=False, failure=report.failure)
+            facts.append(failed)
+        return facts
+
+    def _lost(
+        self, chain: RunningChain, worker: WorkerId, at: float, how: ChainOutcome | Departure, message: str
+    ) -> list[Fact]:
+        """The worker vanished under the chain. What lies behind the last state that was kept is trained again."""
+        step = chain.kept
+        node = chain.line_at(min(step + 1, chain.legs[-1].stop)).node  # that is to be trained from there
+        lost = ChainLost(
+            chain=chain.id,
+            worker=worker,
+            node=node.id,
+            step=step,
+            at=at,
+            outcome=how,
+            seconds=max(0.0, at - chain.since),
+            steps=0,
+            message=message,
+        )
+        facts: list[Fact] = [ChainClosed(chain.id, at), lost]
+        if lost.blames:
+            losses = [*self._plan.losses.get(StateRef(node.id, step), []), lost]
+            if len(losses) >= self._max_losses:
+                failure = poisoned(node, step, losses)
+                facts.append(StageFailed(node=node.id, step=step, evaluating=False, failure=failure))
+        return facts
+
+
+def _other_values(worker: WorkerId, node: Node, step: int) -> str:
+    names = ", ".join(node.names[index] for index in node.varying) or ", ".join(node.names)
+    return (
+        f"worker {worker} names the state at step {step} otherwise than this process: the values that the two compute "
+        f"for {names} differ, as they may where their C libraries do; run the search where the workers run, from the "
+        f"same image. Nothing that was reached is lost"
+    )
