@@ -9,8 +9,9 @@ from types import MappingProxyType
 import msgspec
 
 from hpstage.errors import InternalError, StoreError
+from hpstage.plan.checks import FORMAT, check, other_format
 from hpstage.plan.facts import Fact, PlanCreated, StateKey
-from hpstage.plan.plan import FORMAT, SearchPlan, other_format
+from hpstage.plan.plan import SearchPlan
 from hpstage.store.cursor import Cursor
 from hpstage.store.journal import NO_FENCES, Journal
 
@@ -61,6 +62,7 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
     first = plan.cursor.position
     for position, fact in enumerate(_facts(records, first), first):
         try:
+            check(plan, fact)
             fold(fact)
         except InternalError as error:
             raise StoreError(
@@ -100,11 +102,11 @@ class Log:
     def commit(self, facts: Sequence[Fact]) -> bool:
         """Write facts and fold them, if all that was written before is folded; else fold that, and return False.
 
-        Raises what :meth:`SearchPlan.check` does, and writes nothing.
+        Raises what :func:`check` does, and writes nothing.
         """
         facts = (*self._noted, *facts)
         for fact in facts:
-            self.plan.check(fact)
+            check(self.plan, fact)
         records = [encode(fact) for fact in facts]
         if records and self.journal.append(records, expect=self.plan.cursor, fences=self._fences()) is None:
             self.catch_up()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from hpstage.errors import InternalError, UsageError
+from hpstage.errors import InternalError
 from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
@@ -50,12 +50,9 @@ from hpstage.plan.searches import Searches
 from hpstage.plan.totals import Merged, Totals
 from hpstage.store.cursor import Cursor
 
-FORMAT = 3
-"""Version of the journal's events. A plan of another format is refused, never guessed at."""
-
 
 class SearchPlan:
-    """The fold of a journal. ``apply`` takes a fact; an illegal fact raises and changes nothing.
+    """The fold of a journal.
 
     ``sharing=False`` keeps every trial on a line of its own: what a search without a stage tree would train.
     """
@@ -96,35 +93,15 @@ class SearchPlan:
     # --- folding ------------------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> None:
-        self.check(fact)
+        """Fold a fact that is in order (:func:`hpstage.plan.checks.check`)."""
         _HANDLERS[fact.__class__](self, fact)
 
-    def check(self, fact: Fact) -> None:
-        """Refuse a fact that the plan cannot hold; changes nothing.
-
-        Raises:
-            UsageError: a trial that was trained under other schedules before is added (naming the hyper-parameter).
-            InternalError: it contradicts what was folded before.
-        """
-        check = _CHECKS.get(fact.__class__)
-        if check is not None:
-            check(self, fact)
-
     def _create(self, fact: PlanCreated) -> None:
-        if fact.format != FORMAT:
-            raise UsageError(other_format(fact.format))
-        if fact.workload != self.workload:
-            raise InternalError("a journal of another workload was folded")
         self.id = fact.id or fact.workload
 
-    def _check_lost(self, fact: StateLost) -> None:
-        if fact.step not in self._node(fact.node).states:
-            raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
-
     def _lose(self, fact: StateLost) -> None:
-        self._keep(
-            self.nodes[fact.node].states[fact.step], None
-        )  # two drivers may find the same checkpoint gone, and both say so
+        # Two drivers may find the same checkpoint gone, and both say so.
+        self._keep(self.nodes[fact.node].states[fact.step], None)
 
     def _fail(self, fact: StageFailed) -> None:
         self.failures.append(fact)
@@ -140,10 +117,6 @@ class SearchPlan:
         self.totals.wasted_seconds += fact.seconds
         if fact.blames:
             self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
-
-    def _check_spans(self, fact: ChainStarted | ChainProlonged) -> None:
-        for span in fact.spans:
-            self._node(span.node)
 
     def _start(self, fact: ChainStarted) -> None:
         chain = OpenChain(fact.driver, fact.worker, list(fact.spans))
@@ -175,19 +148,6 @@ class SearchPlan:
     def _finish(self, fact: TrialEnded) -> None:
         self.searches.finish(fact)
         self.ended[fact.trial] = fact
-
-    def _node(self, id: NodeId) -> Node:
-        if not 0 <= id < len(self.nodes):
-            raise InternalError(f"no node {id} in a plan of {len(self.nodes)}")
-        return self.nodes[id]
-
-    def _check_reached(self, fact: StateReached) -> None:
-        node = self._node(fact.node)
-        start, step = fact.start, fact.step
-        if not node.start <= start <= step or step <= node.start:
-            raise InternalError(f"steps {start} to {step} do not lie on node {fact.node}")
-        if fact.kept is not None and fact.kept.key != (key := self.key(node, step)):
-            raise InternalError(f"step {step} of node {fact.node} is the state {key}, and was kept as {fact.kept.key}")
 
     def _reached(self, fact: StateReached) -> None:
         node = self.nodes[fact.node]
@@ -253,23 +213,6 @@ class SearchPlan:
         known.path, known.stops = self._tree.walk(fact)
         known.steps, known.schedules = fact.steps, fact.schedules
 
-    def _check_past(self, fact: TrialAdded) -> None:
-        """A trial's past is fixed."""
-        known = self.trials.get(fact.trial)
-        if known is None or not known.asked or (known.steps >= fact.steps and known.schedules == fact.schedules):
-            return
-        if fact.steps < known.asked or fact.schedules.keys() != known.schedules.keys():
-            raise UsageError(
-                f"trial {fact.trial} was trained to step {known.asked} with {', '.join(sorted(known.schedules))}; it "
-                f"cannot become one of {fact.steps} steps with {', '.join(sorted(fact.schedules))}"
-            )
-        for name, schedule in sorted(fact.schedules.items()):
-            if schedule.until(known.asked) != known.schedules[name].until(known.asked):
-                raise UsageError(
-                    f"trial {fact.trial} was trained to step {known.asked} under another schedule of {name!r}; a "
-                    f"trial's past is fixed: keep the space's schedules as they were up to there"
-                )
-
     def forget(self, driver: DriverId) -> None:
         """The driver is gone, and with it its chains and what it waits for."""
         self.chains = {id: chain for id, chain in self.chains.items() if chain.driver != driver}
@@ -302,7 +245,7 @@ class SearchPlan:
     def source_of(self, chain: OpenChain) -> State | None:
         """The state that a chain starts from; ``None``: the beginning of training."""
         first = chain.spans[0]
-        node = self._node(first.node)
+        node = self.nodes[first.node]
         if first.start > node.start:
             return node.states.get(first.start)
         return None if node.parent is None else node.parent.states.get(first.start)
@@ -469,24 +412,3 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], object]] = {
     TrialEnded: SearchPlan._finish,
     SearchEnded: lambda plan, fact: plan.searches.end(fact),
 }
-
-_CHECKS: dict[type, Callable[[SearchPlan, Any], object]] = {
-    TrialAdded: SearchPlan._check_past,
-    TargetAsked: lambda plan, fact: plan._planned(fact.trial, fact.step),
-    StateReached: SearchPlan._check_reached,
-    StateLost: SearchPlan._check_lost,
-    StateDiffers: lambda plan, fact: plan._node(fact.node),
-    ForkVerified: lambda plan, fact: plan._node(fact.node),
-    StageFailed: lambda plan, fact: plan._node(fact.node),
-    ChainLost: lambda plan, fact: plan._node(fact.node),
-    ChainStarted: SearchPlan._check_spans,
-    ChainProlonged: SearchPlan._check_spans,
-}
-
-
-def other_format(format: int) -> str:
-    age, remedy = ("a newer", "upgrade hpstage") if format > FORMAT else ("an older", "go on with that one")
-    return (
-        f"this store was written in format {format} by {age} hpstage; this one reads format {FORMAT}: {remedy}, or "
-        f"choose another store"
-    )

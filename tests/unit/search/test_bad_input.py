@@ -54,13 +54,19 @@ def check_values(result: hpstage.Result, steps: int = 8) -> None:
         assert trial.value == alone(schedules, steps).score
 
 
+@pytest.fixture
+def no_log() -> Iterator[None]:
+    """Nothing is logged: Optuna's log would hold a name that is no Unicode, and so would the test's report, which
+    pytest-xdist could not send."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("no_log")
 @pytest.mark.parametrize("what", ["the study's name", "metric"])
-def test_names_that_no_journal_can_hold_are_refused_before_anything_is_trained(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_no_journal_can_hold_are_refused_before_anything_is_trained(what: str) -> None:
     bad = "\udcff"  # what a byte that is no UTF-8 becomes on a command line
-    # Optuna's log would hold the name, and so the test's report, which no process can send to another.
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     study = optuna.create_study(study_name=bad if what != "metric" else "study")
     with pytest.raises(UsageError, match=rf"{what} is '\\udcff', which is not valid Unicode"):
         hpstage.optimize(

@@ -1,0 +1,121 @@
+"""What a plan can hold: facts are checked before they are written, and when they are read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hpstage.errors import InternalError, UsageError
+from hpstage.plan.facts import (
+    ChainLost,
+    ChainProlonged,
+    ChainStarted,
+    Fact,
+    ForkVerified,
+    NodeId,
+    PlanCreated,
+    StageFailed,
+    StateDiffers,
+    StateLost,
+    StateReached,
+    TargetAsked,
+    TrialAdded,
+)
+from hpstage.plan.nodes import Node
+from hpstage.plan.plan import SearchPlan
+
+FORMAT = 3
+"""Version of the journal's events. A plan of another format is refused, never guessed at."""
+
+
+def check(plan: SearchPlan, fact: Fact) -> None:
+    """Refuse a fact that the plan cannot hold.
+
+    Raises:
+        UsageError: a trial that was trained under other schedules before is added (naming the hyper-parameter).
+        InternalError: it contradicts what was folded before.
+    """
+    refuse = _CHECKS.get(fact.__class__)
+    if refuse is not None:
+        refuse(plan, fact)
+
+
+def _created(plan: SearchPlan, fact: PlanCreated) -> None:
+    if fact.format != FORMAT:
+        raise UsageError(other_format(fact.format))
+    if fact.workload != plan.workload:
+        raise InternalError("a journal of another workload was folded")
+
+
+def _added(plan: SearchPlan, fact: TrialAdded) -> None:
+    """A trial's past is fixed."""
+    known = plan.trials.get(fact.trial)
+    if known is None or not known.asked or (known.steps >= fact.steps and known.schedules == fact.schedules):
+        return
+    if fact.steps < known.asked or fact.schedules.keys() != known.schedules.keys():
+        raise UsageError(
+            f"trial {fact.trial} was trained to step {known.asked} with {', '.join(sorted(known.schedules))}; it "
+            f"cannot become one of {fact.steps} steps with {', '.join(sorted(fact.schedules))}"
+        )
+    for name, schedule in sorted(fact.schedules.items()):
+        if schedule.until(known.asked) != known.schedules[name].until(known.asked):
+            raise UsageError(
+                f"trial {fact.trial} was trained to step {known.asked} under another schedule of {name!r}; a "
+                f"trial's past is fixed: keep the space's schedules as they were up to there"
+            )
+
+
+def _asked(plan: SearchPlan, fact: TargetAsked) -> None:
+    plan.known(fact.trial, fact.step)
+
+
+def _reached(plan: SearchPlan, fact: StateReached) -> None:
+    node = _node(plan, fact.node)
+    start, step = fact.start, fact.step
+    if not node.start <= start <= step or step <= node.start:
+        raise InternalError(f"steps {start} to {step} do not lie on node {fact.node}")
+    if fact.kept is not None and fact.kept.key != (key := plan.key(node, step)):
+        raise InternalError(f"step {step} of node {fact.node} is the state {key}, and was kept as {fact.kept.key}")
+
+
+def _lost(plan: SearchPlan, fact: StateLost) -> None:
+    if fact.step not in _node(plan, fact.node).states:
+        raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
+
+
+def _on_node(plan: SearchPlan, fact: StateDiffers | ForkVerified | StageFailed | ChainLost) -> None:
+    _node(plan, fact.node)
+
+
+def _on_nodes(plan: SearchPlan, fact: ChainStarted | ChainProlonged) -> None:
+    for span in fact.spans:
+        _node(plan, span.node)
+
+
+def _node(plan: SearchPlan, id: NodeId) -> Node:
+    if not 0 <= id < len(plan.nodes):
+        raise InternalError(f"no node {id} in a plan of {len(plan.nodes)}")
+    return plan.nodes[id]
+
+
+_CHECKS: dict[type, Callable[[SearchPlan, Any], None]] = {
+    PlanCreated: _created,
+    TrialAdded: _added,
+    TargetAsked: _asked,
+    StateReached: _reached,
+    StateLost: _lost,
+    StateDiffers: _on_node,
+    ForkVerified: _on_node,
+    StageFailed: _on_node,
+    ChainLost: _on_node,
+    ChainStarted: _on_nodes,
+    ChainProlonged: _on_nodes,
+}
+
+
+def other_format(format: int) -> str:
+    age, remedy = ("a newer", "upgrade hpstage") if format > FORMAT else ("an older", "go on with that one")
+    return (
+        f"this store was written in format {format} by {age} hpstage; this one reads format {FORMAT}: {remedy}, or "
+        f"choose another store"
+    )
