@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.executor import Environment
-from hpstage.identity.workload import differences, drifts
+from hpstage.training.identity.workload import differences, drifts
 
 _NAMED = 5
 """Of the functions, modules and packages that differ, how many are named."""

@@ -38,11 +38,11 @@ from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
 from hpstage.executor import Environment, Executor
-from hpstage.identity.workload import identify
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Report
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
+from hpstage.training.identity.workload import identify
 from hpstage.training.trainables import as_trainable
 
 logger = logging.getLogger("hpstage")

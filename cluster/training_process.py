@@ -47,9 +47,9 @@ from hpstage.cluster.messages import (
 from hpstage.cluster.script import import_script
 from hpstage.execution.flight import Control
 from hpstage.execution.runner import ChainRunner
-from hpstage.identity.environment import describe
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.trainable import Trainable
+from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 
 _ORPHANED = 1

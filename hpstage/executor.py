@@ -27,7 +27,7 @@ class Environment(msgspec.Struct, frozen=True):
         described: short names to texts, e.g. ``{"torch": "2.13.0", "device": "cpu", "isa": "AVX512", "threads": "1",
             "numerics": "eager-v1", "data": "1797 x 0f3a..."}``.
         identity: of the trainable's code and attributes, as they are loaded there (see
-            :mod:`hpstage.identity.workload`). Empty where nothing is loaded: the driver's own is taken.
+            :mod:`hpstage.training.identity.workload`). Empty where nothing is loaded: the driver's own is taken.
         loaded: what each function and module is there, and versions of packages, to find out what differs.
         remarks: lines for people, logged once by the driver.
         warnings: the same, of what they had better change.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from hpstage.capture.portrait import LOCAL
 from hpstage.checking import ways
 from hpstage.checking.comparing import METRIC, WORKLOAD, Apart
 from hpstage.checking.snapshot import GENERATOR, SETTING, STATE, THREADS
+from hpstage.training.capture.portrait import LOCAL
 from hpstage.training.pickles import REMEDY
 
 Style = Literal["torch", "function", "object"]

@@ -23,10 +23,10 @@ from hpstage.checking.snapshot import snapshot
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import HpstageError
-from hpstage.identity.environment import describe
 from hpstage.plan.facts import StateKey
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
+from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 
 WORKLOAD = "check"

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from hpstage.checking.runs import Job, Problem, Record, decode_record, encode
 from hpstage.checking.ways import Process
-from hpstage.identity.threads import VARIABLES
+from hpstage.training.identity.threads import VARIABLES
 
 _TOGETHER = 2
 _TAIL = 2000

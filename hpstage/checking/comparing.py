@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpstage.capture.portrait import LOCAL, Difference, differences, rank, shown
 from hpstage.checking.runs import Record, Snapshot
 from hpstage.checking.snapshot import GENERATOR, SETTING, STATE
+from hpstage.training.capture.portrait import LOCAL, Difference, differences, rank, shown
 
 METRIC = "the metric "
 WORKLOAD = "the workload's "
@@ -35,7 +35,7 @@ def first_apart(straight: Record, other: Record, *, variables: bool = True, answ
 
     Args:
         variables: compare local variables as well. Not where reports were wanted at other steps.
-        answered: see :func:`hpstage.capture.portrait.differences`.
+        answered: see :func:`hpstage.training.capture.portrait.differences`.
     """
     if straight.workload and other.workload:
         found = list(differences(straight.workload, other.workload))

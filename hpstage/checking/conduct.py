@@ -18,9 +18,9 @@ from hpstage.checking.trials import Trials, draw
 from hpstage.checking.ways import Process
 from hpstage.cluster.shipping import pack
 from hpstage.errors import UsageError
-from hpstage.identity.workload import packages
 from hpstage.schedule.space import Space
 from hpstage.training.function import FunctionTrainable
+from hpstage.training.identity.workload import packages
 from hpstage.training.lent import see_free
 from hpstage.training.trainables import Keyed, as_trainable
 

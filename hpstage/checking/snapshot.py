@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hpstage.capture.portrait import values_text
 from hpstage.checking.runs import Snapshot
 from hpstage.checkpoints import leaves
 from hpstage.checkpoints.state_tree import digest
 from hpstage.trainable import Trainable
+from hpstage.training.capture.portrait import values_text
 from hpstage.training.function import FunctionTrainable
 
 STATE = "state_dict()"

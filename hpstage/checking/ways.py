@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from hpstage.checking.runs import Run
 from hpstage.checking.trials import Trials
-from hpstage.identity.threads import VARIABLES
+from hpstage.training.identity.threads import VARIABLES
 
 STRAIGHT = "straight through"
 AGAIN = "again, in another process"

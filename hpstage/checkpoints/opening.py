@@ -12,7 +12,7 @@ from hpstage.checkpoints.folder import FolderCheckpoints
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.checkpoints.url import UrlCheckpoints
 from hpstage.errors import UsageError
-from hpstage.redaction import shown
+from hpstage.store.redaction import shown
 
 # At least two letters: "c:" is a drive. Two colons chain file systems of fsspec.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")

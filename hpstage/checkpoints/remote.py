@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from hpstage.errors import UsageError
-from hpstage.redaction import is_secret, redacted, secrets_of, shown, shown_cause
+from hpstage.store.redaction import is_secret, redacted, secrets_of, shown, shown_cause
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from hpstage.cli.status import status
 from hpstage.cli.tree import tree
 from hpstage.cluster import commands as cluster
 from hpstage.errors import HpstageError
-from hpstage.redaction import redacted
+from hpstage.store.redaction import redacted
 
 app = typer.Typer(
     name="hpstage",

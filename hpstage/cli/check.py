@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from hpstage.cli.naming import send_along, space_named, trainable_named
+from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
-from hpstage.terminal import echo
 from hpstage.text import clean
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.plan.facts import Fact
 from hpstage.report.account import uncollected
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 from hpstage.report.tables import Table, events, stages, states, trials, workers
-from hpstage.terminal import echo
 from hpstage.text import clean, count_of
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from hpstage.cli.terminal import echo
 from hpstage.report.account import keep, uncollected
 from hpstage.report.book import open_book
-from hpstage.terminal import echo
 from hpstage.text import clean
 
 _FOLDER = Path("hpstage-report")

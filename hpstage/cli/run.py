@@ -11,9 +11,9 @@ import typer
 
 from hpstage.cli.naming import algorithm_named, send_along, space_named, trainable_named
 from hpstage.cli.studies import default_storage, open_study
+from hpstage.cli.terminal import echo
 from hpstage.errors import ClusterError, UsageError
-from hpstage.redaction import redacted, shown
-from hpstage.terminal import echo
+from hpstage.store.redaction import redacted, shown
 from hpstage.text import clean, count_of
 
 if TYPE_CHECKING:

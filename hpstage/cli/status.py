@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from hpstage.cli.terminal import echo, table
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.plan.facts import DriverId
@@ -20,7 +21,6 @@ from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import open_journal
-from hpstage.terminal import echo, table
 from hpstage.text import clean, count_of, hours
 
 # Lines of running chains, studies and drivers on a terminal; --json has all.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
-from hpstage.redaction import redacted, shown, shown_cause
 from hpstage.store.opening import DEFAULT_ROOT
+from hpstage.store.redaction import redacted, shown, shown_cause
 
 if TYPE_CHECKING:
     import optuna

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
@@ -19,7 +20,6 @@ from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 from hpstage.schedule.forms import Constant, Form
 from hpstage.store.opening import open_journal
-from hpstage.terminal import echo
 from hpstage.text import clean, count_of, shortened
 
 _LINES = 200

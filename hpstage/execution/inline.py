@@ -12,11 +12,11 @@ from hpstage.errors import InternalError
 from hpstage.execution.flight import Control
 from hpstage.execution.runner import ChainReport, ChainRunner
 from hpstage.executor import Environment, Executor
-from hpstage.identity import threads
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, ChainEnded, Report, WorkerJoined
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
+from hpstage.training.identity import threads
 from hpstage.training.trainables import as_trainable
 
 _WORKER = WorkerId("inline")
@@ -37,7 +37,7 @@ class InlineExecutor(Executor):
         self._events.append(WorkerJoined(_WORKER, self.clock()))
         if checkpoints is not None:
             self.use(checkpoints)
-        from hpstage.identity.environment import describe
+        from hpstage.training.identity.environment import describe
 
         self._closing.enter_context(threads.restored())
         return describe(self._trainable)

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from hpstage.capture.portrait import LOCAL, Difference, differences, first_difference, shown
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
+from hpstage.training.capture.portrait import LOCAL, Difference, differences, first_difference, shown
 from hpstage.training.changes import MADE
 from hpstage.training.pickles import REMEDY, pickles_in
 

@@ -19,7 +19,7 @@ from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpstage.errors import StoreError
-from hpstage.redaction import redacted, shown_cause
+from hpstage.store.redaction import redacted, shown_cause
 
 logger = logging.getLogger("hpstage")
 

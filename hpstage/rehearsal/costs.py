@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import UsageError
-from hpstage.identity.environment import describe
-from hpstage.identity.threads import restored
 from hpstage.plan.facts import StateKey
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
+from hpstage.training.identity.environment import describe
+from hpstage.training.identity.threads import restored
 from hpstage.training.trainables import as_trainable
 
 StepSeconds = Callable[[Mapping[str, Scalar]], float]

@@ -21,7 +21,6 @@ from hpstage.driver.driver import Driver
 from hpstage.driver.membership import taking_part
 from hpstage.errors import HistoryChanged, LeaseLost, UsageError
 from hpstage.executor import Executor
-from hpstage.identity.workload import by_name, code_identity
 from hpstage.optuna.ledger import Ledger, samplers
 from hpstage.optuna.patience import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
@@ -40,6 +39,7 @@ from hpstage.search.signals import Interruption
 from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
 from hpstage.store.opening import open_places
+from hpstage.training.identity.workload import by_name, code_identity
 from hpstage.training.lent import see_free
 
 if TYPE_CHECKING:

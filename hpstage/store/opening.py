@@ -15,8 +15,8 @@ from hpstage.errors import StoreError, UsageError
 from hpstage.plan.facts import StateKey
 from hpstage.plan.log import open_existing_plan
 from hpstage.plan.plan import SearchPlan
-from hpstage.redaction import shown
 from hpstage.store import Journal, SQLiteJournal
+from hpstage.store.redaction import shown
 
 DEFAULT_ROOT = ".hpstage"
 _FILE = "plan.sqlite"

@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError, InvalidResponse, NoScriptError
 from redis.retry import Retry
 
 from hpstage.errors import StoreError, UsageError
-from hpstage.redaction import redacted, shown, shown_cause
+from hpstage.store.redaction import redacted, shown, shown_cause
 from hpstage.store.redis_scripts import Script
 
 Answer = TypeVar("Answer")

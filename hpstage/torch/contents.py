@@ -12,10 +12,10 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, UsageError
-from hpstage.hashing import hashed
-from hpstage.identity.files import DataFiles
-from hpstage.identity.walk import Walk
 from hpstage.schedule import Scalar
+from hpstage.training.identity.files import DataFiles
+from hpstage.training.identity.hashing import hashed
+from hpstage.training.identity.walk import Walk
 from hpstage.training.randomness import Purpose, rekey
 
 _SAMPLED = 64

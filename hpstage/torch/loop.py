@@ -7,11 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from hpstage.capture.reach import functions_reached, names_in
-from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, UsageError
-from hpstage.identity.values import NOT_STATE
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.contents import Contents, NoValues, contents_of
@@ -19,6 +16,9 @@ from hpstage.torch.data import Batches
 from hpstage.torch.follow import Follower
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
+from hpstage.training.capture.reach import functions_reached, names_in
+from hpstage.training.capture.world import World
+from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, rekey, seed_of
 
@@ -48,8 +48,8 @@ class _Built:
 class TorchLoop(Adapter):
     """The training loop of one TorchTrainable. One per process, since torch's generators are global.
 
-    A state holds whatever training has changed (:mod:`hpstage.capture.world`), the samples consumed and the last
-    hyper-parameters. Randomness and the order of data are functions of (seed, step) and (seed, position).
+    A state holds whatever training has changed (:mod:`hpstage.training.capture.world`), the samples consumed and the
+    last hyper-parameters. Randomness and the order of data are functions of (seed, step) and (seed, position).
     """
 
     subject: TorchTrainable
@@ -165,7 +165,7 @@ class TorchLoop(Adapter):
         self._samples = state["samples"]
 
     def portrait(self) -> dict[str, str]:
-        """All that training can reach, as texts: see :meth:`hpstage.capture.world.World.portrait`."""
+        """All that training can reach, as texts: see :meth:`hpstage.training.capture.world.World.portrait`."""
         self._drop_gradients(self._ready())
         return self._world.portrait()
 

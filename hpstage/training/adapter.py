@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpstage.errors import TrainingError, UsageError
-from hpstage.identity.workload import StandsFor, packages
+from hpstage.training.identity.workload import StandsFor, packages
 
 
 class Adapter(StandsFor):

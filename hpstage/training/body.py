@@ -12,13 +12,13 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from hpstage.capture.context_managers import letting_through, swallowing
-from hpstage.capture.liveness import live, place
-from hpstage.capture.portrait import LOCAL
-from hpstage.capture.reach import MISSING, Slot, of_user
-from hpstage.capture.variables import Variable
-from hpstage.identity import threads
+from hpstage.training.capture.context_managers import letting_through, swallowing
+from hpstage.training.capture.liveness import live, place
+from hpstage.training.capture.portrait import LOCAL
+from hpstage.training.capture.reach import MISSING, Slot, of_user
+from hpstage.training.capture.variables import Variable
 from hpstage.training.handover import Abandoned
+from hpstage.training.identity import threads
 from hpstage.training.run import Run, Steps
 
 _T = TypeVar("_T")

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hpstage.capture.kind import same_value
-from hpstage.capture.kinds import CACHE, VALUES
-from hpstage.capture.portrait import texts_of
-from hpstage.capture.settings import SETTINGS
-from hpstage.capture.survey import UNKNOWN, Survey, plainly
-from hpstage.capture.values import Marked
-from hpstage.capture.world import World
+from hpstage.training.capture.kind import same_value
+from hpstage.training.capture.kinds import CACHE, VALUES
+from hpstage.training.capture.portrait import texts_of
+from hpstage.training.capture.settings import SETTINGS
+from hpstage.training.capture.survey import UNKNOWN, Survey, plainly
+from hpstage.training.capture.values import Marked
+from hpstage.training.capture.world import World
 
 _EARLY = 2
 """Steps after which the first fork of a workload is verified."""

@@ -15,9 +15,10 @@
 The function runs in a thread of its own with strict hand-over: either it runs or hpstage does, never both. It is paused
 where ``run.steps()`` is asked for the next step. To fork, hpstage begins the function anew and ``run.attach`` fills
 what it is given; so what training changes must be attached, and local variables are no state. Whenever a state is
-taken, those that may be read before they are written again (:mod:`hpstage.capture.liveness`) must hold what they held
-where the loop began: one that has changed is refused by name, however late that is. Those on which no training hangs (a
-list of losses to look at) are named in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
+taken, those that may be read before they are written again (:mod:`hpstage.training.capture.liveness`) must hold what
+they held where the loop began: one that has changed is refused by name, however late that is. Those on which no
+training hangs (a list of losses to look at) are named in the function's attribute ``stateless``:
+``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
-from hpstage.capture.portrait import LOCAL
-from hpstage.capture.world import World
 from hpstage.errors import StateError, TrainingError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.training.adapter import Adapter, stateless_of
 from hpstage.training.body import Body, Pause
+from hpstage.training.capture.portrait import LOCAL
+from hpstage.training.capture.world import World
 from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 from hpstage.training.run import Run
 
@@ -131,7 +132,7 @@ class FunctionTrainable(Adapter):
         self._begin(state)
 
     def portrait(self) -> dict[str, str]:
-        """All that training can reach, as texts: see :meth:`hpstage.capture.world.World.portrait`."""
+        """All that training can reach, as texts: see :meth:`hpstage.training.capture.world.World.portrait`."""
         body = self._begun()
         matter = {variable.name for variable in body.pause(stateless_of(self.subject)).variables}
         # Functions last: what they close over is met by its own name, whether one is there yet or not.

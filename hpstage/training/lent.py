@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from hpstage.capture.kind import own_of, write_own
 from hpstage.errors import UsageError
+from hpstage.training.capture.kind import own_of, write_own
 
 _T = TypeVar("_T")
 _TAKEN: dict[int, Lent] = {}

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.training.adapter import checked_metrics
+from hpstage.training.capture.world import World
 from hpstage.training.handover import Baton
 from hpstage.training.randomness import seed_of
 from hpstage.training.sample_order import SampleOrder

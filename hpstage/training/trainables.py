@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.trainable import METHODS, Trainable
 from hpstage.training.adapter import Adapter, stateless_of
+from hpstage.training.capture.world import World
 from hpstage.training.changes import Changes
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.lent import Lent
@@ -119,7 +119,7 @@ class Keyed(Adapter):
         self._changes.loaded()
 
     def portrait(self) -> dict[str, str]:
-        """All that training can reach, as texts: see :meth:`hpstage.capture.world.World.portrait`."""
+        """All that training can reach, as texts: see :meth:`hpstage.training.capture.world.World.portrait`."""
         return self._world.portrait()
 
     def close(self) -> None:

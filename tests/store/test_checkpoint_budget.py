@@ -363,9 +363,9 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with closing(SQLiteJournal(place / "plan" / "plan.sqlite")) as own:
-        from hpstage.identity.environment import describe
-        from hpstage.identity.workload import code_identity
         from hpstage.plan.keys import workload_key
+        from hpstage.training.identity.environment import describe
+        from hpstage.training.identity.workload import code_identity
 
         described = {**code_identity(Tape()), "sharing": "on"}
         described |= {f"environment:{k}": v for k, v in describe(Tape()).described.items()}

@@ -16,7 +16,7 @@ import torch
 from hpstage.checkpoints import UrlCheckpoints
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import CheckpointError
-from hpstage.redaction import redacted
+from hpstage.store.redaction import redacted
 from tests.store.url_checkpoints import KEY, OTHER, STATE, names, saved, wrap
 
 

@@ -18,10 +18,10 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import hpstage
 from hpstage.errors import UsageError
-from hpstage.identity import values
-from hpstage.identity.environment import describe
 from hpstage.plan.keys import workload_key
 from hpstage.store import MemoryJournal
+from hpstage.training.identity import values
+from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, ordinary_loop
 
@@ -193,8 +193,8 @@ def test_data_in_a_closure_and_in_a_plain_object_count_with_all_their_bytes() ->
 def test_files_are_read_in_full_up_to_a_size_and_by_blocks_beyond(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpstage.identity.files.WHOLE", 10_000)
-    monkeypatch.setattr("hpstage.identity.files._BLOCK", 1_000)
+    monkeypatch.setattr("hpstage.training.identity.files.WHOLE", 10_000)
+    monkeypatch.setattr("hpstage.training.identity.files._BLOCK", 1_000)
     for size in (5_000, 200_000):
         path = tmp_path / f"{size}.bin"
         path.write_bytes(bytes(size))

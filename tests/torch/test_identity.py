@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from hpstage.errors import UsageError
-from hpstage.identity.workload import code_identity
+from hpstage.training.identity.workload import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop
 
@@ -189,7 +189,7 @@ def test_what_a_function_reaches_changes_its_identity(change: tuple[str, str], i
 def test_the_identity_is_equal_in_every_process(tmp_path: Path) -> None:
     for name, text in {"script": SCRIPT, "helpers": HELPERS, "layers": LAYERS, "late": LATE}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    program = "import script\nfrom hpstage.identity.workload import code_identity\n"
+    program = "import script\nfrom hpstage.training.identity.workload import code_identity\n"
     program += "print(code_identity(script.Digits()), code_identity(script.train))"
     root = str(Path(__file__).parents[2])
     outputs = set()

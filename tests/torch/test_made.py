@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from hpstage.capture import pure
-from hpstage.capture.decoding import Decoder
-from hpstage.capture.derived import kept_weight
-from hpstage.capture.on_disk import opened_file, opened_map, where_file_is, where_map_is
-from hpstage.capture.survey import Survey
 from hpstage.errors import StateError
+from hpstage.training.capture import pure
+from hpstage.training.capture.decoding import Decoder
+from hpstage.training.capture.derived import kept_weight
+from hpstage.training.capture.on_disk import opened_file, opened_map, where_file_is, where_map_is
+from hpstage.training.capture.survey import Survey
 
 
 def decoded(plain: Any) -> Any:
@@ -54,7 +54,8 @@ def test_a_state_brings_no_arguments_for_functions_that_it_may_not_name() -> Non
 
 def test_a_state_imports_nothing_by_a_name_that_it_gives() -> None:
     code = (
-        "import sys, torch; from hpstage.capture.allowed import creatable; from hpstage.capture.survey import Survey\n"
+        "import sys, torch; from hpstage.training.capture.allowed import creatable\n"
+        "from hpstage.training.capture.survey import Survey\n"
         "assert creatable(Survey(), 'torch.nn.utils.no_such', 'A') is None\n"
         "assert creatable(Survey(), 'this', 'A') is None and 'this' not in sys.modules\n"
         "assert creatable(Survey(), 'torch.nn.utils.prune', 'L1Unstructured') is not None\n"

@@ -15,8 +15,8 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import hpstage
-from hpstage.identity.environment import describe
-from hpstage.identity.threads import VARIABLES
+from hpstage.training.identity.environment import describe
+from hpstage.training.identity.threads import VARIABLES
 from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
 

@@ -21,8 +21,8 @@ from torch import nn
 import hpstage
 from hpstage import schedule as s
 from hpstage.errors import TrainingError, UsageError
-from hpstage.identity.workload import code_identity
 from hpstage.store import MemoryJournal
+from hpstage.training.identity.workload import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, advance, fresh, hp_at, outcome
 

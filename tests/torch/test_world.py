@@ -15,11 +15,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hpstage.torch
-from hpstage.capture.portrait import differences
-from hpstage.capture.world import World
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError, UsageError
 from hpstage.execution.verification import portrait_of
+from hpstage.training.capture.portrait import differences
+from hpstage.training.capture.world import World
 from tests.torch.patterns import PATTERNS
 from tests.torch.trainables import FORK, STEPS, Small, advance, fresh, hp_at, outcome
 

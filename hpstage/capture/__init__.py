@@ -1,1 +1,0 @@
-"""What a trainable is made of, and how all of it is captured: see :mod:`hpstage.capture.world`."""

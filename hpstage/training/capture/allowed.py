@@ -1,0 +1,84 @@
+"""What a state may name, so that reading one runs no code but what is known here.
+
+A state may come from anybody: classes, functions and generators are named in it, and looked up.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from hpstage.training.capture import pure
+from hpstage.training.capture.kind import RUNNERS, has_own_memory, numpy, torch
+from hpstage.training.capture.reach import of_user
+from hpstage.training.capture.survey import Survey
+
+RANDOM: dict[str, Callable[[], Any]] = {
+    "Random": lambda: sys.modules["random"].Random,
+    "Generator": lambda: torch() and torch().Generator,
+    "RandomState": lambda: numpy() and numpy().random.RandomState,
+}
+
+
+def method_of(owner: object, name: str) -> object:
+    """The function that is a method of an object's class under a name."""
+    found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def may_be_given(function: object) -> bool:
+    """Whether a state may bring arguments for a function: one of the user's, or one that does no more than compute."""
+    if isinstance(function, functools.partial):
+        return may_be_given(function.func)
+    if isinstance(function, types.FunctionType) and of_user(function.__module__):
+        return True
+    return pure.name_of(function) is not None
+
+
+def creatable(base: Survey, module: str, qualname: str) -> type | None:
+    """The class of that name, if an instance of it is known by its attributes: one of the user's that was met before
+    training began, or one of torch's modules and optimizers. Making one runs none of its code."""
+    library = torch()
+    if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
+        kinds = _kinds_of_torch(library)
+        kind = named(module, qualname)
+        if not isinstance(kind, type) or not issubclass(kind, kinds):
+            return None
+    else:
+        kind = base.named.get((module, qualname))
+        if not isinstance(kind, type) or not of_user(module):
+            return None
+    if any("__del__" in vars(part) for part in kind.__mro__) or inspect.isabstract(kind):
+        return None
+    if issubclass(kind, tuple):
+        return kind if kind.__itemsize__ == tuple.__itemsize__ else None
+    return None if has_own_memory(kind) or issubclass(kind, RUNNERS) else kind
+
+
+def _kinds_of_torch(library: Any) -> tuple[type, ...]:
+    # Not all are imported with torch: who prunes in training may import the module there, where a fork has not been.
+    hooks = (getattr(importlib.import_module(f"torch.nn.{module}"), name) for module, name in _HOOKS)
+    return library.nn.Module, library.optim.Optimizer, library.optim.lr_scheduler.LRScheduler, *hooks
+
+
+_HOOKS = (
+    ("modules.module", "_WrappedHook"),
+    ("utils.weight_norm", "WeightNorm"),
+    ("utils.prune", "BasePruningMethod"),
+    *(("utils.spectral_norm", f"SpectralNorm{name}") for name in ("", "LoadStateDictPreHook", "StateDictHook")),
+)
+
+
+def named(module: str, qualname: str) -> object:
+    """What a loaded module has under a name. Nothing is imported, and nothing called."""
+    found: object = sys.modules.get(module)
+    for part in qualname.split("."):
+        if not isinstance(found, types.ModuleType | type):
+            return None
+        found = vars(found).get(part)
+    return found

@@ -1,0 +1,346 @@
+"""Kinds of containers: their items, and the attributes of classes derived from them."""
+
+from __future__ import annotations
+
+import collections
+import marshal
+import weakref
+from collections.abc import Iterable, Iterator
+from operator import is_
+from typing import Any
+
+import xxhash
+
+from hpstage.training.capture.kind import (
+    LEADS_NOWHERE,
+    Child,
+    Kind,
+    attribute_children,
+    dict_of,
+    is_atom,
+    own_of,
+    same_items,
+    same_mapping,
+    same_value,
+    write_own,
+)
+
+BULK = 1 << 16
+"""Containers that hold more containers than this are known by a checksum, if they are of plain values throughout: a
+change is seen, and refused, since what has changed where is not known."""
+
+Items = tuple[list[Any], dict[str, Any]]
+Pairs = tuple[dict[Any, Any], dict[str, Any]]
+
+
+class Sequence(Kind):
+    """Lists and deques: the items, and the attributes of subclasses."""
+
+    name = "items"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Items:
+        items = list.copy(obj) if isinstance(obj, list) else list(collections.deque.__iter__(obj))
+        return items, own_of(obj)
+
+    def again(self, obj: Any, skip: frozenset[str], old: Items) -> Items:
+        if not old[0] and type(obj) is list and not obj:
+            return old
+        new = self.read(obj, skip)
+        return old if self.same(old, new) else new
+
+    def same(self, old: Items, new: Items) -> bool:
+        return same_items(old[0], new[0]) and same_mapping(old[1], new[1])
+
+    def write(self, obj: Any, content: Items, skip: frozenset[str] = frozenset()) -> None:
+        items, own = content
+        if isinstance(obj, list):
+            list.__setitem__(obj, slice(None), items)
+        else:
+            collections.deque.clear(obj)
+            collections.deque.extend(obj, items)
+        write_own(obj, own)
+
+    def children(self, content: Items) -> Iterator[Child]:
+        items, own = content
+        for index, item in enumerate(items):
+            if leads(item):
+                yield f"[{index}]", item
+        yield from attribute_children(own)
+
+
+class Mapping(Kind):
+    """Dicts: keys and values in their order."""
+
+    name = "mapping"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
+        return dict(dict.items(obj)), own_of(obj)
+
+    def again(self, obj: Any, skip: frozenset[str], old: Pairs) -> Pairs:
+        items = old[0]
+        if type(obj) is dict:
+            if not obj and not items:
+                return old
+            if len(obj) == len(items) and all(map(is_, obj.values(), items.values())) and all(map(is_, obj, items)):
+                return old
+        new = self.read(obj, skip)
+        return old if self.same(old, new) else new
+
+    def same(self, old: Pairs, new: Pairs) -> bool:
+        return same_mapping(old[0], new[0]) and same_mapping(old[1], new[1])
+
+    def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
+        items, own = content
+        dict.clear(obj)
+        for key, value in items.items():
+            dict.__setitem__(obj, key, value)
+        write_own(obj, own)
+
+    def children(self, content: Pairs) -> Iterator[Child]:
+        items, own = content
+        for index, (key, value) in enumerate(items.items()):
+            if type(key) is str:
+                if leads(value):
+                    yield f"[{key!r}]", value
+                continue
+            if leads(key):
+                yield f".key({index})", key
+            if leads(value):
+                yield f"[{index}]", value
+        yield from attribute_children(own)
+
+
+class Ordered(Mapping):
+    """``OrderedDict``: its order is kept apart from the dict's."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
+        return dict(collections.OrderedDict.items(obj)), own_of(obj)
+
+    def again(self, obj: Any, skip: frozenset[str], old: Pairs) -> Pairs:
+        # Only of a plain one: a subclass may have attributes.
+        if type(obj) is collections.OrderedDict and not obj and not old[0] and not dict_of(obj) and not old[1]:
+            return old
+        new = self.read(obj, skip)
+        return old if self.same(old, new) else new
+
+    def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
+        items, own = content
+        collections.OrderedDict.clear(obj)
+        for key, value in items.items():
+            collections.OrderedDict.__setitem__(obj, key, value)
+        write_own(obj, own)
+
+
+class Defaulting(Mapping):
+    """``defaultdict``: what makes its values counts among its attributes."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
+        items, own = super().read(obj, skip)
+        return items, {**own, "default_factory": obj.default_factory}
+
+    def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
+        items, own = content
+        super().write(obj, (items, {name: value for name, value in own.items() if name != "default_factory"}))
+        obj.default_factory = own["default_factory"]
+
+
+class ReadOnly(Mapping):
+    """A view of a dict that somebody else may write to."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
+        return dict(obj), {}
+
+    def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
+        if not self.same(content, self.read(obj, skip)):
+            raise TypeError("it is a view of a dict that nothing else here knows")
+
+
+class WeakKeys(Mapping):
+    """``WeakKeyDictionary``; its keys are held while a survey lasts."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
+        return dict(_weak(weakref.WeakKeyDictionary, obj)), _apart(obj)
+
+    def write(self, obj: Any, content: Pairs, skip: frozenset[str] = frozenset()) -> None:
+        obj.clear()
+        obj.update(content[0])
+
+
+class WeakValues(WeakKeys):
+    """``WeakValueDictionary``."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
+        return dict(_weak(weakref.WeakValueDictionary, obj)), _apart(obj)
+
+
+def _weak(kind: Any, obj: Any) -> Iterator[Any]:
+    found: Iterator[Any] = kind.items(obj)
+    return found
+
+
+def _apart(obj: Any) -> dict[str, Any]:
+    """Attributes of a subclass: those of the class itself are how it keeps its items."""
+    return {name: value for name, value in own_of(obj).items() if name not in _WEAK_OWN}
+
+
+_WEAK_OWN = frozenset(("data", "_remove", "_pending_removals", "_iterating", "_dirty_len"))
+
+
+class Members(frozenset[Any]):
+    """What is in a set, and in which order: of numbers that is a function of how they came in, of others it is another
+    in each process."""
+
+    order: tuple[Any, ...]
+
+    @staticmethod
+    def of(items: Iterable[Any]) -> Members:
+        order = tuple(items)
+        made = Members(order)
+        made.order = order
+        return made
+
+    @property
+    def ordered(self) -> bool:
+        return all(type(item) in _NUMBERS for item in self.order)
+
+
+_NUMBERS = (int, float, bool)
+
+
+class Unordered(Kind):
+    """Sets."""
+
+    name = "set"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Members:
+        return Members.of(set.__iter__(obj))
+
+    def again(self, obj: Any, skip: frozenset[str], old: Members) -> Members:
+        if not old and not set.__len__(obj):
+            return old
+        new = self.read(obj, skip)
+        return old if self.same(old, new) else new
+
+    def same(self, old: Members, new: Members) -> bool:
+        if len(old) != len(new):
+            return False
+        if old.ordered:
+            return all(map(same_value, old.order, new.order))
+        return {*map(id, old)} == {*map(id, new)} or (all(map(is_atom, old)) and all(map(is_atom, new)) and old == new)
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        members = content if isinstance(content, Members) else Members.of(content)
+        set.clear(obj)
+        set.update(obj, members.order)
+        if not self.same(self.read(obj, skip), members):
+            raise TypeError("the order of its members hangs on others that have been in it")
+
+
+class Frozen(Unordered):
+    """``frozenset``: it never changes, but its members may."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return Members.of(obj)
+
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
+        return old
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        pass
+
+
+class WeakMembers(Unordered):
+    """``WeakSet``."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return Members.of(obj)
+
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
+        new = self.read(obj, skip)
+        return old if self.same(old, new) else new
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        obj.clear()
+        obj.update(content.order if isinstance(content, Members) else content)
+
+
+class Bytes(Kind):
+    name = "bytearray"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return bytes(obj)
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        obj[:] = content
+
+
+class Objects(Kind):
+    """Arrays of objects."""
+
+    name = "objects"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return list(obj.flat), obj.shape
+
+    def same(self, old: Any, new: Any) -> bool:
+        return same_items(old[0], new[0]) and bool(old[1] == new[1])
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        items, shape = content
+        if shape != obj.shape:
+            raise TypeError("its shape has changed")
+        for index, item in enumerate(items):
+            obj.flat[index] = item
+
+    def children(self, content: Any) -> Iterator[Child]:
+        for index, item in enumerate(content[0]):
+            if type(item) not in LEADS_NOWHERE:
+                yield f"[{index}]", item
+
+
+class Bulk(Kind):
+    """More plain containers in one than can be followed one by one."""
+
+    name = "bulk"
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return self._kind.read(obj, skip), checksum(obj)
+
+    def same(self, old: Any, new: Any) -> bool:
+        return self._kind.same(old[0], new[0]) and old[1] == new[1]
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        raise TypeError(f"it holds more than {BULK:,} containers, too many to know what has changed in which")
+
+
+def checksum(obj: Any) -> str | None:
+    """Of a container of plain values throughout; ``None`` for any other."""
+    try:
+        # Version 0: the bytes hang on values alone, neither on what is interned nor on who else refers to it.
+        return xxhash.xxh3_128_hexdigest(marshal.dumps(obj, 0))
+    except ValueError:
+        return None
+
+
+def leads(item: Any) -> bool:
+    """Whether an item of a container leads to anything that could change, or that is to be known by name."""
+    kind = type(item)
+    if kind in LEADS_NOWHERE:
+        return False
+    if kind is tuple:
+        return any(map(leads, item))
+    return True
+
+
+def is_bulk(obj: Any) -> bool:
+    """Whether a list or dict is to be known by a checksum."""
+    if type(obj) is list:
+        items: Any = obj
+    elif type(obj) is dict:
+        items = obj.values()
+    else:
+        return False
+    return len(items) > BULK and sum(map(leads, items)) > BULK and checksum(obj) is not None

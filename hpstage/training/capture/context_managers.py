@@ -1,0 +1,112 @@
+"""Which ``with`` blocks of a function let every exception through.
+
+One that may swallow an exception may leave variables behind as they were before it. torch's never do.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import functools
+import types
+from collections.abc import Sequence
+from dis import Instruction
+from itertools import pairwise
+from types import CodeType, FrameType
+
+from hpstage.training.capture.liveness import instructions_of
+from hpstage.training.capture.reach import MISSING
+
+_LET_THROUGH = ("torch", "tqdm", "warnings", "threading", "_thread", "io", "_io")
+_LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]:
+    """Offsets of the jumps that are made where a block has swallowed an exception, of those blocks that never do.
+
+    Args:
+        frame: that runs the function.
+        held: its variables.
+    """
+
+    def value_of(names: Sequence[str]) -> object:
+        if not names:
+            return MISSING
+        first, *attributes = names
+        value = held.get(first, frame.f_globals.get(first, getattr(builtins, first, MISSING)))
+        for name in attributes:
+            # Not of objects of any kind: to ask for an attribute may run code of the user's.
+            value = getattr(value, name, MISSING) if isinstance(value, types.ModuleType | type) else MISSING
+        return value
+
+    found = ((jump, value_of(names), called) for jump, names, called in _blocks(frame.f_code))
+    return frozenset(jump for jump, value, called in found if _lets_through(value if called else type(value)))
+
+
+@functools.lru_cache(256)
+def swallowing(code: CodeType) -> frozenset[int]:
+    """Offsets of the jumps that are made where any block has swallowed an exception."""
+    instructions = instructions_of(code)
+    handlers = (index for index, item in enumerate(instructions) if item.opname == "WITH_EXCEPT_START")
+    return frozenset(_jump(instructions, handler) for handler in handlers)
+
+
+def _jump(instructions: Sequence[Instruction], handler: int) -> int:
+    """That of the block whose ``__exit__`` is called at ``handler``."""
+    return next(item.offset for item in instructions[handler:] if "IF_TRUE" in item.opname)
+
+
+def _lets_through(made_by: object) -> bool:
+    """Whether the context managers that this class or function makes let every exception through."""
+    module = getattr(made_by, "__module__", None)
+    if made_by is MISSING or not isinstance(module, str):
+        return False
+    if module.partition(".")[0] in _LET_THROUGH or made_by is contextlib.nullcontext or made_by is contextlib.closing:
+        return True
+    leave = getattr(made_by, "__exit__", None) if isinstance(made_by, type) else None
+    return isinstance(leave, types.FunctionType) and _returns_nothing(leave.__code__)
+
+
+def _returns_nothing(code: CodeType) -> bool:
+    instructions = instructions_of(code)
+    for before, instruction in pairwise(instructions):
+        if instruction.opname == "RETURN_VALUE" and not (before.opname == "LOAD_CONST" and not before.argval):
+            return False
+    return not any((item.opname == "RETURN_CONST" and item.argval) or "YIELD" in item.opname for item in instructions)
+
+
+@functools.lru_cache(256)
+def _blocks(code: CodeType) -> list[tuple[int, list[str], bool]]:
+    """Of each block the offset of the jump, the names that lead to its context manager, and whether that is called."""
+    instructions = instructions_of(code)
+    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+    starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
+    found = []
+    for index, instruction in enumerate(instructions[:-1]):
+        if instruction.opname != "BEFORE_WITH":
+            continue
+        within = instructions[index + 1].offset
+        for handler in (starts[entry.target] for entry in entries if entry.start <= within < entry.end):
+            if instructions[handler + 1].opname == "WITH_EXCEPT_START":
+                found.append((_jump(instructions, handler + 1), *_names(instructions, index - 1)))
+    return found
+
+
+def _names(instructions: Sequence[Instruction], last: int) -> tuple[list[str], bool]:
+    """The names of an expression such as ``torch.autocast(...)``, of which ``last`` is the last instruction."""
+    called = instructions[last].opname.startswith("CALL")
+    begin = _begin(instructions[last])
+    parts = [item for item in instructions[: last + (not called)] if _begin(item) == begin] if begin else []
+    parts = [item for item in parts if item.opname not in ("PRECALL", "KW_NAMES", "LOAD_CONST", "PUSH_NULL")]
+    plain = parts and parts[0].opname in _LOADS and all(item.opname in _ATTRIBUTES for item in parts[1:])
+    return [item.argval for item in parts] if plain else [], called
+
+
+def _begin(instruction: Instruction) -> tuple[int, int] | None:
+    """Line and column; nowhere, where Python was told to keep none."""
+    place = instruction.positions
+    if place is None or place.lineno is None or place.col_offset is None:
+        return None
+    return place.lineno, place.col_offset

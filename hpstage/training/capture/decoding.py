@@ -1,0 +1,357 @@
+"""A state that :mod:`hpstage.training.capture.encoding` wrote, put into the objects that it names."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture import pure
+from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of, named
+from hpstage.training.capture.atoms import is_known, made_of
+from hpstage.training.capture.derived import counting_step, kept_weight
+from hpstage.training.capture.encoding import BUILTINS, CONTAINERS, Plain, is_answered
+from hpstage.training.capture.kind import numpy, torch, write_own
+from hpstage.training.capture.kinds import VALUES
+from hpstage.training.capture.memory import Rebuilt
+from hpstage.training.capture.on_disk import opened_file, opened_map
+from hpstage.training.capture.reach import MISSING
+from hpstage.training.capture.survey import Survey
+from hpstage.training.capture.told import RandomSource
+from hpstage.training.capture.values import duplicate, fill, is_tensor, move
+
+
+class Decoder:
+    """Puts together what :class:`~hpstage.training.capture.encoding.Encoder` wrote.
+
+    Args:
+        base: the same objects, in this process.
+        memory: the encoder's.
+    """
+
+    def __init__(self, base: Survey, memory: Plain) -> None:
+        self._base = base
+        self._new: dict[int, Any] = {}
+        self._kept: dict[tuple[str, object], object] = {}
+        self._memory = Rebuilt(base, memory)
+
+    def keep(self, changed: dict[str, Plain]) -> None:
+        """Note what owners have set for themselves, before everything is put back."""
+        for path, (kind, *parts) in changed.items():
+            record = self._base.paths.get(path)
+            if record is None or kind not in ("attributes", "mapping"):
+                continue
+            present = record.read() if kind == "attributes" else record.read()[0]
+            for key, item in parts[0]:
+                if is_answered(item) and key in present:
+                    self._kept[path, key] = present[key]
+
+    def fill(self, values: dict[str, Any], changed: dict[str, Plain]) -> None:
+        """Bring tensors and arrays to where they were, and give them their values.
+
+        Raises:
+            StateError: they are those of another model.
+        """
+        filled = []
+        for path, found in values.items():
+            record = self._base.paths.get(path)
+            if record is None or record.kind is not VALUES:
+                raise StateError(f"the state is that of another model, or of other code: {path} is not here")
+            plain = changed.get(path)
+            place = plain[1] if plain is not None and plain[0] == "values" else None
+            shape = tuple(found.shape) if place is None else tuple(place[2])
+            as_bytes = not is_tensor(found) and found.dtype != record.obj.dtype
+            if place is None and not as_bytes and shape != tuple(record.content.form[0]):
+                raise StateError(
+                    f"the state is that of another model: {path} has shape {shape} in it, and "
+                    f"{tuple(record.content.form[0])} here"
+                )
+            filled.append((record.obj, found))
+            if place is not None:
+                self._move(record.obj, found, *place)
+        for obj, found in filled:
+            fill(obj, found)
+
+    def _move(self, obj: Any, values: Any, place: Plain, dtype: str, shape: Any, strides: Any) -> None:
+        kind = self._dtype(dtype)
+        if place is None:
+            storage, offset = torch().empty(0, dtype=kind, device=obj.device).untyped_storage(), 0
+        else:
+            at = self._memory.tensor(place, shape, strides, kind, obj.device.type)
+            storage, offset = at.untyped_storage(), at.storage_offset()
+        move(obj, storage, shape, tuple(strides), kind, offset)
+
+    def write(self, path: str, plain: Plain) -> None:
+        """Give the object at ``path`` a content. Raises :class:`StateError` where there is none like it."""
+        record = self._base.paths.get(path)
+        if record is None:
+            raise StateError(f"the state knows of {path}, which is not here: it is that of other code")
+        if is_answered(plain):
+            return
+        kind, *parts = plain
+        if kind != record.kind.name:
+            raise StateError(f"{path} is {record.kind.name} here, and {kind} in the state: it is that of other code")
+        if kind == "values":
+            self._write_tensor(record.obj, *parts[1:])
+            return
+        if kind == "items":
+            content: Any = self._list(parts[0]), self._dict(parts[1])
+        elif kind == "objects":
+            content = self._list(parts[0]), record.obj.shape
+        elif kind == "mapping":
+            content = self._dict(parts[0], path, record.content[0]), self._dict(parts[1])
+        elif kind == "attributes":
+            content = self._dict(parts[0], path, record.content)
+        elif kind == "foreign":
+            content = self._dict(parts[0]), parts[1]
+        elif kind == "set":
+            content = self._list(parts[0])
+        elif kind == "settings":
+            content = {name: self.value(value) for name, value in parts[0]}
+        elif kind == "function":
+            content = record.content[0], self.value(parts[0]), self._dict(parts[1]), self._dict(parts[2])
+        elif kind in ("name", "variable"):
+            content = self.value(parts[0])
+        else:
+            content = parts[0]
+        record.kind.write(record.obj, content, record.skip)
+
+    def _write_tensor(self, obj: Any, trained: bool, gradient: Plain, own: Plain) -> None:
+        if obj.is_leaf:
+            if obj.requires_grad != trained:
+                obj.requires_grad_(trained)
+            obj.grad = self.value(gradient)
+        write_own(obj, self._dict(own))
+
+    def value(self, plain: Plain) -> Any:
+        if type(plain) is not tuple:
+            return plain
+        tag, *parts = plain
+        if tag == "@":
+            record = self._base.paths.get(parts[0])
+            if record is None:
+                raise StateError(f"the state refers to {parts[0]}, which is not here: it is that of other code")
+            return record.obj
+        if tag == "again":
+            return self._new[parts[0]]
+        if tag in CONTAINERS:
+            return self._container(tag, *parts)
+        if is_known(tag):
+            return made_of(tag, self._list(parts))
+        make: Callable[..., Any] | None = getattr(self, f"_make_{tag.replace(' ', '_')}", None)
+        if make is None:
+            raise StateError(f"the state holds a {tag!r}, which this hpstage does not know")
+        return make(*parts)
+
+    # --- what never changes
+
+    def _make_missing(self) -> Any:
+        return MISSING
+
+    def _make_tuple(self, items: Plain) -> Any:
+        return tuple(self._list(items))
+
+    def _make_method(self, owner: Plain, name: str) -> Any:
+        found = self.value(owner)
+        function = method_of(found, name)
+        if not isinstance(function, types.FunctionType):
+            raise StateError(f"the state names a method {name} of {type(found).__qualname__}, which is not here")
+        return types.MethodType(function, found)
+
+    def _make_weak(self, target: Plain) -> Any:
+        found = self.value(target)
+        return weakref.ref(_Gone() if found is None else found)
+
+    def _make_size(self, sizes: list[int]) -> Any:
+        return torch().Size(sizes)
+
+    def _make_device(self, name: str) -> Any:
+        return torch().device(name)
+
+    def _make_dtype(self, name: str) -> Any:
+        return self._dtype(name)
+
+    def _dtype(self, name: str) -> Any:
+        found = getattr(torch(), name, None)
+        if not isinstance(found, torch().dtype):
+            raise StateError(f"the state names a dtype {name!r} that this torch does not know")
+        return found
+
+    def _make_enum(self, module: str, qualname: str, name: str) -> Any:
+        kind = named(module, qualname)
+        if not isinstance(kind, enum.EnumMeta) or name not in kind.__members__:
+            raise StateError(f"the state names {module}.{qualname}.{name}, which is not here")
+        return kind.__members__[name]
+
+    def _make_builtin(self, name: str) -> Any:
+        return next(kind for kind in BUILTINS if kind.__name__ == name)
+
+    def _make_named(self, module: str, qualname: str) -> Any:
+        known = self._base.named.get((module, qualname))
+        if known is None:
+            raise StateError(f"the state names {module}.{qualname}, which is not here")
+        return known
+
+    def _make_pure(self, module: str, name: str) -> Any:
+        function = pure.function_of(module, name)
+        if function is None:
+            raise StateError(f"the state names {module}.{name}, which is not here")
+        return function
+
+    def _make_counting_step(self, optimizer: Plain) -> Any:
+        return counting_step(self.value(optimizer))
+
+    # --- what training has made
+
+    def _container(self, tag: str, number: int, items: Plain, rest: Plain) -> Any:
+        made: Any
+        if tag == "frozenset":
+            made = frozenset(self._list(items))
+        elif tag == "bytearray":
+            made = bytearray(items)
+        else:
+            made = collections.deque(maxlen=rest) if tag == "deque" else CONTAINERS[tag]()
+        self._new[number] = made  # before it is filled: it may contain itself
+        if tag in ("list", "deque"):
+            made.extend(self._list(items))
+        elif tag == "set":
+            made.update(self._list(items))
+        elif tag not in ("frozenset", "bytearray"):
+            for key, item in self._dict(items).items():
+                made[key] = item
+            own = self._dict(rest)
+            if tag == "defaultdict":
+                made.default_factory = own["factory"]
+            else:
+                write_own(made, own)
+        return made
+
+    def _make_objects(self, number: int, items: Plain, shape: list[int]) -> Any:
+        made = self._new[number] = numpy().empty(tuple(shape), dtype=object)
+        for index, item in enumerate(self._list(items)):
+            made.flat[index] = item
+        return made
+
+    def _make_array(self, number: int, values: Any, description: Plain, shape: list[int]) -> Any:
+        dtype = self._described(description)
+        made = values.copy() if values.dtype == dtype else values.view(dtype).reshape(tuple(shape)).copy()
+        self._new[number] = made
+        return made
+
+    def _make_array_view(self, number: int, place: Plain, description: Plain, shape: Any, strides: Any) -> Any:
+        made = self._new[number] = self._memory.array(place, shape, strides, self._described(description))
+        return made
+
+    def _described(self, description: Plain) -> Any:
+        fields = description if isinstance(description, str) else [tuple(field) for field in description]
+        return numpy().lib.format.descr_to_dtype(fields)
+
+    def _make_tensor(self, number: int, values: Any, parameter: bool, device: str, *rest: Any) -> Any:
+        return self._tensor(number, duplicate(values).to(device), parameter, *rest)
+
+    def _make_sparse(
+        self, number: int, indices: Any, values: Any, shape: list[int], coalesced: bool, device: str
+    ) -> Any:
+        parts = duplicate(indices).to(device), duplicate(values).to(device)
+        made = torch().sparse_coo_tensor(*parts, shape, check_invariants=True)._coalesced_(coalesced)
+        self._new[number] = made
+        return made
+
+    def _make_view(
+        self, number: int, place: Plain, dtype: str, shape: Any, strides: Any, parameter: bool, device: str, *rest: Any
+    ) -> Any:
+        at = self._memory.tensor(place, tuple(shape), tuple(strides), self._dtype(dtype), device)
+        return self._tensor(number, at, parameter, *rest)
+
+    def _tensor(self, number: int, made: Any, parameter: bool, trained: bool, gradient: Plain, own: Plain) -> Any:
+        if parameter:
+            made = torch().nn.Parameter(made, requires_grad=False)
+        self._new[number] = made
+        self._write_tensor(made, trained, gradient, own)
+        return made
+
+    def _make_random(self, number: int, name: str, content: Any, device: str) -> Any:
+        kind = RANDOM[name]()
+        made = self._new[number] = kind(device) if device else kind()
+        RandomSource().write(made, content)
+        return made
+
+    def _make_numbers(self, number: int, source: Plain) -> Any:
+        made = self._new[number] = numpy().random.Generator(self.value(source))
+        return made
+
+    def _make_source(self, number: int, name: str, sequence: Plain, content: Any) -> Any:
+        random = numpy().random
+        kind = getattr(random, name, None)
+        if not isinstance(kind, type) or not issubclass(kind, random.BitGenerator) or kind is random.BitGenerator:
+            raise StateError(f"the state holds a source of random numbers {name!r} that this NumPy does not know")
+        entropy, key, size = sequence
+        made = self._new[number] = kind(random.SeedSequence(entropy, spawn_key=tuple(key), pool_size=size))
+        RandomSource().write(made, content)
+        return made
+
+    def _make_source_of(self, path: str) -> Any:
+        return self.value(("@", path)).bit_generator
+
+    def _make_derived(self, number: int, values: Any, device: str, path: str) -> Any:
+        made = self._new[number] = kept_weight(duplicate(values).to(device), path)
+        return made
+
+    def _make_partial(self, number: int, function: Plain, arguments: Plain, keywords: Plain, own: Plain) -> Any:
+        made: Any = functools.partial(_Gone)
+        self._new[number] = made  # before it is filled: what it holds may hold it
+        called = self.value(function)
+        if not may_be_given(called):
+            raise StateError(f"the state holds arguments for {called!r}, which no state may give")
+        made.__setstate__((called, tuple(self._list(arguments)), self._dict(keywords), self._dict(own)))
+        return made
+
+    def _make_map(
+        self, number: int, path: str, sampled: str, offset: int, order: str, description: Plain, shape: list[int]
+    ) -> Any:
+        made = opened_map(path, sampled, offset, order, self._described(description), shape)
+        self._new[number] = made
+        return made
+
+    def _make_opened(self, number: int, path: str, sampled: str, position: int, buffered: bool) -> Any:
+        made = self._new[number] = opened_file(path, sampled, position, buffered)
+        return made
+
+    def _make_instance(self, number: int, module: str, qualname: str, items: Plain, own: Plain) -> Any:
+        simple = (module, qualname) == ("types", "SimpleNamespace")
+        kind: Any = types.SimpleNamespace if simple else creatable(self._base, module, qualname)
+        if kind is None:
+            raise StateError(f"the state holds a {module}.{qualname}, which is not here")
+        if items is not None:
+            made = self._new[number] = tuple.__new__(kind, self._list(items))
+        else:
+            made = self._new[number] = kind() if simple else object.__new__(kind)
+        write_own(made, self._dict(own))
+        return made
+
+    def _list(self, items: list[Plain]) -> list[Any]:
+        return [self.value(item) for item in items]
+
+    def _dict(self, pairs: list[Plain], path: str = "", before: Mapping[Any, Any] = MappingProxyType({})) -> Any:
+        made = {}
+        for key, item in pairs:
+            name = self.value(key)
+            if type(item) is tuple and item[0] == "same":
+                made[name] = before[name]
+            elif not is_answered(item):
+                made[name] = self.value(item)
+            elif (path, name) in self._kept:
+                made[name] = self._kept[path, name]
+        return made
+
+
+class _Gone:
+    """What a dead reference has referred to."""
+
+    __slots__ = ("__weakref__",)

@@ -1,0 +1,97 @@
+"""What torch makes of other things by itself: weights before each use, and the counting ``step`` of an optimizer."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture.kind import dict_of, torch
+
+# --- weights
+
+# torch's hooks that compute a tensor of a module from its parameters before each use, and where they keep its name.
+_HOOKS = (
+    ("torch.nn.utils.weight_norm", "WeightNorm", "name"),
+    ("torch.nn.utils.spectral_norm", "SpectralNorm", "name"),
+    ("torch.nn.utils.prune", "BasePruningMethod", "_tensor_name"),
+)
+
+
+def weights_among(objects: Iterable[object]) -> Iterator[Any]:
+    """Tensors that one of torch's hooks computes anew before the module is used: of what they were computed from, and
+    how gradients would flow back to it, nobody asks any more."""
+    library: Any = torch()
+    hooks = [(vars(sys.modules[module])[name], where) for module, name, where in _HOOKS if module in sys.modules]
+    for module in objects:
+        if not isinstance(module, library.nn.Module):
+            continue
+        own = dict_of(module) or {}
+        for hook in own.get("_forward_pre_hooks", {}).values():
+            for kind, where in hooks:
+                if isinstance(hook, kind) and type(hook).__call__ is kind.__call__:
+                    yield own.get(vars(hook).get(where))
+
+
+def kept_weight(values: Any, path: str) -> Any:
+    """A tensor with these values and no graph: whoever asks for gradients through it is told so."""
+    library: Any = torch()
+
+    class Kept(library.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(context: Any, values: Any) -> Any:
+            return values.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            raise StateError(
+                f"{path} is computed anew whenever its module is called, and training has asked for gradients through "
+                f"the one of an earlier step, which no state can hold: call the module before"
+            )
+
+    with library.enable_grad():
+        return Kept.apply(values.detach().requires_grad_())
+
+
+# --- schedulers wrap an optimizer's ``step`` to see that it was called
+
+_WRAPPER = "LRScheduler.__init__.<locals>.patch_track_step_called.<locals>.wrap_step.<locals>.wrapper"
+_CLOSURE = ("func", "opt_ref")
+
+
+def optimizer_counted_by(function: types.FunctionType) -> Any:
+    """The optimizer whose ``step`` a scheduler has wrapped in this function; ``None``: it is no such function."""
+    code = _code_of_wrapper()
+    if code is None or function.__code__ is not code or code.co_freevars != _CLOSURE:
+        return None
+    step, reference = (cell.cell_contents for cell in function.__closure__ or ())
+    optimizer = reference()
+    return optimizer if optimizer is not None and type(optimizer).step is step else None
+
+
+def counting_step(optimizer: Any) -> Any:
+    """The same function for this optimizer."""
+    code: Any = _code_of_wrapper()
+    if code is None or code.co_freevars != _CLOSURE or not isinstance(optimizer, torch().optim.Optimizer):
+        raise StateError("the state holds a step that a scheduler of another torch counts")
+    step = type(optimizer).step
+    closure = types.CellType(step), types.CellType(weakref.ref(optimizer))
+    made = types.FunctionType(code, vars(sys.modules["torch.optim.lr_scheduler"]), "wrapper", None, closure)
+    functools.update_wrapper(made, step)
+    made._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return made
+
+
+def _code_of_wrapper() -> types.CodeType | None:
+    module: Any = sys.modules.get("torch.optim.lr_scheduler")
+    codes: list[types.CodeType] = [] if module is None else [module.LRScheduler.__init__.__code__]
+    while codes:
+        code = codes.pop()
+        if code.co_qualname == _WRAPPER:
+            return code
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return None

@@ -1,0 +1,399 @@
+"""What has changed since a survey, as a plain state.
+
+A state holds no classes and runs no code: objects that were there when training began are named by their paths, and
+found again under them in the process that goes on. New ones are written out: containers, tensors, arrays, generators
+of random numbers, and instances of the user's classes and torch's modules and optimizers, as their attributes.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import io
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture import pure
+from hpstage.training.capture.allowed import RANDOM, creatable, may_be_given, method_of
+from hpstage.training.capture.atoms import parts_of
+from hpstage.training.capture.containers import BULK, Members
+from hpstage.training.capture.derived import optimizer_counted_by, weights_among
+from hpstage.training.capture.kind import is_atom, numpy, own_of, torch
+from hpstage.training.capture.memory import Places
+from hpstage.training.capture.on_disk import where_file_is, where_map_is
+from hpstage.training.capture.reach import MISSING
+from hpstage.training.capture.survey import UNKNOWN, Record, Survey
+from hpstage.training.capture.told import RandomSource, stands_only
+from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, same_hooks, storable
+
+Plain = Any
+ANSWERED = ("answered",)
+"""In place of what its owner answers for."""
+BUILTINS = (list, dict, set, int, float, str, bool, tuple)
+_NOTHING: dict[Any, Any] = {}
+_ITSELF = (type(None), bool, int, float, str, bytes)
+CONTAINERS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(list, dict, set, frozenset, bytearray),
+        *(collections.OrderedDict, collections.defaultdict, collections.Counter, collections.deque),
+    )
+}
+
+
+class Encoder:
+    """Writes contents out.
+
+    Args:
+        base: the survey whose objects are named by path.
+        now: what is there now.
+        but: paths whose owners answer for what cannot be written out.
+    """
+
+    def __init__(self, base: Survey, now: Survey, but: Callable[[str], bool]) -> None:
+        self._base = base
+        self._now = now
+        self._but = but
+        self._new: dict[int, tuple[object, int]] = {}
+        self._places = Places(base, now)
+
+    @property
+    def memory(self) -> Plain:
+        """Memory that several new values share; complete when all is written."""
+        return self._places.written
+
+    def content(self, record: Record, content: Any) -> Plain:
+        """The content of an object that is in the base."""
+        kind, path = record.kind.name, record.path
+        if UNKNOWN in path:
+            raise self._mixed_up(path)
+        if kind in ("items", "objects"):
+            # The shape of an array, or attributes.
+            return kind, self._list(path, content[0]), self._pairs(path, content[1] if kind == "items" else {})
+        if kind == "mapping":
+            return kind, self._pairs(path, content[0], record.content[0]), self._pairs(path, content[1])
+        if kind == "attributes":
+            return kind, self._pairs(path, content, record.content), []
+        if kind == "foreign" and (
+            content[1] == record.content[1]
+            or (isinstance(content[1], bytes) and len(content[1]) == len(record.content[1] or ""))
+        ):
+            return kind, self._pairs(path, content[0]), content[1]
+        if kind == "set":
+            return kind, self._set(path, content.order)
+        if kind == "file" and stands_only(record.obj, record.content, content):
+            return kind, content
+        if kind in ("bytearray", "random state", "settings"):
+            return kind, self._settings(content) if kind == "settings" else content
+        if kind in ("name", "variable"):
+            return kind, self.value(path, content)
+        if kind == "function":
+            return kind, self.value(path, content[1]), self._pairs(path, content[2]), self._pairs(path, content[3])
+        if kind == "values":
+            return kind, *self._place(record, content)
+        raise self._unmoving(record)
+
+    def _mixed_up(self, path: str) -> StateError:
+        return StateError(
+            f"{path} is one of several in a set, and nothing tells which in another process: keep what training "
+            f"changes in a list or a dict"
+        )
+
+    def _unmoving(self, record: Record) -> StateError:
+        kind, path, what = record.kind.name, record.path, _kind(record.obj)
+        if kind == "modules":
+            (name, *_) = (module.__name__ for module in record.read() if module not in record.content)
+            return StateError(
+                f"{name} was first imported in training, by a name that code makes up, so that nothing knows what of "
+                f"it training has changed: import it where your module begins"
+            )
+        if kind == "iterator":
+            return StateError(
+                f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
+                f"would go on elsewhere. Make what it gives a function of the step, or keep a position of your own"
+            )
+        if kind == "bulk":
+            why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"
+        elif kind == "file":
+            why = (
+                "has been read or written in training, and its position can be in no state: open it for reading only, "
+                "or where it is used"
+            )
+        else:
+            why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
+        return StateError(f"{path} is a {what} that {why}; if no training hangs on it, name it in `stateless`")
+
+    def value(self, path: str, value: Any) -> Plain:
+        """A value within a content."""
+        kind = type(value)
+        if kind in _ITSELF:
+            return value
+        if value is MISSING:
+            return ("missing",)
+        known = self._base.path_of(value)
+        if known is not None:
+            if UNKNOWN in known:
+                raise self._mixed_up(known)
+            return "@", known
+        if id(value) in self._new:
+            return "again", self._new[id(value)][1]
+        if kind is tuple:
+            return "tuple", self._list(path, value)
+        if kind is types.MethodType:
+            return self._method(path, value)
+        if kind is weakref.ref:
+            return "weak", self.value(path, value())
+        if is_atom(value):
+            return self._atom(path, value)
+        if kind is types.BuiltinFunctionType or kind is types.FunctionType:
+            return self._named(path, value)
+        return self._fresh(path, value)
+
+    def _method(self, path: str, value: Any) -> Plain:
+        name = value.__func__.__name__
+        if method_of(value.__self__, name) is not value.__func__:
+            raise self._refusal(path, value)
+        return "method", self.value(path, value.__self__), name
+
+    def _atom(self, path: str, value: Any) -> Plain:
+        if isinstance(value, enum.Enum):
+            return "enum", type(value).__module__, type(value).__qualname__, value.name
+        parts = parts_of(value)
+        if parts is not None:
+            return parts[0], *self._list(path, parts[1])
+        library = torch()
+        if library is not None:
+            if isinstance(value, library.Size):
+                return "size", list(value)
+            if isinstance(value, library.dtype):
+                return "dtype", str(value).removeprefix("torch.")
+            if isinstance(value, library.device):
+                return "device", str(value)
+        arrays = numpy()
+        if arrays is not None and isinstance(value, arrays.generic):
+            return value
+        if isinstance(value, type):
+            return self._named(path, value)
+        raise self._refusal(path, value)
+
+    def _named(self, path: str, value: Any) -> Plain:
+        """A function or class, of those that were there before or do no more than compute. Another could be any: a
+        state must not choose it."""
+        name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        if any(value is kind for kind in BUILTINS):
+            return "builtin", value.__name__
+        if self._base.named.get(name) is value:
+            return "named", *name
+        found = pure.name_of(value)
+        if found is not None:
+            return "pure", *found
+        if type(value) is types.FunctionType and (optimizer := optimizer_counted_by(value)) is not None:
+            return "counting step", self.value(path, optimizer)
+        raise self._refusal(path, value)
+
+    def _fresh(self, path: str, value: Any) -> Plain:
+        """An object that training has made."""
+        number = len(self._new)
+        self._new[id(value)] = value, number
+        kind = type(value)
+        if kind is list or kind is collections.deque:
+            own = value.maxlen if kind is collections.deque else None
+            return kind.__name__, number, self._list(path, value), own
+        if CONTAINERS.get(kind.__name__) is kind:
+            if kind is set or kind is frozenset:
+                return kind.__name__, number, self._set(path, value), None
+            if kind is bytearray:
+                return kind.__name__, number, bytes(value), None
+            own = own_of(value) if kind is not collections.defaultdict else {"factory": value.default_factory}
+            return kind.__name__, number, self._pairs(path, value), self._pairs(path, own)
+        library, arrays = torch(), numpy()
+        if library is not None and kind in (library.Tensor, library.nn.Parameter):
+            return self._tensor(path, number, value)
+        if arrays is not None and kind is arrays.ndarray:
+            return self._array(path, number, value)
+        if arrays is not None and kind is arrays.memmap and (where := where_map_is(value)):
+            return "map", number, *where, _description(value.dtype), list(value.shape)
+        if kind in (io.BufferedReader, io.FileIO) and (where := where_file_is(value)):
+            return "opened", number, *where
+        if kind is types.SimpleNamespace:
+            return "instance", number, "types", "SimpleNamespace", None, self._pairs(path, vars(value))
+        if kind is functools.partial and may_be_given(value.func):
+            parts = self._list(path, value.args), self._pairs(path, value.keywords), self._pairs(path, own_of(value))
+            return "partial", number, self.value(f"{path}.func", value.func), *parts
+        if arrays is not None and kind is arrays.ufunc:
+            return self._named(path, value)
+        source = next((name for name, source in RANDOM.items() if source() is kind), None)
+        if source is not None:
+            return "random", number, source, RandomSource().read(value, frozenset()), _bits(value)
+        if arrays is not None and (kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator)):
+            return self._numbers(path, number, value)
+        if creatable(self._base, kind.__module__, kind.__qualname__) is kind:
+            items = self._list(path, tuple.__iter__(value)) if issubclass(kind, tuple) else None
+            own = self._pairs(path, own_of(value))
+            return "instance", number, kind.__module__, kind.__qualname__, items, own
+        raise self._refusal(path, value)
+
+    def _numbers(self, path: str, number: int, value: Any) -> Plain:
+        """A generator of NumPy's: several may be on the same source, which has a sequence of seeds to spawn others."""
+        if hasattr(value, "bit_generator"):
+            source = value.bit_generator
+            return "numbers", number, self._sources.get(id(source)) or self.value(f"{path}.bit_generator", source)
+        kind, seeds = type(value), value.seed_seq
+        if getattr(numpy().random, kind.__name__, None) is not kind or type(seeds) is not numpy().random.SeedSequence:
+            raise self._refusal(path, value)
+        entropy = seeds.entropy if isinstance(seeds.entropy, int) else [int(part) for part in seeds.entropy]
+        sequence = entropy, [int(part) for part in seeds.spawn_key], seeds.pool_size
+        return "source", number, kind.__name__, sequence, RandomSource().read(value, frozenset())
+
+    @functools.cached_property
+    def _sources(self) -> dict[int, Plain]:
+        """By id, what the generators of the base take their numbers from."""
+        generators = (record for record in self._base if issubclass(type(record.obj), numpy().random.Generator))
+        return {id(record.obj.bit_generator): ("source of", record.path) for record in generators}
+
+    @functools.cached_property
+    def _derived(self) -> set[int]:
+        return set(map(id, weights_among(record.obj for record in self._now)))
+
+    def _tensor(self, path: str, number: int, value: Any) -> Plain:
+        if value.grad_fn is not None and id(value) in self._derived and (plain := storable(value)) is not None:
+            return "derived", number, plain, value.device.type, path
+        if value.grad_fn is not None:
+            raise StateError(
+                f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
+                f"or take item(); if it is only looked at, name it in `stateless`"
+            )
+        if not same_hooks(hooks_of(value), NO_HOOKS):
+            raise self._hooked(path)
+        if value.layout is torch().sparse_coo and not value.requires_grad:
+            parts = value._indices(), value._values()
+            return "sparse", number, *parts, list(value.shape), value.is_coalesced(), value.device.type
+        plain = storable(value)
+        if plain is None:
+            raise self._unstorable(path, value)
+        rest = (
+            type(value) is torch().nn.Parameter,
+            value.device.type,
+            value.requires_grad,
+            self.value(f"{path}.grad", value.grad),
+            self._pairs(path, own_of(value)),
+        )
+        place = self._places.of(plain)
+        if place is None:
+            return "tensor", number, plain, *rest
+        dtype = str(value.dtype).removeprefix("torch.")
+        return "view", number, place, dtype, list(plain.shape), list(plain.stride()), *rest
+
+    def _array(self, path: str, number: int, value: Any) -> Plain:
+        if value.dtype.hasobject:
+            if value.dtype.str != "|O":
+                raise self._unstorable(path, value)
+            return "objects", number, self._list(path, value.flat), list(value.shape)
+        description = _description(value.dtype)
+        place = self._places.of(value)
+        if place is not None:
+            return "array view", number, place, description, list(value.shape), list(value.strides)
+        plain = storable(value)
+        return "array", number, value.copy() if plain is None else plain, description, list(value.shape)
+
+    def _place(self, record: Record, content: Any) -> tuple[Plain, ...]:
+        """Where a tensor of the base is, and all else of it but its values."""
+        before, obj = record.content, record.obj
+        if not content.plain or not before.plain:
+            raise self._unstorable(record.path, obj)
+        if not same_hooks(content.hooks, before.hooks):
+            raise self._hooked(record.path)
+        place: Plain = None
+        if content.pointer != before.pointer or content.form != before.form:
+            shape, strides, dtype = content.form[:3]
+            if content.form[3] != before.form[3]:
+                raise StateError(f"{record.path} has moved from {before.form[3]} to {content.form[3]} in training")
+            form = str(dtype).removeprefix("torch."), list(shape), list(strides)
+            place = (self._places.of(storable(obj)), *form)
+        gradient = self.value(f"{record.path}.grad", content.gradient)
+        return place, content.trained, gradient, self._pairs(record.path, content.own)
+
+    def _hooked(self, path: str) -> StateError:
+        return StateError(f"{path} has been given a hook in training, which no state can hold: do it in model()")
+
+    def _unstorable(self, path: str, value: Any) -> StateError:
+        if is_lazy(value):
+            form, what = "lazy", "has been given its shape"
+        else:
+            layout = str(getattr(value, "layout", "")).removeprefix("torch.")
+            form = f"{layout} {value.dtype}".strip().replace("torch.", "")
+            what = "has changed"
+        return StateError(
+            f"{path} is a {_kind(value)} ({form}) that {what} in training, and no state can hold one: keep ordinary "
+            f"tensors and arrays from which it can be made; if no training hangs on it, name it in `stateless`"
+        )
+
+    def _settings(self, content: dict[str, Any]) -> list[Plain]:
+        return [(name, self.value(f"torch.{name}", value)) for name, value in content.items()]
+
+    def _list(self, path: str, items: Any) -> list[Plain]:
+        return [self.value(f"{path}[{index}]", item) for index, item in enumerate(items)]
+
+    def _pairs(self, path: str, items: dict[Any, Any], before: dict[Any, Any] = _NOTHING) -> list[Plain]:
+        """What cannot be written out may be what it was ``before``."""
+        pairs = []
+        for index, (key, item) in enumerate(dict.items(items)):
+            made = len(self._new)
+            inner = f"{path}.{key}" if type(key) is str else f"{path}[{index}]"
+            try:
+                plain = self.value(inner, item)
+            except StateError:
+                for key_of_new in list(self._new)[made:]:
+                    del self._new[key_of_new]
+                if type(key) is str and before.get(key, MISSING) is item:
+                    plain = ("same",)
+                elif self._but(inner):
+                    plain = ANSWERED
+                else:
+                    raise
+            pairs.append((self.value(f"{path}.key({index})", key), plain))
+        return pairs
+
+    def _set(self, path: str, items: Any) -> list[Plain]:
+        """Numbers in the order in which they are met, since that is a function of how they came in; others, whose order
+        is another in each process, sorted."""
+        items = tuple(items)
+        plain = [self.value(f"{path}[...]", item) for item in items]
+        if not Members.of(items).ordered:
+            return sorted(plain, key=repr)
+        if tuple(set(items)) != items:
+            raise StateError(
+                f"{path} is a set whose order no state can keep, since it has been larger, or filled in another order: "
+                f"use a dict, which keeps the order in which it was filled"
+            )
+        return plain
+
+    def _refusal(self, path: str, value: object) -> StateError:
+        return StateError(
+            f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model() or "
+            f"__init__(), so that it is there when a fork begins, or keep plain values (numbers, tensors, lists); if "
+            f"nothing in training hangs on it, name it in `stateless`"
+        )
+
+
+def is_answered(plain: Plain) -> bool:
+    return type(plain) is tuple and len(plain) == 1 and plain[0] == ANSWERED[0]
+
+
+def _bits(value: Any) -> str:
+    device = getattr(value, "device", None)
+    return "" if device is None else str(device)
+
+
+def _description(dtype: Any) -> Plain:
+    described = numpy().lib.format.dtype_to_descr(dtype)
+    return described if isinstance(described, str) else [list(field) for field in described]
+
+
+def _kind(value: object) -> str:
+    module = type(value).__module__
+    return type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"

@@ -1,0 +1,76 @@
+"""Tells which tensors and arrays something has changed, and puts small ones back.
+
+Version counters do not tell: what BatchNorm writes to its running statistics is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import xxhash
+
+from hpstage.checkpoints import leaves
+from hpstage.training.capture.kind import torch
+from hpstage.training.capture.survey import Record, Survey, plainly
+from hpstage.training.capture.values import Marked, duplicate, fill, is_tensor, nbytes, storable
+
+_COPIED = 64 << 20
+"""Bytes in all up to which copies are made. The rest is known by checksums."""
+
+
+class Guard:
+    """Knows values as they are when it is made.
+
+    Args:
+        records: of tensors and arrays. Those that hold a sample are compared by themselves.
+        pristine: what is known of these from before, copies among it.
+    """
+
+    def __init__(self, records: Sequence[Record], pristine: Survey) -> None:
+        self._records = records
+        self._copies: dict[str, Any] = {}
+        self._sums: dict[str, object] = {}
+        with plainly():
+            plain = []
+            for record in records:
+                if record.content.sample is None:
+                    plain.append((record.path, storable(record.obj)))
+                    continue
+                known = pristine.records.get(id(record.obj))
+                if known is not None and record.content.same(known.content):
+                    self._copies[record.path] = known.content.copy
+                else:
+                    self._copies[record.path] = Marked(record.obj, copied=True).copy
+            self._sums = {path: _checksum(values) for path, values in plain}
+            if sum(nbytes(values) for _, values in plain) <= _COPIED:
+                self._copies |= {path: duplicate(values) for path, values in plain}
+
+    def changed(self) -> Iterator[Record]:
+        with plainly():
+            for record in self._records:
+                known = self._sums.get(record.path)
+                if record.changed() if known is None else _checksum(storable(record.obj)) != known:
+                    yield record
+
+    def put_back(self, record: Record) -> bool:
+        """Whether it could be."""
+        copy = self._copies.get(record.path)
+        if copy is None:
+            return False
+        with plainly():
+            fill(record.obj, copy)
+        return True
+
+
+def _checksum(values: Any) -> object:
+    if not is_tensor(values) or values.device.type == "cpu":
+        leaf = leaves.describe("", values)
+        assert isinstance(leaf, leaves.Leaf)
+        return xxhash.xxh3_128_digest(leaves.content(leaf, values))
+    # Where the tensor is: to fetch it would take longer than to read it.
+    library = torch()
+    bits = values.contiguous().view(library.uint8).to(library.int64)
+    return int(bits.sum()), int(
+        (bits * (library.arange(bits.numel(), device=bits.device).view(bits.shape) % 8191)).sum()
+    )

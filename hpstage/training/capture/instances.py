@@ -1,0 +1,407 @@
+"""Kinds of objects with attributes, and of the namespaces that code reaches."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import pickle
+import types
+from collections.abc import Iterator
+from operator import is_
+from typing import Any
+
+import xxhash
+
+from hpstage.training.capture.imports import loaded
+from hpstage.training.capture.kind import (
+    LEADS_NOWHERE,
+    Child,
+    Kind,
+    attribute_children,
+    by_type,
+    dict_of,
+    own_of,
+    same_mapping,
+    same_value,
+    slots_of,
+    write_own,
+)
+from hpstage.training.capture.reach import attributes_stored_in, of_user
+from hpstage.training.capture.values import is_tensor
+from hpstage.training.identity.bytecode import functions_in
+
+Attributes = dict[str, Any]
+
+
+class Instance(Kind):
+    """Objects with attributes, in ``__dict__`` or ``__slots__``."""
+
+    name = "attributes"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
+        found = own_of(obj)
+        return {name: value for name, value in found.items() if name not in skip} if skip else found
+
+    def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
+        if not skip and not slots_of(type(obj)):
+            own = dict_of(obj)
+            if (
+                own is not None
+                and len(own) == len(old)
+                and all(map(is_, own.values(), old.values()))
+                and all(map(is_, own, old))
+            ):
+                return old
+        new = self.read(obj, skip)
+        return old if same_mapping(old, new) else new
+
+    def same(self, old: Attributes, new: Attributes) -> bool:
+        return same_mapping(old, new)
+
+    def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
+        write_own(obj, content, skip)
+
+    def children(self, content: Attributes) -> Iterator[Child]:
+        return attribute_children(content)
+
+
+class PerThread(Instance):
+    """``threading.local``: the attributes that this thread sees."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
+        return {name: value for name, value in vars(obj).items() if name not in skip}
+
+    def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
+        new = self.read(obj, skip)
+        return old if same_mapping(old, new) else new
+
+    def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
+        own = vars(obj)
+        for name in [name for name in own if name not in skip]:
+            del own[name]
+        own.update(content)
+
+
+class Runner(Instance):
+    """Threads and pools of the user's classes: the attributes that these add to the library's, which run them."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
+        return super().read(obj, skip | _set_by_libraries(type(obj)))
+
+    def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
+        return super().again(obj, skip | _set_by_libraries(type(obj)), old)
+
+    def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
+        super().write(obj, content, skip | _set_by_libraries(type(obj)))
+
+
+@by_type
+def _set_by_libraries(kind: Any) -> frozenset[str]:
+    """Names of attributes that the code of a class's bases sets, of those that are not the user's."""
+    functions = [
+        function
+        for base in kind.__mro__
+        if not of_user(base.__module__)
+        for member in vars(base).values()
+        for function in (member, *functions_in(member))
+    ]
+    return frozenset(
+        name
+        for function in functions
+        if isinstance(function, types.FunctionType)
+        for name in attributes_stored_in(function.__code__)
+    )
+
+
+class TupleWithAttributes(Instance):
+    """An instance of a class derived from ``tuple`` that has attributes besides its items."""
+
+    def children(self, content: Attributes) -> Iterator[Child]:
+        for name, value in content.items():
+            if type(value) not in LEADS_NOWHERE:
+                yield f".{name}", value
+
+
+class Scripted(Instance):
+    """A module of TorchScript's, whose parameters, buffers and numbers its interpreter keeps."""
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
+        found = {name: value for name, value in own_of(obj).items() if name not in _OF_SCRIPTS and name not in skip}
+        found["parameters"] = tuple(obj.named_parameters(recurse=False))
+        found["buffers"] = tuple(obj.named_buffers(recurse=False))
+        found["modules"] = tuple(obj.named_children())
+        for name in _script_attributes(obj):
+            value = getattr(obj, name)
+            if type(value) in LEADS_NOWHERE or is_tensor(value):
+                found[name] = value
+            elif type(value) in (list, dict, tuple):  # a copy of what the interpreter keeps
+                found[name] = _OF_SCRIPT, _literal(value)
+        return found
+
+    def again(self, obj: Any, skip: frozenset[str], old: Attributes) -> Attributes:
+        new = self.read(obj, skip)
+        return old if same_mapping(old, new) else new
+
+    def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
+        for name in _script_attributes(obj):
+            if name not in content or is_tensor(content[name]):
+                continue
+            value = content[name]
+            setattr(obj, name, ast.literal_eval(value[1]) if type(value) is tuple else value)
+
+    def children(self, content: Attributes) -> Iterator[Child]:
+        for name in ("parameters", "buffers", "modules"):
+            for inner, value in content[name]:
+                yield f".{inner}", value
+        for name, value in content.items():
+            if is_tensor(value):
+                yield f".{name}", value
+
+
+_OF_SCRIPT = "container of TorchScript's"
+
+
+def _literal(value: Any) -> object:
+    """A container of plain values as text; for any other, what is never the same."""
+    text = repr(value)
+    try:
+        return text if ast.literal_eval(text) == value else object()
+    except (ValueError, SyntaxError, RuntimeError):  # the last: tensors have no one truth
+        return object()
+
+
+_OF_SCRIPTS = frozenset(("_c", "_modules", "_concrete_type", "_forward_hooks", "_forward_pre_hooks"))
+
+
+def _script_attributes(obj: Any) -> list[str]:
+    kind = object.__getattribute__(obj, "__dict__").get("_concrete_type")
+    return [] if kind is None else list(kind.get_attributes())
+
+
+class Foreign(Instance):
+    """Objects of classes written in C: attributes, and the memory that they offer or a checksum of what they are
+    pickled as, if that is not long; ``None`` if they offer none and cannot be pickled."""
+
+    name = "foreign"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return super().read(obj, skip), _inside(obj)
+
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
+        new = super().read(obj, skip), (old[1] if old[1] in (None, _LONG) else _inside(obj))
+        return old if self.same(old, new) else new
+
+    def same(self, old: Any, new: Any) -> bool:
+        return same_mapping(old[0], new[0]) and bool(old[1] == new[1])
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        super().write(obj, content[0], skip)
+        inside = _inside(obj)
+        if content[1] == inside:
+            return
+        if not isinstance(inside, bytes) or not isinstance(content[1], bytes) or len(inside) != len(content[1]):
+            raise TypeError("it is of a class written in C")
+        (ctypes.c_ubyte * len(inside)).from_buffer(obj)[:] = list(content[1])
+
+    def children(self, content: Any) -> Iterator[Child]:
+        return attribute_children(content[0])
+
+
+def _inside(obj: Any) -> bytes | str | None:
+    try:
+        with memoryview(obj) as memory:
+            if not memory.readonly and memory.nbytes <= _LONGEST:
+                return memory.tobytes()
+    except (TypeError, BufferError, ValueError):
+        pass  # it offers none
+    return pickled(obj)
+
+
+_LONG = "more than is looked at"
+_LONGEST = 1 << 20
+_LONGEST_BUFFER = 1 << 26
+
+
+class _TooLongError(Exception):
+    """It takes more bytes than are looked at."""
+
+
+class _Sum:
+    """A file that is only summed up."""
+
+    def __init__(self) -> None:
+        self.hasher = xxhash.xxh3_128()
+        self._length = 0
+
+    def write(self, data: Any) -> int:
+        length = memoryview(data).nbytes
+        self._length += length
+        if self._length > _LONGEST:
+            raise _TooLongError
+        self.hasher.update(data)
+        return length
+
+    def take(self, buffer: pickle.PickleBuffer) -> None:
+        raw = buffer.raw()
+        if raw.nbytes > _LONGEST_BUFFER:
+            raise _TooLongError
+        self.hasher.update(raw)
+
+
+def pickled(obj: Any) -> str | None:
+    """A checksum of what an object is pickled as. ``None``: it cannot be."""
+    summed = _Sum()
+    try:
+        pickle.Pickler(summed, protocol=5, buffer_callback=summed.take).dump(obj)
+    except _TooLongError:
+        return _LONG
+    except Exception:
+        return None  # whatever its class says to that
+    return summed.hasher.hexdigest()
+
+
+class Slot(Kind):
+    """A global name that training code reaches."""
+
+    name = "name"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return obj.get()
+
+    def same(self, old: Any, new: Any) -> bool:
+        return same_value(old, new)
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        obj.set(content)
+
+    def children(self, content: Any) -> Iterator[Child]:
+        yield "", content
+
+
+class ClassNamespace(Kind):
+    """The attributes of a class that training code reaches."""
+
+    name = "attributes"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
+        found: Attributes = obj.get()
+        return {name: value for name, value in found.items() if name not in skip} if skip else found
+
+    def same(self, old: Attributes, new: Attributes) -> bool:
+        return old is new or same_mapping(old, new)
+
+    def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
+        obj.set(content)
+
+    def children(self, content: Attributes) -> Iterator[Child]:
+        for name, value in content.items():
+            if type(value) not in _CODE:  # what functions hold is reached from their class
+                yield f".{name}", value
+
+
+class ModulesByText(Kind):
+    """Modules that code may import by a text. One that is imported stays; what it holds is looked at."""
+
+    name = "modules"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> tuple[types.ModuleType, ...]:
+        return loaded(obj.prefix, of_user)
+
+    def same(self, old: tuple[types.ModuleType, ...], new: tuple[types.ModuleType, ...]) -> bool:
+        return old == new or {*new} <= {*old}
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        pass
+
+    def children(self, content: tuple[types.ModuleType, ...]) -> Iterator[Child]:
+        for module in content:
+            yield f":{module.__name__}", module
+
+
+class LibraryNamespace(ClassNamespace):
+    """What has been put in place of a library's functions and classes; the code among it is reached by no class."""
+
+    def children(self, content: Attributes) -> Iterator[Child]:
+        return attribute_children(content)
+
+
+_CODE = frozenset((types.FunctionType, staticmethod, classmethod, property, *LEADS_NOWHERE))
+
+
+class Cell(Kind):
+    """A variable that functions close over."""
+
+    name = "variable"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        try:
+            return (obj.cell_contents,)
+        except ValueError:  # not bound yet
+            return ()
+
+    def same(self, old: Any, new: Any) -> bool:
+        return same_value(old, new)
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        if content:
+            obj.cell_contents = content[0]
+        else:
+            del obj.cell_contents
+
+    def children(self, content: Any) -> Iterator[Child]:
+        for value in content:
+            yield "", value
+
+
+class Function(Kind):
+    """Functions of the user's: what they close over, their defaults and attributes."""
+
+    name = "function"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        cells = dict(zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True))
+        return cells, obj.__defaults__ or (), obj.__kwdefaults__ or {}, dict(vars(obj))
+
+    def same(self, old: Any, new: Any) -> bool:
+        return all(map(_same_entry, old, new))
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        _, defaults, keywords, own = content
+        obj.__defaults__, obj.__kwdefaults__ = defaults or None, keywords or None
+        vars(obj).clear()
+        vars(obj).update(own)
+
+    def children(self, content: Any) -> Iterator[Child]:
+        closure, defaults, keywords, own = content
+        for name, cell in closure.items():
+            yield f".{name}", cell
+        for index, value in enumerate(defaults):
+            yield f".defaults[{index}]", value
+        for name, value in keywords.items():
+            yield f".defaults[{name!r}]", value
+        yield from attribute_children(own)
+
+
+class Partial(Kind):
+    """``functools.partial``: immutable but for what it holds."""
+
+    name = "partial"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return obj.func, obj.args, dict(obj.keywords), own_of(obj)
+
+    def same(self, old: Any, new: Any) -> bool:
+        return all(map(_same_entry, old, new))
+
+    def children(self, content: Any) -> Iterator[Child]:
+        function, arguments, keywords, own = content
+        yield ".func", function
+        for index, value in enumerate(arguments):
+            yield f".args[{index}]", value
+        for name, value in keywords.items():
+            yield f".keywords[{name!r}]", value
+        yield from attribute_children(own)
+
+
+def _same_entry(old: Any, new: Any) -> bool:
+    return same_mapping(old, new) if isinstance(old, dict) else same_value(old, new)

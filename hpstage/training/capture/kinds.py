@@ -1,0 +1,200 @@
+"""Which kind an object is of. Whatever is neither of a kind here nor immutable is told apart by identity alone."""
+
+from __future__ import annotations
+
+import _multiprocessing  # type: ignore[import-not-found]
+import collections
+import contextvars
+import enum
+import functools
+import io
+import mmap
+import random
+import threading
+import types
+import weakref
+from typing import Any
+
+from hpstage.training.capture.containers import (
+    Bulk,
+    Bytes,
+    Defaulting,
+    Frozen,
+    Mapping,
+    Objects,
+    Ordered,
+    ReadOnly,
+    Sequence,
+    Unordered,
+    WeakKeys,
+    WeakMembers,
+    WeakValues,
+    is_bulk,
+)
+from hpstage.training.capture.imports import Modules
+from hpstage.training.capture.instances import (
+    Cell,
+    ClassNamespace,
+    Foreign,
+    Function,
+    Instance,
+    LibraryNamespace,
+    ModulesByText,
+    Partial,
+    PerThread,
+    Runner,
+    Scripted,
+    Slot,
+    TupleWithAttributes,
+)
+from hpstage.training.capture.kind import (
+    RUNNERS,
+    Kind,
+    Opaque,
+    by_type,
+    has_dict,
+    has_own_memory,
+    is_atomic,
+    numpy,
+    slots_of,
+    torch,
+)
+from hpstage.training.capture.reach import ClassAttributes, LibraryNames, is_users_code, of_user
+from hpstage.training.capture.reach import Slot as GlobalName
+from hpstage.training.capture.settings import OfProcess, Settings
+from hpstage.training.capture.told import CACHE_TYPE, ITERATORS, Cache, Context, File, Lock, Moving, RandomSource, View
+from hpstage.training.capture.values import Values, is_read_only
+from hpstage.training.identity.source import module_of
+
+# Their instances are machinery (compilers, loggers, threads), not what training computes with.
+_MACHINERY = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch.fx",
+    "torch.jit",
+    "torch._C",
+    "torch._ops",
+    "torch.autograd",
+    "torch.amp.autocast_mode",  # they note what was set before, each time they are entered
+    "torch.cuda.amp.autocast_mode",
+    "logging",
+    "_thread",
+    "asyncio.unix_events",
+    "multiprocessing.heap",
+    "inspect",
+    "typing",
+    "importlib",
+    "hpstage",
+    "optuna",
+    "tqdm",
+    "distributed",
+)
+
+VALUES, SET = Values(), Unordered()
+_WEAK_SET, _FROZEN = WeakMembers(), Frozen()
+SETS = (SET, _WEAK_SET, _FROZEN)
+_SEQUENCE, _MAPPING, _FUNCTION, _OPAQUE, FOREIGN = Sequence(), Mapping(), Function(), Opaque(), Foreign()
+_INSTANCE, _OBJECTS, _SCRIPTED, _LOCK, _RUNNER = Instance(), Objects(), Scripted(), Lock(), Runner()
+TUPLE = TupleWithAttributes()
+_METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+_BYTES, _RANDOM, _FILE = Bytes(), RandomSource(), File()
+WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
+"""Kinds that tell nothing of attributes, which classes of the user's that derive from such types may have."""
+_BULKS = {_SEQUENCE: Bulk(_SEQUENCE), _MAPPING: Bulk(_MAPPING)}
+CACHE, MODULES = Cache(), ModulesByText()
+
+_BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
+    ((Settings,), OfProcess()),
+    ((GlobalName,), Slot()),
+    ((Modules,), MODULES),
+    ((LibraryNames,), LibraryNamespace()),
+    ((ClassAttributes,), ClassNamespace()),
+    ((list, collections.deque), _SEQUENCE),
+    ((collections.OrderedDict,), Ordered()),
+    ((collections.defaultdict,), Defaulting()),
+    ((dict,), _MAPPING),
+    ((types.MappingProxyType,), ReadOnly()),
+    ((weakref.WeakKeyDictionary,), WeakKeys()),
+    ((weakref.WeakValueDictionary,), WeakValues()),
+    ((set,), SET),
+    ((frozenset,), _FROZEN),
+    ((weakref.WeakSet,), _WEAK_SET),
+    ((types.FunctionType,), _FUNCTION),
+    ((types.CellType,), Cell()),
+    ((functools.partial,), Partial()),
+    ((CACHE_TYPE,), CACHE),
+    ((types.GeneratorType, *ITERATORS), Moving()),
+    ((io.IOBase,), _FILE),
+    ((memoryview,), View()),
+    ((type(threading.Lock()), _multiprocessing.SemLock), _LOCK),
+    ((threading.local,), PerThread()),
+    ((contextvars.ContextVar,), Context()),
+)
+
+
+def kind_of(obj: Any) -> Kind | None:
+    """How ``obj`` is handled; ``None``: it is an atom, or a tuple or method, which hold others and never change."""
+    kind = type(obj)
+    found = _kind_of_type(kind)
+    if found is None or kind in _SETTLED:
+        return found
+    if found is _FUNCTION:
+        return found if is_users_code(obj) else _OPAQUE
+    if found is VALUES:
+        arrays = numpy()
+        return _OBJECTS if arrays is not None and issubclass(kind, arrays.ndarray) and obj.dtype.hasobject else found
+    if found is FOREIGN and isinstance(obj, mmap.mmap) and is_read_only(obj):
+        return _FILE
+    if (found is _SEQUENCE or found is _MAPPING) and is_bulk(obj):
+        return _BULKS[found]
+    return found
+
+
+_SETTLED = frozenset((collections.OrderedDict, set))
+
+
+@by_type
+def _kind_of_type(kind: Any) -> Kind | None:
+    library, arrays = torch(), numpy()
+    if library is not None and issubclass(kind, library.Tensor):
+        return VALUES
+    if arrays is not None and issubclass(kind, arrays.ndarray):
+        return VALUES
+    if kind is bytearray or issubclass(kind, bytearray):
+        return _BYTES
+    if issubclass(kind, random.SystemRandom):
+        return _OPAQUE  # the system's numbers: it has no state
+    if issubclass(kind, _generators()):
+        return _RANDOM
+    if issubclass(kind, enum.Enum) and of_user(module_of(kind)):
+        return _INSTANCE  # though a member never changes, its attributes may
+    if is_atomic(kind) or kind in (tuple, *_METHODS, weakref.ref):
+        return None
+    for types_, handler in _BY_TYPE:
+        if issubclass(kind, types_):
+            return handler
+    if issubclass(kind, tuple):
+        return TUPLE if has_dict(kind) or slots_of(kind) else None
+    if library is not None and issubclass(kind, library.jit.ScriptModule):
+        return _SCRIPTED
+    if library is None or not issubclass(kind, library.nn.Module):
+        module = module_of(kind)
+        if issubclass(kind, RUNNERS):
+            return _RUNNER if of_user(module) else _OPAQUE
+        if any(module == name or module.startswith(f"{name}.") for name in _MACHINERY):
+            return _OPAQUE
+        if has_own_memory(kind) and not issubclass(kind, int | float | complex | str | bytes):
+            return _OPAQUE if hasattr(kind, "__get__") else FOREIGN
+    return _INSTANCE if has_dict(kind) or slots_of(kind) else _OPAQUE
+
+
+def _generators() -> tuple[Any, ...]:
+    library, arrays = torch(), numpy()
+    found: list[Any] = [random.Random]
+    if library is not None:
+        found.append(library.Generator)
+    if arrays is not None:
+        source = arrays.random
+        found += [source.RandomState, source.Generator, source.BitGenerator, source.SeedSequence]
+    return tuple(found)

@@ -1,0 +1,173 @@
+"""Which local variables of a paused frame matter: those that may be read before they are written again.
+
+A backward data-flow analysis (Aho, Lam, Sethi, Ullman: Compilers, section 9.2.5) on bytecode, for the instruction names
+of Python 3.11 to 3.14. Too many live variables cost a refusal, too few a wrong result: where it is not known which way
+code goes, it goes both.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dis import Instruction
+from types import CodeType
+
+from hpstage.training.identity.bytecode import inner
+
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_ALWAYS_JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE")
+_NEVER_GO_ON = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "INTERPRETER_EXIT", *_ALWAYS_JUMPS)
+_FAST = re.compile(r"(LOAD|STORE|DELETE)_FAST(_BORROW|_CHECK|_AND_CLEAR)?(?=_LOAD_FAST|_STORE_FAST|$)")
+"""The parts of a superinstruction: STORE_FAST_LOAD_FAST writes its first variable and reads its second."""
+_READ_CELLS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+_WRITE_CELLS = ("STORE_DEREF", "DELETE_DEREF")
+_REMEMBERED = 256
+
+Access = tuple[bool, str]
+"""Whether a variable is read, or else written, and its name."""
+
+
+def place(code: CodeType, lasti: int) -> int:
+    """The offset of the instruction that a frame's ``f_lasti`` is in, whose caches follow it."""
+    instructions = instructions_of(code)
+    index = bisect_right([instruction.offset for instruction in instructions], lasti) - 1
+    if instructions[index].opname == "PRECALL":  # of 3.11, which once it is specialized does the call
+        index += 1
+    return instructions[index].offset
+
+
+@functools.lru_cache(_REMEMBERED)
+def live(
+    code: CodeType,
+    offset: int,
+    *,
+    innermost: bool = True,
+    outermost: bool = True,
+    untaken: frozenset[int] = frozenset(),
+) -> frozenset[str]:
+    """The variables of ``code``, paused at the instruction at ``offset``, that what it does next may hang on.
+
+    Args:
+        code: of the frame.
+        offset: as :func:`place` gives it.
+        innermost: no frame of a generator stands between a loop that is paused here and what it iterates over, which
+            never ends: such a loop is left by ``break``, ``return`` and errors alone.
+        outermost: its end is the end of all. So what is done where no way leads back to a loop that is paused here, is
+            not asked for.
+        untaken: offsets of jumps that are never made.
+    """
+    instructions = instructions_of(code)
+    starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
+    paused = starts[offset]
+    after = [list(_successors(instructions, index, starts, untaken)) for index in range(len(instructions))]
+    on_error = [_handlers(code, instruction.offset, starts) for instruction in instructions]
+    loop = instructions[paused].opname == "FOR_ITER"
+    if innermost:
+        on_error[paused] = []  # there nothing is raised but what ends it
+        if loop:
+            after[paused] = [paused + 1]
+    ways = [[*normal, *raised] for normal, raised in zip(after, on_error, strict=True)]
+    counts = _leading_to(paused, ways) if loop and outermost else range(len(instructions))
+    accesses = [list(_accesses(code, instructions, index)) for index in range(len(instructions))]
+    before: list[frozenset[str]] = [frozenset()] * len(instructions)
+    changed = True
+    while changed:
+        changed = False
+        for index in reversed(counts):
+            names = {name for following in after[index] for name in before[following]}
+            for read, name in reversed(accesses[index]):
+                (names.add if read else names.discard)(name)
+            for handler in on_error[index]:  # by then it may not have written
+                names |= before[handler]
+            if names != before[index]:
+                before[index] = frozenset(names)
+                changed = True
+    return frozenset(name for following in ways[paused] for name in before[following])
+
+
+@functools.lru_cache(_REMEMBERED)
+def instructions_of(code: CodeType) -> Sequence[Instruction]:
+    return list(dis.get_instructions(code))
+
+
+def _successors(
+    instructions: Sequence[Instruction], index: int, starts: dict[int, int], untaken: frozenset[int]
+) -> Iterator[int]:
+    instruction = instructions[index]
+    if instruction.opname not in _NEVER_GO_ON and index + 1 < len(instructions):
+        yield index + 1
+    if instruction.opcode in _JUMPS and instruction.offset not in untaken:
+        yield starts[instruction.argval]
+
+
+def _handlers(code: CodeType, offset: int, starts: dict[int, int]) -> list[int]:
+    return [starts[target] for start, end, target in _exception_entries(code) if start <= offset < end]
+
+
+@functools.lru_cache(_REMEMBERED)
+def _exception_entries(code: CodeType) -> list[tuple[int, int, int]]:
+    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+    return [(entry.start, entry.end, entry.target) for entry in entries]
+
+
+def _leading_to(paused: int, ways: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The instructions from which a way leads to the one at ``paused``, in order."""
+    before: dict[int, list[int]] = {}
+    for index, following in enumerate(ways):
+        for target in following:
+            before.setdefault(target, []).append(index)
+    found: set[int] = set()
+    todo = [paused]
+    while todo:
+        index = todo.pop()
+        if index not in found:
+            found.add(index)
+            todo += before.get(index, ())
+    return sorted(found)
+
+
+def _accesses(code: CodeType, instructions: Sequence[Instruction], index: int) -> Iterator[Access]:
+    """What an instruction reads and writes, in this order."""
+    instruction = instructions[index]
+    name, names = instruction.opname, instruction.argval
+    if name in _READ_CELLS:
+        yield True, names
+    elif name in _WRITE_CELLS:
+        yield False, names
+    elif name == "LOAD_CLOSURE":
+        if names in _read_inside(code):
+            yield True, names
+    else:
+        parts = list(_FAST.finditer(name))
+        every = names if isinstance(names, tuple) else (names,) * len(parts)
+        for part, variable in zip(parts, every, strict=True) if parts else ():
+            if part[1] == "LOAD":
+                cell = variable in code.co_cellvars or variable in code.co_freevars
+                # From 3.12 on, a comprehension in a function saves the variable that it borrows, and puts it back.
+                saved = part[2] == "_AND_CLEAR"
+                if not saved and (not cell or variable in _read_inside(code)):
+                    yield True, variable
+            elif not (variable in _borrowed(code) and _follows_swap(instructions, index)):
+                yield False, variable
+
+
+@functools.lru_cache(_REMEMBERED)
+def _read_inside(code: CodeType) -> frozenset[str]:
+    """The variables that functions in it read."""
+    within = (part for part in inner(code) if part is not code)
+    return frozenset(item.argval for part in within for item in instructions_of(part) if item.opname in _READ_CELLS)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _borrowed(code: CodeType) -> frozenset[str]:
+    return frozenset(item.argval for item in instructions_of(code) if item.opname == "LOAD_FAST_AND_CLEAR")
+
+
+def _follows_swap(instructions: Sequence[Instruction], index: int) -> bool:
+    """Whether it puts back what a comprehension has borrowed, which the variable had before."""
+    while index and instructions[index].opname.startswith("STORE_FAST"):
+        index -= 1
+    return instructions[index].opname == "SWAP"

@@ -1,0 +1,199 @@
+"""Which tensors and arrays look at the same memory: a state keeps that, so that writing to one shows in the other."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture.kind import numpy, torch
+from hpstage.training.capture.kinds import VALUES
+from hpstage.training.capture.survey import Record, Survey
+from hpstage.training.capture.values import duplicate, is_tensor, look_at, plain_array, plain_tensor
+
+Extent = tuple[int, int]
+"""The first address, and the one after the last."""
+_ALIGNED = 64
+
+
+class Places:
+    """Tells where new values are: in memory that was there when training began, in new memory that several share, or in
+    memory of their own.
+
+    Args:
+        base: what was there.
+        now: what is there.
+    """
+
+    def __init__(self, base: Survey, now: Survey) -> None:
+        self._old = _Blocks([(*_block(record), record.path) for record in base if _is_plain(record)])
+        extents = []
+        for record in now:
+            if _is_plain(record) and _is_new(record, base):
+                extent = _extent(record.obj)
+                if extent is not None and self._old.holding(extent) is None:
+                    extents.append((*extent, record.obj))
+        self._shared = _Blocks(_shared(extents))
+        self._numbers: dict[int, int] = {}
+        self.written: list[tuple[int, Any]] = []
+        """New memory that several share: bytes to leave out before it, so that all in it is aligned, and its bytes."""
+
+    def of(self, obj: Any) -> tuple[Any, ...] | None:
+        """Where ``obj`` is, as a plain value; ``None``: in memory of its own."""
+        extent = _extent(obj)
+        if extent is None:
+            return None
+        held = self._old.holding(extent)
+        if held is not None:
+            return "of", held[2], extent[0] - held[0]
+        held = self._shared.holding(extent)
+        if held is None:
+            return None
+        start, end, owner = held
+        before = start % _ALIGNED
+        if start not in self._numbers:
+            self._numbers[start] = len(self.written)
+            self.written.append((before, _bytes(owner, start, end)))
+        return "in", self._numbers[start], extent[0] - start + before
+
+
+def holding(survey: Survey) -> Callable[[Any], bool]:
+    """Tells whether a tensor or array looks at memory that is in the survey."""
+    blocks = _Blocks([(*_block(record), record.path) for record in survey if _is_plain(record)])
+
+    def held(obj: Any) -> bool:
+        extent = _extent(obj)
+        return extent is not None and blocks.holding(extent) is not None
+
+    return held
+
+
+class Rebuilt:
+    """The other way: memory by what :meth:`Places.of` gave."""
+
+    def __init__(self, base: Survey, written: Any) -> None:
+        self._base = base
+        self._written = written
+        self._storages: dict[int, Any] = {}
+
+    def tensor(self, place: Any, shape: Any, strides: Any, dtype: Any, device: str) -> Any:
+        storage = self._storage(place, device)
+        size = torch().empty(0, dtype=dtype).element_size()
+        return look_at(storage, shape, strides, dtype, place[2] // size)
+
+    def array(self, place: Any, shape: Any, strides: Any, dtype: Any) -> Any:
+        storage = self._storage(place, "cpu")
+        memory = look_at(storage, (storage.nbytes(),), (1,), torch().uint8, 0).numpy() if torch() else storage
+        return numpy().ndarray(tuple(shape), dtype, memory, place[2], tuple(strides))
+
+    def _storage(self, place: Any, device: str) -> Any:
+        library = torch()
+        if place[0] == "in":
+            number = place[1]
+            if number not in self._storages:
+                before, content = self._written[number]
+                memory = numpy().empty(before + content.size, "u1")
+                memory[before:] = content
+                self._storages[number] = (
+                    memory if library is None else library.from_numpy(memory).to(device, copy=True).untyped_storage()
+                )
+            return self._storages[number]
+        record = self._base.paths.get(place[1])
+        if record is None or record.kind is not VALUES:
+            raise StateError(f"the state refers to the memory of {place[1]}, which is not here: it is of other code")
+        if record.content.storage is not None:
+            return record.content.storage
+        start, end = _block(record)
+        memory = numpy().frombuffer(_memory(start, end, record.obj), "u1")
+        return memory if library is None else library.from_numpy(memory).untyped_storage()
+
+
+class _Blocks:
+    """Blocks of memory, each with something of it."""
+
+    def __init__(self, blocks: list[tuple[int, int, Any]]) -> None:
+        self._blocks: list[tuple[int, int, Any]] = []
+        for block in sorted(blocks, key=lambda block: (block[0], -block[1])):
+            if block[1] > block[0] and (not self._blocks or block[1] > self._blocks[-1][1]):
+                self._blocks.append(block)
+        self._starts = [start for start, _, _ in self._blocks]
+
+    def holding(self, extent: Extent) -> tuple[int, int, Any] | None:
+        index = bisect.bisect_right(self._starts, extent[0]) - 1
+        if index >= 0 and extent[1] <= self._blocks[index][1]:
+            return self._blocks[index]
+        return None
+
+
+def _is_plain(record: Record) -> bool:
+    return record.kind is VALUES and record.content.plain
+
+
+def _is_new(record: Record, base: Survey) -> bool:
+    before = base.records.get(id(record.obj))
+    return before is None or before.content.pointer != record.content.pointer
+
+
+def _shared(extents: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
+    """Those parts of memory that several extents overlap in, each with one of whom it is."""
+    found: list[tuple[int, int, Any]] = []
+    count = 0
+    for start, end, obj in sorted(extents, key=lambda extent: extent[:2]):
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1]), found[-1][2]
+            count += 1
+        else:
+            if found and count == 1:
+                found.pop()
+            found.append((start, end, obj))
+            count = 1
+    if found and count == 1:
+        found.pop()
+    return found
+
+
+def _extent(obj: Any) -> Extent | None:
+    """The memory that a tensor or array looks at; ``None``: it is empty, or its memory is not known."""
+    if is_tensor(obj):
+        plain = plain_tensor(obj)
+        if plain is None or not plain.numel():
+            return None
+        reach = sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
+        start = int(plain.data_ptr())
+        return start, start + (reach + 1) * plain.element_size()
+    plain = plain_array(obj)
+    if plain is None or not plain.size:
+        return None
+    start = int(plain.__array_interface__["data"][0])
+    reaches = [(size - 1) * stride for size, stride in zip(plain.shape, plain.strides, strict=True)]
+    low, high = sum(min(0, reach) for reach in reaches), sum(max(0, reach) for reach in reaches)
+    return start + low, start + high + plain.itemsize
+
+
+def _block(record: Record) -> Extent:
+    """All the memory that somebody could look at through the same owner."""
+    storage = record.content.storage
+    if storage is not None:
+        start = int(storage.data_ptr())
+        return start, start + int(storage.nbytes())
+    root = record.obj
+    while isinstance(root.base, numpy().ndarray):
+        root = root.base
+    return _extent(root) or (0, 0)
+
+
+def _memory(start: int, end: int, owner: Any) -> Any:
+    memory: Any = (ctypes.c_ubyte * (end - start)).from_address(start)
+    memory.owner = owner  # which keeps it alive
+    return memory
+
+
+def _bytes(owner: Any, start: int, end: int) -> Any:
+    """A copy of a part of memory, as an array."""
+    if is_tensor(owner) and owner.device.type != "cpu":
+        storage = owner.untyped_storage()
+        part = look_at(storage, (end - start,), (1,), torch().uint8, start - storage.data_ptr())
+        return duplicate(part).cpu().numpy()
+    return numpy().frombuffer(_memory(start, end, owner), "u1").copy()

@@ -1,0 +1,199 @@
+"""An object's content as a short text, equal for equal content in every process: what two runs are compared by."""
+
+from __future__ import annotations
+
+import enum
+import re
+import types
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import xxhash
+
+from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import StateError
+from hpstage.training.capture.kind import is_atom, numpy, torch
+from hpstage.training.capture.kinds import VALUES, kind_of
+from hpstage.training.capture.reach import MISSING, ClassAttributes, of_user
+from hpstage.training.capture.settings import NEXT_HOOK
+from hpstage.training.capture.survey import Record, Survey
+from hpstage.training.capture.values import cannot_change, is_tensor
+from hpstage.training.identity.source import module_of
+
+_LONGEST = 120
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
+_CLASS = ".__class__"
+_IDLE = ".defaults.differentiable"
+"""Of an optimizer of the user's: set by torch when a state is loaded, and read by no step."""
+
+
+def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
+    """Path and text of what a record holds: of values the form and a digest of all of them, of attributes and of dicts
+    with names for keys each one by itself, whatever their order (torch's optimizers change it on loading)."""
+    if record.kind is VALUES:
+        yield record.path, values_text(record.obj)
+    elif record.kind.name == "random state":
+        yield record.path, digest(record.content)
+    elif record.kind.name == "settings":
+        # Hooks that are held tell their numbers where they are; the next one's counts those taken away again, too.
+        settings = {name: value for name, value in record.content.items() if name != NEXT_HOOK}
+        yield from _named(record.path, settings, survey)
+    elif record.kind.name == "attributes":
+        if _is_of_a_library(record.of):
+            yield record.path + _CLASS, f"{module_of(record.of)}.{record.of.__qualname__}"
+        yield from _named(record.path, record.content, survey)
+    elif record.kind.name in ("items", "mapping"):
+        items, own = record.content
+        if record.kind.name == "mapping" and all(type(name) is str for name in items):
+            yield from _named(record.path, items, survey)
+        else:
+            yield record.path, _short(_entry(items, survey))
+        yield from _named(record.path, own, survey)
+    elif record.content is not MISSING:  # a name that nobody has bound is not there
+        yield record.path, _short(_entry(record.content, survey))
+
+
+def _is_of_a_library(kind: type) -> bool:
+    """Not torch, whose attributes are all made by then, or the user's."""
+    module = module_of(kind)
+    return kind is not ClassAttributes and not of_user(module) and module.partition(".")[0] not in ("torch", "hpstage")
+
+
+def _named(path: str, items: dict[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:
+    for name, value in items.items():
+        inner = f"{path}.{name}"
+        if survey.path_of(value) != inner and not inner.endswith(_IDLE):
+            yield inner, _short(_entry(value, survey))
+
+
+def _short(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:60]}... ({xxhash.xxh3_128_hexdigest(text.encode('utf-8', 'backslashreplace'))[:16]})"
+
+
+def values_text(obj: Any) -> str:
+    """The form of a tensor or array and a digest of its values; of a single one the value."""
+    library = torch()
+    try:
+        content = "in a file" if not is_tensor(obj) and cannot_change(obj) else digest(obj)[:16]
+    except StateError:
+        content = "?"
+    if library is not None and isinstance(obj, library.Tensor):
+        if obj.numel() == 1 and obj.layout is library.strided and not obj.is_meta:
+            content = repr(obj.detach().cpu().reshape(-1)[0].item())
+        form = [str(obj.dtype).removeprefix("torch."), str(list(obj.shape))]
+        if obj.layout is library.strided and not obj.is_contiguous():
+            form.append(f"strides {list(obj.stride())}")
+        if obj.requires_grad:
+            form.append("trained")
+        return f"{' '.join(form)} {content}"
+    return f"{obj.dtype.str} {list(obj.shape)} {content}"
+
+
+def text_of(value: Any, survey: Survey) -> str:
+    """A value that something holds."""
+    return values_text(value) if kind_of(value) is VALUES else _short(_entry(value, survey))
+
+
+def _entry(value: Any, survey: Survey) -> str:
+    if value is MISSING:
+        return "nothing"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    path = survey.path_of(value)
+    if path is not None:
+        return f"-> {path}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_entry(k, survey)}: {_entry(v, survey)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(_entry(item, survey) for item in value) + ")"
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(_entry(item, survey) for item in value)) + "}"
+    if isinstance(value, types.MethodType):
+        return f"{_entry(value.__self__, survey)}.{value.__func__.__name__}"
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    arrays = numpy()
+    if arrays is not None and isinstance(value, arrays.generic):
+        return repr(value)
+    if is_atom(value) and not _ADDRESS.search(text := repr(value)):
+        return text
+    return f"a {type(value).__qualname__}"
+
+
+Difference = tuple[str, str, str]
+"""A path, and what is there in the one and in the other."""
+
+
+LOCAL = "local variable "
+_VARIABLE = re.compile(rf"{LOCAL}\w+")
+
+_CONSEQUENCES = ("model", "optimizer", "the state")
+
+
+def first_difference(
+    straight: dict[str, str],
+    forked: dict[str, str],
+    *,
+    suspected: Collection[str] = (),
+    from_the_start: Collection[str] = (),
+    answered: bool = False,
+) -> Difference | None:
+    """The first thing that is not the same; what is more likely the cause comes before what follows from it.
+
+    Args:
+        suspected: paths that are the cause if they differ at all.
+        from_the_start: paths that were not the same right after the state had been loaded.
+        answered: see :func:`differences`.
+    """
+    return min(
+        differences(straight, forked, suspected=suspected, answered=answered),
+        key=lambda found: (found[0] not in suspected, found[0] not in from_the_start, rank(found[0])),
+        default=None,
+    )
+
+
+def differences(
+    straight: dict[str, str], forked: dict[str, str], *, suspected: Collection[str] = (), answered: bool = False
+) -> Iterator[Difference]:
+    """All that is not the same, in the order in which it was met.
+
+    Local variables that a fork has not set are passed by: they hold what was reported earlier, and what reads them
+    would fail in the fork.
+
+    Args:
+        suspected: paths that are not passed by.
+        answered: the user answers for the state: the same goes for attributes that a library gives to objects of its
+            own (scikit-learn's ``n_features_in_``).
+    """
+    for path in [*straight, *(path for path in forked if path not in straight)]:
+        here, there = straight.get(path, "absent"), forked.get(path, "absent")
+        if here == there:
+            continue
+        if path.startswith(LOCAL) and variable(path) not in forked:
+            continue
+        if answered and path not in forked and path not in suspected and path.rpartition(".")[0] + _CLASS in forked:
+            continue
+        yield path, here, there
+
+
+def variable(path: str) -> str:
+    """The local variable that a path begins with."""
+    found = _VARIABLE.match(path)
+    return path if found is None else found[0]
+
+
+def shown(path: str) -> str:
+    """A path for people: without the mark by which a local variable and what it holds are told apart."""
+    name = variable(path)
+    return name + path.removeprefix(name).lstrip("'") if path.startswith(LOCAL) else path
+
+
+def rank(path: str) -> int:
+    """How far down a path is the likely cause of other differences: 0 comes first."""
+    if path.startswith(LOCAL):
+        return 0
+    return 2 if path.startswith(_CONSEQUENCES) or path.endswith(".grad") else 1

@@ -1,0 +1,315 @@
+"""A survey of all mutable objects that can be reached from some roots, each with the path on which it was first met."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture.kind import LEADS_NOWHERE, Kind, dict_of, is_atom, torch
+from hpstage.training.capture.kinds import CACHE, FOREIGN, SETS, TUPLE, VALUES, WITHOUT_ATTRIBUTES, kind_of
+from hpstage.training.capture.reach import OF_CODE, ClassAttributes, Slot, is_users_code, of_user, reached_from
+from hpstage.training.capture.told import CACHED, Cache
+from hpstage.training.capture.values import Marked
+from hpstage.training.identity.source import module_of
+
+# Modules keep their members in dicts under these names; paths read better without.
+_UNNAMED = ("._parameters", "._buffers", "._modules")
+Step = tuple[str, object]
+"""A path, and what is there."""
+
+_COMPILED = "_torchdynamo_wrapper_id"
+"""An attribute in which torch.compile notes an address."""
+
+
+class Record:
+    """An object as it was met. It is kept alive, so that its id stays its own."""
+
+    __slots__ = ("content", "inner", "kind", "obj", "of", "path", "skip")
+
+    def __init__(self, path: str, obj: Any, kind: Kind, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        self.path, self.obj, self.kind, self.content, self.skip = path, obj, kind, content, skip
+        self.of = type(obj)
+        self.inner: list[Step] = []
+        """What it leads to, the first last."""
+
+    def changed(self) -> bool:
+        with plainly():
+            return self.read() is not self.content
+
+    def read(self) -> Any:
+        """The present content, in as much detail as the one that is held, and that itself if it is the same."""
+        return self.kind.again(self.obj, self.skip, self.content)
+
+    def restore(self) -> None:
+        """Put the content back. Raises ``TypeError`` where that cannot be done."""
+        with plainly():
+            self.kind.write(self.obj, self.content, self.skip)
+
+
+def plainly() -> AbstractContextManager[Any]:
+    """While tensors are looked at: without what their classes make of it."""
+    library = torch()
+    return nullcontext() if library is None else library._C.DisableTorchFunctionSubclass()
+
+
+class Survey:
+    """All that was met, by id, in the order of meeting."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, Record] = {}
+        self.paths: dict[str, Record] = {}
+        self.named: dict[tuple[str | None, str], object] = {}
+        """Functions and classes that were met as values, by module and name."""
+        self.cached: dict[int, Record] = {}
+        """By id, what is met by way of what functions keep by ``functools.lru_cache`` alone."""
+
+    def __contains__(self, obj: object) -> bool:
+        return id(obj) in self.records
+
+    def path_of(self, obj: object) -> str | None:
+        record = self.records.get(id(obj))
+        return None if record is None else record.path
+
+    def add(self, record: Record) -> None:
+        while record.path in self.paths:
+            record.path += "'"
+        self.records[id(record.obj)] = record
+        self.paths[record.path] = record
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records.values())
+
+
+UNKNOWN = "?}"
+"""In paths: one of several objects of a class in a set, of which nothing tells which is which in another process."""
+
+
+class Surveyor:
+    """Makes surveys.
+
+    Args:
+        stateless: what is passed by: attributes of the trainable (``cache`` is ``self.cache``), global and local
+            variables, or whole paths.
+    """
+
+    def __init__(self, stateless: Collection[str] = ()) -> None:
+        self._stateless = frozenset(stateless)
+        self._skips: dict[str, frozenset[str]] = {}
+        for name in stateless:
+            owner, _, last = (name if "." in name else f"self.{name}").rpartition(".")
+            self._skips[owner] = self._skips.get(owner, frozenset()) | {last}
+        self._code: dict[int, tuple[object, list[Step]]] = {}  # what a class or function reaches
+
+    def survey(
+        self,
+        roots: Iterable[Step],
+        *,
+        known: Survey | None = None,
+        beyond: Survey | None = None,
+        copied: bool = False,
+    ) -> Survey:
+        """All that can be reached from ``roots``.
+
+        Args:
+            roots: paths and objects.
+            known: what it has met keeps its path, and its record where nothing has changed.
+            beyond: what it has met is passed by, and what that leads to.
+            copied: have what is needed to put values back.
+        """
+        with plainly():
+            return self._survey(roots, known, beyond or Survey(), copied)
+
+    def _survey(self, roots: Iterable[Step], known: Survey | None, beyond: Survey, copied: bool) -> Survey:
+        found = Survey()
+        if known is not None:
+            found.named = known.named.copy()
+        records, paths = found.records, found.paths
+        before = {} if known is None else known.records
+        stack = [step for path, obj in roots for step in self._led(found, path, [("", obj)])]
+        stack.reverse()
+        sets: list[Record] = []
+        caches: list[Record] = []
+        seen: set[int] = set()
+        into = records
+        while stack or sets or caches:
+            if not stack and not sets:
+                into, before = found.cached, {} if known is None else known.cached
+                kept = [pair for record in caches for pair in _kept_by(record)]
+                stack = self._led(found, "", kept)
+                caches = []
+                continue
+            if not stack:
+                # Last of all, since members may be met elsewhere, in an order that is the same everywhere.
+                stack = [step for record in sets for step in _members(records, record)]
+                stack.reverse()
+                sets = []
+                continue
+            path, obj = stack.pop()
+            key = id(obj)
+            if key in records or key in into or key in beyond.records or key in beyond.cached:
+                continue
+            kind = type(obj)
+            if id(kind) not in seen:
+                seen.add(id(kind))
+                self._name(found, kind)
+                stack += self._reached(kind)
+            if kind is types.FunctionType:
+                stack += self._reached(obj)
+            record = before.get(key)
+            if record is not None:
+                if kind is not record.of:
+                    raise StateError(
+                        f"{record.path} was a {record.of.__qualname__} and has become a {kind.__qualname__} in "
+                        f"training, which no state can hold: make it what it is to be in model() or __init__()"
+                    )
+                content = record.kind.again(obj, record.skip, record.content)
+                if content is not record.content:
+                    record = Record(record.path, obj, record.kind, content, record.skip)
+                    self._lead(found, record)
+            elif issubclass(kind, type | types.ModuleType):
+                if key not in seen:
+                    seen.add(key)
+                    stack += self._reached(obj)
+                continue
+            else:
+                record = self._met(path, obj, copied)
+                while record.path in paths:
+                    record.path += "'"
+                self._lead(found, record)
+            into[key] = record
+            if into is records:
+                paths[record.path] = record
+            if record.kind in SETS:
+                sets.append(record)
+            elif record.kind is CACHE:
+                caches.append(record)
+            stack += record.inner
+        return found
+
+    def _met(self, path: str, obj: Any, copied: bool) -> Record:
+        kind = kind_of(obj)
+        assert kind is not None, f"{path} is a {type(obj).__qualname__}, which leads nowhere"
+        skip = self._skips.get(path, frozenset())
+        if _COMPILED in (dict_of(obj) or ()):
+            skip |= {_COMPILED}
+        if type(obj) is ClassAttributes:
+            skip |= self._stateless
+        if kind is VALUES:
+            return Record(path, obj, kind, Marked(obj, sampled=copied, copied=copied), skip)
+        content = kind.read(obj, skip)
+        # Decoders, sessions and handles that modules keep are ordinary: those are told apart by identity alone.
+        kept_by_trainable = CACHED not in path and not OF_CODE.match(path)
+        if kind is FOREIGN and content[1] is None and kept_by_trainable and not _is_harmless(type(obj)):
+            raise StateError(
+                f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into: whether "
+                f"training changes it is not known. Make it where it is used, or keep plain values (numbers, tensors); "
+                f"if no training hangs on it, name it in `stateless`"
+            )
+        return Record(path, obj, kind, content, skip)
+
+    def _lead(self, found: Survey, record: Record) -> None:
+        """Note what a record leads to."""
+        path, members = record.path, record.path.endswith(_UNNAMED)
+        base = path.rpartition(".")[0] if members else path
+        pairs = list(record.kind.children(record.content))
+        if members:
+            pairs = [(f".{label[2:-2]}" if label.startswith("['") else label, child) for label, child in pairs]
+        if record.kind in WITHOUT_ATTRIBUTES:
+            own = dict_of(record.obj)
+            if own is not None:
+                pairs.append((".__dict__", own))
+        if record.kind is TUPLE:
+            pairs += [(f"[{index}]", item) for index, item in enumerate(tuple.__iter__(record.obj))]
+        record.inner = self._led(found, base, pairs)
+        record.inner.reverse()
+
+    def _led(self, found: Survey, path: str, pairs: Iterable[tuple[str, object]]) -> list[Step]:
+        """What these lead to that could change: tuples and methods never do, but what they hold may."""
+        led: list[Step] = []
+        todo: list[tuple[str, Any]] = [(path + label, obj) for label, obj in pairs]
+        todo.reverse()
+        while todo:
+            inner, obj = todo.pop()
+            kind = type(obj)
+            if kind in LEADS_NOWHERE or inner in self._stateless:
+                continue
+            if kind is types.MethodType:
+                todo += [(f"{inner}.__func__", obj.__func__), (f"{inner}.__self__", obj.__self__)]
+            elif kind is types.MethodWrapperType:
+                todo.append((f"{inner}.__self__", obj.__self__))
+            elif kind is types.ModuleType:
+                if of_user(obj.__name__):
+                    led.append((inner, obj))
+            elif kind is types.BuiltinFunctionType:
+                self._name(found, obj)
+                if not issubclass(type(obj.__self__), types.ModuleType | type(None)):
+                    todo.append((f"{inner}.__self__", obj.__self__))
+            elif issubclass(kind, type):
+                self._name(found, obj)
+                if of_user(module_of(obj)):
+                    led.append((inner, obj))
+            elif kind is frozenset:
+                if not all(map(is_atom, obj)):
+                    led.append((inner, obj))
+            elif kind_of(obj) is None:
+                if issubclass(kind, tuple) and not is_atom(obj):
+                    items = [(f"{inner}[{index}]", item) for index, item in enumerate(tuple.__iter__(obj))]
+                    todo += reversed(items)
+            elif kind is types.CellType and inner.rpartition(".")[2] in self._stateless:
+                continue
+            else:
+                if kind is types.FunctionType:
+                    self._name(found, obj)
+                led.append((inner, obj))
+        return led
+
+    def _name(self, found: Survey, code: Any) -> None:
+        found.named[code.__module__, code.__qualname__] = code
+
+    def _reached(self, code: object) -> list[Step]:
+        """What the code of a function or class reaches, the first last."""
+        known = self._code.get(id(code))
+        if known is None:
+            user = of_user(code.__name__) if isinstance(code, types.ModuleType) else is_users_code(code)
+            reached = [pair for pair in reached_from(code) if not self._passed_by(*pair)] if user else []
+            known = self._code[id(code)] = code, reached
+        return known[1]
+
+    def _passed_by(self, path: str, obj: object) -> bool:
+        return path in self._stateless or (isinstance(obj, Slot) and obj.name in self._stateless)
+
+
+# What reads from files at places that it is told, and what is no more than a handle.
+_READERS = ("h5py", "lmdb", "PIL", "pyarrow", "zarr", "cv2", "decord", "av", "soundfile", "rasterio", "_cffi_backend")
+
+
+def _is_harmless(kind: type) -> bool:
+    module = module_of(kind)
+    return kind.__name__ == "PyCapsule" or module.partition(".")[0] in _READERS
+
+
+def _kept_by(cache: Record) -> Iterator[Step]:
+    assert isinstance(cache.kind, Cache)
+    return ((cache.path + label, value) for label, value in cache.kind.cached(cache.content))
+
+
+def _members(records: dict[int, Record], record: Record) -> list[Step]:
+    """What is met in a set alone, under paths that are the same in every process where there are such."""
+    met = [item for item in _parts(record.content.order) if id(item) not in records]
+    names = [type(item).__qualname__ for item in met]
+    return [
+        (f"{record.path}{{{name}{UNKNOWN if names.count(name) > 1 else '}'}", item)
+        for name, item in zip(names, met, strict=True)
+    ]
+
+
+def _parts(items: Iterable[object]) -> Iterator[object]:
+    """Those that could change, tuples taken apart."""
+    for item in items:
+        if type(item) is tuple:
+            yield from _parts(item)
+        elif not is_atom(item) and kind_of(item) is not None:
+            yield item

@@ -1,0 +1,260 @@
+"""Kinds of things that stand somewhere (iterators, files, locks, random sources): what can be told of where."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import gc
+import inspect
+import io
+import itertools
+import mmap
+import os
+import random
+import stat
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import xxhash
+
+from hpstage.training.capture.kind import Child, Kind, is_atom, numpy, same_mapping, same_value
+
+_SOURCES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(0), range(1 << 70))
+ITERATORS: tuple[Any, ...] = (
+    *(type(iter(source)) for source in _SOURCES),
+    type(reversed([])),
+    enumerate,
+    zip,
+    map,
+    filter,
+    *(
+        made
+        for made in vars(itertools).values()
+        if isinstance(made, type) and made is not itertools.tee and "__next__" in vars(made)
+    ),
+)
+
+
+class RandomSource(Kind):
+    """Generators of random numbers: their state, as plain values."""
+
+    name = "random state"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        if isinstance(obj, random.Random):
+            return obj.getstate()
+        library = numpy()
+        if library is not None:
+            if isinstance(obj, library.random.RandomState):
+                return obj.get_state(legacy=False)
+            if isinstance(obj, library.random.SeedSequence):
+                return {"spawned": obj.n_children_spawned}
+            if isinstance(obj, library.random.Generator | library.random.BitGenerator):
+                source = _source(obj)
+                return {**source.state, "spawned": getattr(source.seed_seq, "n_children_spawned", 0)}
+        return obj.get_state()  # torch's
+
+    def same(self, old: Any, new: Any) -> bool:
+        from hpstage.checkpoints.state_tree import digest
+
+        return digest(old) == digest(new)
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        if isinstance(obj, random.Random):
+            obj.setstate(content)
+            return
+        library = numpy()
+        if library is not None:
+            if isinstance(obj, library.random.RandomState):
+                obj.set_state(content)
+                return
+            if isinstance(obj, library.random.SeedSequence):
+                _set_spawned(obj, content["spawned"])
+                return
+            if isinstance(obj, library.random.Generator | library.random.BitGenerator):
+                source, state = _source(obj), dict(content)
+                _set_spawned(source.seed_seq, state.pop("spawned"))
+                source.state = state
+                return
+        obj.set_state(content)
+
+
+def _source(obj: Any) -> Any:
+    return getattr(obj, "bit_generator", obj)
+
+
+def _set_spawned(sequence: Any, count: int) -> None:
+    if getattr(sequence, "n_children_spawned", 0) == count:
+        return
+    names = "entropy", "n_children_spawned", "pool", "pool_size", "spawn_key"
+    parts = sequence.__reduce__()[2]  # the fields in alphabetical order, as they are pickled
+    if len(parts) != len(names):
+        raise TypeError("this NumPy keeps the number of spawned generators where nothing can set it")
+    sequence.__setstate__((parts[0], count, *parts[2:]))
+
+
+class Moving(Kind):
+    """Generators and iterators: where they are can be told, and not put back."""
+
+    name = "iterator"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        if isinstance(obj, types.GeneratorType):
+            frame = obj.gi_frame
+            if frame is None:
+                return (-1, {})
+            # What it iterates over stands on its stack, where nothing can look: whether it has moved, who knows?
+            begun = inspect.getgeneratorstate(obj) != inspect.GEN_CREATED
+            return (object() if begun else 0, dict(frame.f_locals))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12: iterators of itertools
+            try:
+                reduced = obj.__reduce__()
+            except TypeError:  # of 3.14
+                return (0, {})
+        return (repr([part for part in reduced[1:] if is_atom(part)]), {str(i): p for i, p in enumerate(reduced[1:])})
+
+    def same(self, old: Any, new: Any) -> bool:
+        return old[0] == new[0] and same_mapping(old[1], new[1])
+
+    def children(self, content: Any) -> Iterator[Child]:
+        for name, value in content[1].items():
+            yield f".{name}", value
+
+
+class File(Kind):
+    """Open files, and maps of them for reading: the position; of those in memory the content as well."""
+
+    name = "file"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        if obj.closed:
+            return -1, ""
+        if isinstance(obj, mmap.mmap):
+            return obj.tell(), ""
+        if isinstance(obj, io.StringIO):
+            return obj.tell(), xxhash.xxh3_128_hexdigest(obj.getvalue().encode("utf-8", "surrogatepass"))
+        if isinstance(obj, io.BytesIO):
+            return obj.tell(), xxhash.xxh3_128_hexdigest(obj.getbuffer())
+        try:
+            return (obj.tell() if obj.seekable() else -1), ""
+        except OSError:  # while it is used as an iterator over lines, a file does not tell
+            return object(), ""
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        if not stands_only(obj, content, self.read(obj, skip)):
+            raise TypeError("it has been written to, closed, or read where it cannot be told how far")
+        obj.seek(content[0])
+
+
+def stands_only(file: Any, old: Any, new: Any) -> bool:
+    """Whether a position is all in which two contents of a file differ, and all on which reading on hangs."""
+    told = type(old[0]) is int and type(new[0]) is int and -1 not in (old[0], new[0])
+    return told and old[1] == new[1] and (type(file) in _IN_MEMORY or is_for_reading(file))
+
+
+_IN_MEMORY = (io.BytesIO, io.StringIO, mmap.mmap)
+
+
+def is_for_reading(file: Any) -> bool:
+    """Whether an open file is one of Python's own, and a regular one that can only be read."""
+    if type(file) is io.TextIOWrapper:
+        file = file.buffer
+    if type(file) is io.BufferedReader:
+        file = file.raw
+    return type(file) is io.FileIO and file.mode == "rb" and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+
+class View(Kind):
+    """``memoryview``: the bytes that it looks at."""
+
+    name = "memory"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return xxhash.xxh3_128_hexdigest(obj.tobytes())
+
+
+class Lock(Kind):
+    """Whether a lock is held; of those between processes, the count."""
+
+    name = "lock"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return obj.locked() if hasattr(obj, "locked") else obj._get_value()
+
+
+class Context(Kind):
+    """A context variable, as this thread sees it."""
+
+    name = "variable"
+
+    def read(self, obj: contextvars.ContextVar[Any], skip: frozenset[str]) -> Any:
+        try:
+            return (obj.get(),)
+        except LookupError:
+            return ()
+
+    def same(self, old: Any, new: Any) -> bool:
+        return same_value(old, new)
+
+    def write(self, obj: contextvars.ContextVar[Any], content: Any, skip: frozenset[str] = frozenset()) -> None:
+        if content:
+            obj.set(content[0])
+        elif self.read(obj, skip):
+            raise TypeError("only who has set it can unset it")
+
+    def children(self, content: Any) -> Iterator[Child]:
+        for value in content:
+            yield "", value
+
+
+class Cache(Kind):
+    """A function under ``functools.lru_cache``, which is taken at its word: what it gives hangs on arguments alone. So
+    what it keeps is no state; but what is kept may change."""
+
+    name = "cache"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        return _kept(obj)
+
+    def same(self, old: Any, new: Any) -> bool:
+        return True
+
+    def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
+        new = _kept(obj)
+        return old if list(map(id, old)) == list(map(id, new)) else new
+
+    def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
+        pass
+
+    def children(self, content: Any) -> Iterator[Child]:
+        yield ".__wrapped__", content[0]
+
+    def cached(self, content: Any) -> Iterator[Child]:
+        for index, value in enumerate(content[1:]):
+            yield f"{CACHED}[{index}]", value
+
+
+CACHED = ".cached"
+"""In paths: what a function has kept by ``functools.lru_cache``."""
+_EMPTY = functools.lru_cache(maxsize=None)(lambda: None)
+CACHE_TYPE: Any = type(_EMPTY)
+
+
+def _kept(obj: Any) -> list[Any]:
+    """What a cached function calls, has given and keeps. Of a bounded cache: key, value and their link's type by turns,
+    then the dict of links."""
+    found = [obj.__wrapped__]
+    held = gc.get_referents(obj)
+    for index, part in enumerate(held):
+        if part is _LINK:
+            found.append(held[index - 1])
+        elif type(part) is dict:
+            found += [value for value in part.values() if type(value) is not _LINK]
+            break
+    return found
+
+
+_LINK = next((part for part in gc.get_referents(_EMPTY) if getattr(part, "__name__", "") == "_lru_list_elem"), None)

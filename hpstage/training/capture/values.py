@@ -1,0 +1,376 @@
+"""Tensors and arrays: what tells a changed one, where their memory is, and how values are put back."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import xxhash
+
+from hpstage.checkpoints import leaves
+from hpstage.training.capture.kind import (
+    Child,
+    Kind,
+    attribute_children,
+    dict_of,
+    numpy,
+    own_of,
+    same_mapping,
+    torch,
+    write_own,
+)
+
+_COPIED = 16 << 20
+"""Bytes up to which a copy of an array is kept, by which it can be put back."""
+_WHOLE, _WHOLE_ELSEWHERE = 256 << 20, 1 << 20
+"""Bytes up to which all of a value counts for its checksum: in this process's memory, and on a device."""
+_SAMPLED, _BLOCK = 64, 4096
+
+
+class Marked:
+    """What tells a changed tensor or array.
+
+    Args:
+        sampled: also a checksum of its bytes; of a large one of some of them, and then its version counter counts as
+            well: writing to a part of it through another tensor on the same memory (``.data``, ``numpy()``) may stay
+            unseen until forks are verified.
+        copied: also a copy, of one that is not large, by which it can be put back.
+    """
+
+    __slots__ = (
+        "copy",
+        "form",
+        "gradient",
+        "hooks",
+        "own",
+        "plain",
+        "pointer",
+        "sample",
+        "storage",
+        "trained",
+        "version",
+    )
+
+    def __init__(self, obj: Any, *, sampled: bool = False, copied: bool = False) -> None:
+        library = torch()
+        self.gradient: object | None = None
+        self.hooks: tuple[object, object] = NO_HOOKS
+        self.trained = False
+        self.version = 0
+        self.storage: Any = None  # kept alive: no other is at its address
+        self.pointer = 0
+        self.sample: str | None = None
+        self.copy: Any = None
+        plain: Any
+        if library is not None and isinstance(obj, library.Tensor):
+            self.own = _own(obj)
+            self.hooks = hooks_of(obj)
+            self.form: tuple[Any, ...] = tensor_form(obj)
+            self.trained = obj.requires_grad
+            if obj.is_leaf:
+                self.gradient = obj.grad
+            plain = plain_tensor(obj)
+            if plain is not None:
+                self.storage, self.pointer = plain.untyped_storage(), plain.data_ptr()
+            on_cpu = obj.device.type == "cpu"
+        else:
+            self.own = _own_of_array(obj)
+            self.form = obj.shape, obj.strides, obj.dtype
+            plain = plain_array(obj)
+            on_cpu = True
+        self.plain = plain is not None
+        """Whether a state can hold it."""
+        if plain is None or sampled:
+            self._look(obj, plain, on_cpu)
+        if copied and plain is not None and on_cpu and nbytes(plain) <= _COPIED:
+            self.copy = duplicate(plain)
+
+    def _look(self, obj: Any, plain: Any, on_cpu: bool) -> None:
+        library = torch()
+        is_tensor = library is not None and isinstance(obj, library.Tensor)
+        if plain is None and not is_tensor:
+            plain = obj.view(numpy().ndarray)  # a memmap, or one that cannot be written to
+        whole = False
+        self.sample = ""
+        if plain is not None and (is_tensor or not cannot_change(obj)):
+            self.sample, whole = sample(plain, on_cpu)
+        if is_tensor and not whole and self.form[0] is not None and not obj.is_inference():
+            self.version = obj._version  # inference tensors count none
+
+    def same(self, other: Marked) -> bool:
+        return self.same_place(other) and self.version == other.version and self.sample == other.sample
+
+    def same_place(self, other: Marked) -> bool:
+        """Whether form, memory, gradient and attributes are the same: all but the values."""
+        return (
+            self.form == other.form
+            and self.pointer == other.pointer
+            and self.trained == other.trained
+            and self.gradient is other.gradient
+            and same_hooks(self.hooks, other.hooks)
+            and same_mapping(self.own, other.own)
+        )
+
+    def at_place(self, obj: Any) -> bool:
+        """Whether an ordinary tensor is as it was in all but its values. Quick."""
+        return (
+            obj.data_ptr() == self.pointer
+            and obj.requires_grad is self.trained
+            and (not obj.is_leaf or obj.grad is self.gradient)
+            and obj.shape == self.form[0]
+            and obj.dtype is self.form[2]
+            and obj.stride() == self.form[1]
+            and same_hooks(hooks_of(obj), self.hooks)
+            and same_mapping(_own(obj), self.own)
+        )
+
+    def put_place(self, obj: Any) -> None:
+        """Give ``obj`` form, memory, gradient and attributes back: all but the values."""
+        library = torch()
+        if self.plain and is_ordinary(obj) and self.at_place(obj):
+            return
+        if library is None or not isinstance(obj, library.Tensor):
+            if (obj.shape, obj.strides, obj.dtype) != self.form:
+                raise TypeError("its form has changed")
+            return
+        if not same_hooks(hooks_of(obj), self.hooks):
+            raise TypeError("it has been given a hook, which torch keeps where it cannot be reached")
+        if self.plain:
+            if self.form != tensor_form(obj) or self.pointer != plain_pointer(obj):
+                shape, strides, dtype, _, offset = self.form
+                move(obj, self.storage, shape, strides, dtype, offset)
+            if obj.is_leaf and obj.requires_grad != self.trained:
+                obj.requires_grad_(self.trained)
+        elif self.form != tensor_form(obj):
+            raise TypeError("its form has changed")
+        if obj.is_leaf and obj.grad is not self.gradient:
+            obj.grad = self.gradient
+        if not same_mapping(_own(obj), self.own):
+            write_own(obj, self.own)
+
+    def put_back(self, obj: Any) -> None:
+        self.put_place(obj)
+        if self.copy is None:
+            raise TypeError("it is too large to be put back" if self.plain else "no state can hold it")
+        fill(obj, self.copy)
+        if self.version:
+            self.version = obj._version
+
+
+class Values(Kind):
+    """Tensors and arrays, as :class:`Marked`."""
+
+    name = "values"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> Marked:
+        return Marked(obj)
+
+    def again(self, obj: Any, skip: frozenset[str], old: Marked) -> Marked:
+        """In as much detail as before."""
+        if old.sample is None and is_ordinary(obj) and old.at_place(obj):
+            return old
+        new = Marked(obj, sampled=old.sample is not None)
+        return old if old.same(new) else new
+
+    def same(self, old: Marked, new: Marked) -> bool:
+        return old.same(new)
+
+    def write(self, obj: Any, content: Marked, skip: frozenset[str] = frozenset()) -> None:
+        content.put_back(obj)
+
+    def children(self, content: Marked) -> Iterator[Child]:
+        if content.gradient is not None:
+            yield ".grad", content.gradient
+        for name, hooks in zip(_HOOKS, content.hooks, strict=True):
+            if hooks is not None:
+                yield f".{name}", hooks
+        yield from attribute_children(content.own)
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+NO_HOOKS = (None, None)
+
+
+def hooks_of(tensor: Any) -> tuple[object, object]:
+    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+
+
+def same_hooks(here: tuple[object, object], there: tuple[object, object]) -> bool:
+    """Whether a tensor has its hooks in the same dicts. An empty one, which a hook that was removed leaves, is none."""
+    return all(map(_same_dict, here, there))
+
+
+def _same_dict(here: object, there: object) -> bool:
+    return here is there or not (here or there)
+
+
+def _own(tensor: Any) -> dict[str, Any]:
+    """Attributes that somebody has given to a tensor, but for the compiler's notes."""
+    own = dict_of(tensor)
+    if not own:
+        return _NOTHING
+    return {name: value for name, value in own_of(tensor).items() if not name.startswith("_dynamo")}
+
+
+_NOTHING: dict[str, Any] = {}
+_OF_MEMMAPS = ("_mmap", "filename", "offset", "mode")
+"""Attributes by which a memmap knows where its memory comes from: it is one of values, whatever they are."""
+
+
+def _own_of_array(array: Any) -> dict[str, Any]:
+    own = own_of(array)
+    if isinstance(array, numpy().memmap):
+        for name in _OF_MEMMAPS:
+            own.pop(name, None)
+    return own
+
+
+def cannot_change(array: Any) -> bool:
+    """Whether an array looks at a file that is mapped for reading only. It may be larger than memory."""
+    while isinstance(array, numpy().ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap) and is_read_only(array)
+
+
+def is_read_only(memory: mmap.mmap) -> bool:
+    if memory.closed:
+        return True
+    with memoryview(memory) as view:
+        return view.readonly
+
+
+def is_tensor(obj: Any) -> bool:
+    library = torch()
+    return library is not None and isinstance(obj, library.Tensor)
+
+
+def is_ordinary(obj: Any) -> bool:
+    """Whether it is a tensor of one of torch's two classes."""
+    library = torch()
+    return library is not None and type(obj) in (library.Tensor, library.nn.Parameter)
+
+
+def is_lazy(obj: Any) -> bool:
+    """Whether a tensor has no form yet (``torch.nn.LazyLinear``)."""
+    library = torch()
+    return library is not None and isinstance(obj, library.nn.parameter.UninitializedTensorMixin)
+
+
+def tensor_form(tensor: Any) -> tuple[Any, ...]:
+    """Shape, strides, dtype, device and offset in its storage."""
+    if is_lazy(tensor):
+        return None, None, tensor.dtype, tensor.device, 0
+    if tensor.layout is not torch().strided:
+        return tensor.shape, str(tensor.layout), tensor.dtype, tensor.device, 0
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.storage_offset()
+
+
+def plain_tensor(tensor: Any) -> Any:
+    """An ordinary tensor on the memory of ``tensor``; ``None``: it has none that a state could hold."""
+    library = torch()
+    if not is_ordinary(tensor):
+        if is_lazy(tensor) or hasattr(type(tensor), "__tensor_flatten__"):
+            return None
+        tensor = tensor.as_subclass(library.Tensor)
+    held = tensor.layout is library.strided and not tensor.is_meta and tensor.dtype in leaves.torch_dtypes()
+    return tensor.detach() if held else None
+
+
+def plain_pointer(tensor: Any) -> int:
+    plain = plain_tensor(tensor)
+    return 0 if plain is None else int(plain.data_ptr())
+
+
+def plain_array(array: Any) -> Any:
+    """The same for an array. One that cannot be written to does not change; what is in a file is no trial's own."""
+    library = numpy()
+    if not array.flags.writeable or isinstance(array, library.memmap) or array.dtype.hasobject:
+        return None
+    return array.view(library.ndarray)
+
+
+def storable(obj: Any) -> Any:
+    """A tensor or array as a leaf of a state; ``None`` where none can hold it."""
+    library = torch()
+    if library is not None and isinstance(obj, library.Tensor):
+        return plain_tensor(obj)
+    plain = plain_array(obj)
+    if plain is None or isinstance(leaves.describe("", plain), leaves.Leaf):
+        return plain
+    return numpy().frombuffer(plain.tobytes(), "u1")  # dates, texts and records: as bytes
+
+
+def nbytes(obj: Any) -> int:
+    library = torch()
+    if library is not None and isinstance(obj, library.Tensor):
+        return int(obj.numel() * obj.element_size())
+    return int(obj.nbytes)
+
+
+def duplicate(obj: Any) -> Any:
+    """A copy of a plain tensor or array with memory of its own, on the same device, with the same strides."""
+    leaf = leaves.describe("", obj)
+    return leaves.copy(leaf, obj) if isinstance(leaf, leaves.Leaf) else obj.copy()
+
+
+def move(tensor: Any, storage: Any, shape: Any, strides: Any, dtype: Any, offset: int) -> None:
+    """Have a tensor look at this memory."""
+    library = torch()
+    with library.no_grad():
+        at = look_at(storage, shape, strides, dtype, offset)
+        tensor.data = at.as_subclass(type(tensor)) if type(tensor.data) is not library.Tensor else at
+
+
+def look_at(storage: Any, shape: Any, strides: Any, dtype: Any, offset: int) -> Any:
+    """A tensor on a storage, which grows if it is too small."""
+    made = torch().empty(0, dtype=dtype, device=storage.device)
+    reach = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if 0 not in shape and reach * made.element_size() > storage.nbytes():
+        storage.resize_(reach * made.element_size())
+    return made.set_(storage, offset, shape, strides)
+
+
+def fill(obj: Any, values: Any) -> None:
+    """Give a tensor or an array these values, in place."""
+    library = torch()
+    if library is None or not isinstance(obj, library.Tensor):
+        if values.dtype != obj.dtype:
+            values = values.view(obj.dtype)
+        obj.view(numpy().ndarray)[...] = values.reshape(obj.shape)
+        return
+    with library.inference_mode(obj.is_inference()), library.no_grad():
+        # Through .data: a leaf that needs gradients refuses to be written to, and views keep looking at it.
+        target, values = obj.data.as_subclass(library.Tensor), values.detach().as_subclass(library.Tensor)
+        for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+            if stride == 0 and size > 1:  # one value under many indices
+                target, values = target.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+        target.copy_(values)
+
+
+def sample(plain: Any, on_cpu: bool) -> tuple[str, bool]:
+    """A checksum of the bytes, and whether it is of all of them, else of blocks."""
+    library = torch()
+    is_tensor = library is not None and isinstance(plain, library.Tensor)
+    whole = nbytes(plain) <= (_WHOLE if on_cpu else _WHOLE_ELSEWHERE)
+    if not whole:
+        if not on_cpu:
+            return "", False
+        if not (plain.is_contiguous() if is_tensor else plain.flags.c_contiguous):
+            for axis, size in enumerate(plain.shape):  # some of it, evenly spaced: it has to be copied
+                index = (slice(None),) * axis
+                plain = plain[(*index, slice(None, None, max(1, size // _SAMPLED)))]
+    leaf = leaves.describe("", plain)
+    if not isinstance(leaf, leaves.Leaf) and not whole and not is_tensor and plain.flags.c_contiguous:
+        plain = plain.reshape(-1).view("u1")  # dates, texts and records: as bytes, which may be far too many to copy
+        leaf = leaves.describe("", plain)
+    if not isinstance(leaf, leaves.Leaf):
+        return xxhash.xxh3_128_hexdigest(plain.tobytes()), whole
+    content = leaves.content(leaf, plain)
+    if whole or content.nbytes <= _WHOLE:
+        return xxhash.xxh3_128_hexdigest(content), whole
+    hasher = xxhash.xxh3_128()
+    for number in range(_SAMPLED):
+        start = (content.nbytes - _BLOCK) * number // (_SAMPLED - 1)
+        hasher.update(content[start : start + _BLOCK])
+    return hasher.hexdigest(), False

@@ -1,0 +1,118 @@
+"""Local variables of code that is paused. They are in no state: those that matter must stay as they were."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture.kind import same_value
+from hpstage.training.capture.kinds import CACHE, VALUES
+from hpstage.training.capture.memory import holding
+from hpstage.training.capture.portrait import LOCAL, shown, text_of, texts_of
+from hpstage.training.capture.reach import MISSING, ClassAttributes, Globals
+from hpstage.training.capture.survey import Record, Survey, Surveyor, plainly
+from hpstage.training.capture.values import Marked
+from hpstage.training.identity.bytecode import inner
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A local variable of a frame that runs ``code``, and what it holds: maybe nothing.
+
+    ``needed``: it may be read though no ``with`` block swallows an exception. One that is not, and that a fork has not
+    bound, cannot be read there without an error.
+    """
+
+    name: str
+    code: types.CodeType
+    value: object = MISSING
+    needed: bool = True
+
+
+class Variables:
+    """What local variables, and all that can be reached by way of them alone, held at one time.
+
+    Args:
+        variables: those that may matter.
+        surveyor: by which the world is surveyed.
+        world: as it is now. What is met there is in every state.
+    """
+
+    def __init__(self, variables: Iterable[Variable], surveyor: Surveyor, world: Survey) -> None:
+        self._variables = list(variables)
+        roots = ((LOCAL + variable.name, variable.value) for variable in self._variables)
+        self._alone = surveyor.survey(roots, beyond=world)
+        with plainly():
+            for record in self._alone:
+                if record.kind is VALUES:
+                    record.content = Marked(record.obj, sampled=True)
+
+    def check(self, variables: Iterable[Variable], world: Survey) -> None:
+        """Compare with what the same variables hold now, while the world is as given.
+
+        Raises:
+            StateError: naming what has changed.
+        """
+        for before, now in zip(self._variables, variables, strict=True):
+            if before.value is MISSING and not before.needed:
+                continue
+            if not same_value(before.value, now.value) and not _in_a_known_cell(now, world):
+                raise _changed(LOCAL + now.name, text_of(before.value, world), text_of(now.value, world))
+        changed = [record for record in self._alone if record.kind is not CACHE and record.changed()]
+        if changed:
+            classes = {_space(record.obj) for record in world if isinstance(record.obj, ClassAttributes)}
+            in_state = holding(world)
+            for record in changed:
+                if isinstance(record.obj, ClassAttributes) and _space(record.obj) in classes:
+                    continue
+                if record.kind is VALUES and record.content.same_place(record.read()) and in_state(record.obj):
+                    continue  # another name for what is in the state
+                raise _changed(*self._difference(record))
+
+    def _difference(self, record: Record) -> tuple[str, str, str]:
+        if record.kind is VALUES:
+            return record.path, "another in values, form or gradient", text_of(record.obj, self._alone)
+        present = Record(record.path, record.obj, record.kind, record.read(), record.skip)
+        if record.kind.name == "iterator":
+            return record.path, "where it stood", "further on"
+        before, now = (dict(texts_of(one, self._alone)) for one in (record, present))
+        for path in (*before, *now):
+            was, has_become = before.get(path, _NOTHING), now.get(path, _NOTHING)
+            if was != has_become:
+                return path, was, has_become
+        return record.path, "something else", f"a {type(record.obj).__qualname__} that has changed"
+
+
+_NOTHING = "nothing"
+
+
+def _changed(path: str, was: str, now: str) -> StateError:
+    path = shown(path)
+    name = path.removeprefix(LOCAL).partition(".")[0].partition("[")[0]
+    remedy = f"`{name}`" if path.startswith(LOCAL) else "it"
+    return StateError(
+        f"training has changed {path}, which it may read in a later step, and which is in no state: it was {was} where "
+        f"the loop over run.steps() began and is {now}, so that a fork would go on otherwise. Attach {remedy}, keep it "
+        f"as an attribute of something that is attached, or make it a function of the step; if no training hangs on "
+        f"it, name it in `stateless` of the function"
+    )
+
+
+def _in_a_known_cell(variable: Variable, world: Survey) -> bool:
+    """Whether the variable is one that a function in the world closes over: its cell is in the state."""
+    codes = {id(code) for code in inner(variable.code)}
+    for record in world:
+        function = record.obj
+        if type(function) is types.FunctionType and id(function.__code__) in codes:
+            cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+            cell = world.records.get(id(cells.get(variable.name)))
+            if cell is not None and same_value(cell.read(), () if variable.value is MISSING else (variable.value,)):
+                return True
+    return False
+
+
+def _space(obj: Any) -> int:
+    return id(obj.namespace if isinstance(obj, Globals) else obj.owner)

@@ -1,0 +1,332 @@
+"""A trainable's world: all mutable objects that training can reach, so that whatever it changes is captured or refused.
+
+A world is surveyed three times. As it is before anything was set up (*pristine*): every fresh setup puts that back, so
+that no trial sees what another left. As it is once it is set up under the values at step 0 (*base*), which the same
+code makes alike in every process: objects are known by their paths in it. And whenever a state is taken: the state is
+what differs from the base, and all tensors and arrays that setting up has made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture.decoding import Decoder
+from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
+from hpstage.training.capture.guard import Guard
+from hpstage.training.capture.kind import same_value, torch
+from hpstage.training.capture.kinds import CACHE, MODULES, VALUES
+from hpstage.training.capture.portrait import texts_of
+from hpstage.training.capture.reach import OF_CODE, LibraryNames, libraries
+from hpstage.training.capture.settings import NEXT_HOOK, SETTINGS, compile_by_arguments_alone, hooks_of_all
+from hpstage.training.capture.survey import UNKNOWN, Record, Survey, Surveyor, plainly
+from hpstage.training.capture.values import Marked, is_lazy, storable
+from hpstage.training.capture.variables import Variable, Variables
+
+Roots = Iterable[tuple[str, object]]
+logger = logging.getLogger("hpstage")
+
+
+class World:
+    """The world of one trainable in this process.
+
+    Args:
+        stateless: what is not looked at (see :attr:`hpstage.torch.TorchTrainable.stateless`).
+        roots: paths and objects from which training reaches all others, now.
+    """
+
+    def __init__(self, stateless: Collection[str], roots: Callable[[], Roots]) -> None:
+        self._surveyor = Surveyor(stateless)
+        self._roots = roots
+        self.pristine: Survey | None = None
+        self.base: Survey | None = None
+        self._told: set[str] = set()
+        self._cached: dict[int, Record] = {}
+        self._filled: dict[int, Any] = {}
+        self._entered: Variables | None = None
+
+    def _all_roots(self) -> Iterator[tuple[str, object]]:
+        compile_by_arguments_alone()  # torch may have been imported, or asked to compile, since the last survey
+        yield from self._roots()
+        if torch() is not None:
+            yield from hooks_of_all()
+            yield from libraries()
+            yield "torch", SETTINGS
+
+    def close(self) -> None:
+        """Put everything back as it was before the first setup, as far as it can be, and forget it."""
+        self._note_filled()
+        for cache in self._filled.values():
+            cache.cache_clear()  # what it gives is to hang on arguments alone: training that follows will tell
+        self._filled.clear()
+        late = list(self._met_late())
+        self.base = None
+        self._cached.clear()
+        if self.pristine is not None:
+            for record in (*self.pristine, *late):
+                if record.changed():
+                    with suppress(TypeError, AttributeError, ValueError, OSError):  # nobody trains here any more
+                        record.restore()
+            self.pristine = None
+
+    def reset(self) -> None:
+        """Put back how everything was before the first setup; the first call notes how that is.
+
+        Raises:
+            StateError: something has changed that cannot be put back; it is named.
+        """
+        for record in self._met_late():
+            if record.changed():
+                raise StateError(
+                    f"{record.path} has changed in training, and belongs to code that was met in model() or setup() "
+                    f"only, so that a trial would begin with what another has left: import its module where yours "
+                    f"begins, or name it in `stateless` if no training hangs on it"
+                )
+        self._note_filled()
+        self.base = None
+        if self.pristine is None:
+            self.pristine = self._surveyor.survey(self._all_roots(), copied=True)
+        else:
+            self._watch(self._cached.values())
+            for record in self.pristine:
+                _put_back(record, "a trial would begin with what another has left")
+
+    def _note_filled(self) -> None:
+        """Note the caches of functions that others than setting up have filled."""
+        for record in self.base or ():
+            if record.kind is CACHE and record.changed():
+                self._filled[id(record.obj)] = record.obj
+
+    def _met_late(self) -> Iterator[Record]:
+        """What code leads to that only setting up has brought: nothing knows how it was before."""
+        for record in self.base or ():
+            kept_by_module = OF_CODE.match(record.path) and "<locals>" not in record.path  # those are made anew
+            kept_by_module = kept_by_module or record.of is LibraryNames
+            late = self.pristine is not None and record.obj not in self.pristine
+            if record.kind is MODULES or (kept_by_module and late):
+                yield record
+
+    def begin(self) -> None:
+        """Everything is set up now: changes count from here.
+
+        Raises:
+            StateError: what training is to begin with cannot be captured.
+        """
+        assert self.pristine is not None, "reset() comes first"
+        self.base = self._surveyor.survey(self._all_roots(), known=self.pristine)
+        self._watch(self.base.cached.values())
+        for record in self.base:
+            if record.kind is not VALUES:
+                continue
+            if is_lazy(record.obj):
+                raise StateError(
+                    f"{record.path} has no shape yet, and forks begin before the first batch gives it one: run a batch "
+                    f"through the model in model(), as torch recommends before an optimizer is made"
+                )
+            before = self.pristine.records.get(id(record.obj))
+            if before is not None and before is not record:  # setting up has changed it
+                record.content = Marked(record.obj, sampled=True, copied=True)
+
+    def enter(self, variables: Iterable[Variable]) -> None:
+        """A loop is entered in which these local variables may matter, until :meth:`leave`. They are in no state, so
+        that whatever is reached by way of them alone has to stay as it is now.
+
+        Raises:
+            StateError: something is reached that nothing can look into.
+        """
+        assert self.base is not None, "begin() comes first"
+        now = self._surveyor.survey(self._all_roots(), known=self.base)
+        self._entered = Variables(variables, self._surveyor, now)
+
+    def leave(self) -> None:
+        self._entered = None
+
+    def capture(
+        self, variables: Iterable[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
+    ) -> dict[str, Any]:
+        """What training has changed, as a plain state; tensors in it are those in use.
+
+        Args:
+            variables: the same that were given to :meth:`enter`, as they are now.
+            but: paths whose owners answer for them where they cannot be captured.
+
+        Raises:
+            StateError: something has changed that no state can hold; it is named.
+        """
+        base, pristine = self.base, self.pristine
+        assert base is not None, "begin() comes first"
+        assert pristine is not None
+        now = self._surveyor.survey(self._all_roots(), known=base)
+        self._watch(now.cached.values())
+        if self._entered is not None:
+            self._entered.check(variables, now)
+        values: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
+        with plainly():
+            encoder = Encoder(base, now, but)
+            for record in base:
+                present = now.records.get(id(record.obj))
+                if present is None:
+                    continue
+                before, content = record.content, present.content
+                is_values = record.kind is VALUES
+                if is_values and content.plain and (record.obj not in pristine or not content.same(before)):
+                    values[record.path] = storable(record.obj)
+                    if content is before or content.same_place(before):
+                        continue
+                if record.obj is SETTINGS:
+                    # Only those that training has set: the others are the process's. torch counts hooks of its own,
+                    # too, those of what it compiles, which is as often as it likes.
+                    hooked = any(path.endswith("_hooks") for path in changed)
+                    content = {
+                        name: value
+                        for name, value in content.items()
+                        if value != before[name] and (hooked or name != NEXT_HOOK)
+                    }
+                    before = {}
+                if content is before or record.kind.same(before, content):
+                    continue
+                try:
+                    changed[record.path] = encoder.content(record, content)
+                except StateError:
+                    if not but(record.path):
+                        raise
+                    changed[record.path] = ANSWERED
+        return {"values": values, "changed": changed, "memory": encoder.memory}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Bring everything to a captured state, from how it is at :meth:`begin` or was left by training since.
+
+        What the state's owners answer for stays as they have left it.
+
+        Raises:
+            StateError: it is the state of other code.
+        """
+        base = self.base
+        assert base is not None, "begin() comes first"
+        changed = state["changed"]
+        decoder = Decoder(base, state["memory"])
+        decoder.keep(changed)
+        self._rewind([path for path, content in changed.items() if is_answered(content)])
+        with plainly():
+            decoder.fill(state["values"], changed)
+            for path, content in changed.items():
+                try:
+                    decoder.write(path, content)
+                except OSError as error:
+                    raise StateError(f"the state sets {path} to what is not here: {error}") from error
+
+    def _rewind(self, answered: Collection[str]) -> None:
+        """Put back all as it was at :meth:`begin`, but for values that setting up made: those a state brings."""
+        assert self.base is not None, "begin() comes first"
+        assert self.pristine is not None
+        for record in self.base:
+            if record.path in answered:
+                continue
+            values = record.kind is not VALUES or record.obj in self.pristine
+            _put_back(record, "a fork would begin with what other training has left", values=values)
+
+    def _watch(self, cached: Iterable[Record]) -> None:
+        """What cached functions give hangs on arguments alone, so that it is no state; if it changes, it does not.
+
+        Raises:
+            StateError: naming what has changed.
+        """
+        for record in cached:
+            known = self._cached.get(id(record.obj))
+            if known is None:
+                content = Marked(record.obj, sampled=True) if record.kind is VALUES else record.content
+                self._cached[id(record.obj)] = Record(record.path, record.obj, record.kind, content, record.skip)
+            elif known.changed():
+                raise StateError(
+                    f"{record.path}, which functools.lru_cache keeps, has changed in training, and is in no state: "
+                    f"what a cached function gives is taken to hang on its arguments alone; keep it on the trainable"
+                )
+
+    @contextmanager
+    def kept(self, what: str) -> Iterator[None]:
+        """Put back afterwards what ``what``, in words, changes within, so that no training hangs on it.
+
+        Raises:
+            StateError: naming what cannot be put back.
+        """
+        before = self._surveyor.survey(self._all_roots(), known=self.base)
+        guard = Guard([record for record in before if record.kind is VALUES], self.pristine or Survey())
+        try:
+            yield
+        finally:
+            for record in before:
+                if record.kind not in (VALUES, CACHE, MODULES) and record.changed():
+                    self._tell(record, what)
+                _put_back(record, f"{what} must not change the state", values=record.kind is not VALUES)
+            for record in guard.changed():
+                if not guard.put_back(record):
+                    raise StateError(
+                        f"{what} has changed {record.path}, so that training would hang on when it is called: put back "
+                        f"there what was before, work on a copy, or name it in `stateless`"
+                    )
+
+    def _tell(self, record: Record, what: str) -> None:
+        """Say once that something is not kept: it may be a cache, made again each time, or what training goes by."""
+        present = record.read()
+        before, now = dict(record.kind.children(record.content)), dict(record.kind.children(present))
+        made = [record.path + label for label in now if label not in before]
+        if record.path in self._told:
+            return
+        if not made:
+            if record.kind.name == "attributes":
+                name = next((name for name in present if not _same(record.content, present, name)), None)
+                if name is not None and name != "training":  # that model.eval() was called is as it should be
+                    self._told.add(record.path)
+                    logger.warning(
+                        "%s has changed %s.%s, which is put back, so that no training hangs on when it is called; what "
+                        "training is to go by, a scheduler or a best value, belongs into a training step",
+                        what,
+                        record.path,
+                        name,
+                    )
+            return
+        self._told.add(record.path)
+        logger.warning(
+            "%s has made %s, which is taken away again, so that no training hangs on it; if it is a cache, make it "
+            "in dataset() or __init__(), or name it in `stateless`",
+            what,
+            made[0],
+        )
+
+    def survey(self, known: Survey | None = None) -> Survey:
+        """All there is now; what is as ``known`` has it keeps its record."""
+        return self._surveyor.survey(self._all_roots(), known=known)
+
+    def portrait(self, more: Roots = ()) -> dict[str, str]:
+        """All there is now, by path, as short texts that are equal for equal content in every process.
+
+        Args:
+            more: further roots, such as the variables of a function that is under way.
+        """
+        survey = self._surveyor.survey([*self._all_roots(), *more], known=self.base)
+        self._watch(survey.cached.values())
+        shown = (record for record in survey if record.kind is not CACHE and UNKNOWN not in record.path)
+        return {path: text for record in shown for path, text in texts_of(record, survey)}
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
+    return name in one and same_value(one[name], other[name])
+
+
+def _put_back(record: Record, why: str, *, values: bool = True) -> None:
+    """Put an object back as it was recorded; of a tensor or array without its ``values`` all but these."""
+    try:
+        if not values:
+            with plainly():
+                record.content.put_place(record.obj)
+        elif record.changed():
+            record.restore()
+    except (TypeError, AttributeError, ValueError, RuntimeError, OSError) as error:
+        raise StateError(
+            f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
+            f"setup(), which begin anew for each trial, or name it in `stateless` if no training hangs on it"
+        ) from None

@@ -1,0 +1,294 @@
+"""What a code object does, as text: the same whatever its comments, layout, docstrings and file; and what it names."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import importlib.util
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from dis import Instruction
+from itertools import pairwise
+from types import CodeType, ModuleType
+from typing import Any
+
+from hpstage.training.identity.hashing import hashed
+
+# Room for the interpreter's caches, arguments that need more bytes, and lines that a debugger may stop at.
+_NOISE = frozenset(("CACHE", "EXTENDED_ARG", "RESUME", "NOP"))
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_CONSTANTS = frozenset(dis.hasconst)
+# What the compiler notes in classes and modules for people: lines, and texts in the order of a hash table.
+_NOTES = frozenset(("__doc__", "__firstlineno__", "__static_attributes__"))
+# Kinds of arguments and of function; not whether it has a docstring, nor what was imported from __future__.
+_FLAGS = 0x3BF
+
+_REMEMBERED = 4096
+"""Functions that are taken apart only once: an identity is asked for several times."""
+
+FROM_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+_FROM_CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
+FROM_LOCALS = frozenset(("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF"))
+_INTO_LOCALS = frozenset(("STORE_FAST", "STORE_DEREF"))
+_FOR_INNER_CODE = frozenset(("MAKE_CELL", "LOAD_CLOSURE"))
+
+
+@functools.lru_cache(_REMEMBERED)
+def digest(code: CodeType) -> str:
+    """Equal for code that does the same by the same names."""
+    return hashed(_text(code))
+
+
+def inner(code: CodeType) -> Iterator[CodeType]:
+    """``code`` and the functions, classes and comprehensions in it, at any depth."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from inner(constant)
+
+
+def _text(code: CodeType) -> str:
+    instructions = instructions_of(code)
+    starts = [instruction.offset for instruction in instructions]
+
+    def place(offset: int) -> int:
+        return bisect_left(starts, offset)
+
+    operations = []
+    for instruction in instructions:
+        argument: object
+        if instruction.opcode in _CONSTANTS:
+            argument = _constant_text(instruction.argval)
+        elif instruction.opcode in _JUMPS:
+            argument = place(instruction.argval)
+        else:
+            argument = instruction.argrepr or instruction.arg
+        operations.append((instruction.opname, argument))
+    handlers = {
+        (place(entry.start), place(entry.end), place(entry.target), entry.depth, entry.lasti)
+        for entry in dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+    }
+    arguments = code.co_argcount + code.co_kwonlyargcount
+    arguments += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args and **kwargs
+    return repr(
+        (
+            code.co_name,
+            code.co_flags & _FLAGS,
+            (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_varnames[:arguments]),
+            (code.co_cellvars, code.co_freevars),
+            operations,
+            sorted(handler for handler in handlers if handler[0] < handler[1]),
+        )
+    )
+
+
+@functools.lru_cache(_REMEMBERED)
+def instructions_of(code: CodeType) -> Sequence[Instruction]:
+    found: list[Instruction] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _NOISE:
+            continue
+        if instruction.opname == "STORE_NAME" and instruction.argval in _NOTES and found:
+            found.pop()  # what would have been stored
+            continue
+        found.append(instruction)
+    return found
+
+
+def _constant_text(constant: object) -> str:
+    if isinstance(constant, CodeType):
+        return f"code {digest(constant)}"
+    if isinstance(constant, frozenset):
+        return f"frozenset({sorted(map(_constant_text, constant))})"
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_constant_text, constant))})"
+    return repr(constant)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import statement inside a function gives: a module, its ``member``, or the package that it is in."""
+
+    module: str
+    member: str = ""
+    package: bool = False
+
+
+Resolve = Callable[[Imported], object]
+"""Gives the module or object that is imported; ``None`` where it is not to be looked into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a name in code stands for. ``module``: that it is a global of, and ``name`` there; empty for others."""
+
+    path: str
+    content: object
+    module: str = ""
+    name: str = ""
+
+
+@dataclass(slots=True)
+class References:
+    """What code refers to: contents of names, and imports whose result is used as a whole."""
+
+    named: list[Named] = field(default_factory=list)
+    imported: list[Imported] = field(default_factory=list)
+
+
+def references(
+    code: CodeType,
+    names: Mapping[str, Any],
+    cells: Mapping[str, Any],
+    resolve: Resolve = lambda imported: None,
+    is_open: Callable[[str], bool] = lambda module: False,
+) -> References:
+    """What ``code``, and the code in it, refers to.
+
+    The path of a module goes on to the member that is taken of it: ``nets.build`` is that function and not ``nets``.
+
+    Args:
+        code: of a function or of a module.
+        names: its globals.
+        cells: the contents of its free variables.
+        resolve: for what it imports.
+        is_open: whether members of a module count by themselves, or it by its name whatever is taken of it.
+    """
+    found = References()
+    _collect(code, names, dict(cells), resolve, is_open, found)
+    return found
+
+
+def literals(code: CodeType) -> Iterator[str]:
+    """The names that a module's code, and the classes in it, give to what stands there literally and to nothing else.
+
+    Others may be what the host makes of them: whether there is a GPU, where the file lies.
+    """
+    instructions = instructions_of(code)
+    stored = [
+        instruction.argval for instruction in instructions if instruction.opname in ("STORE_NAME", "STORE_GLOBAL")
+    ]
+    for value, store in pairwise(instructions):
+        if value.opcode in _CONSTANTS and store.opname == "STORE_NAME" and stored.count(store.argval) == 1:
+            yield store.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and not constant.co_flags & 0x01:  # no function, which has fast locals
+            yield from (f"{constant.co_name}.{name}" for name in literals(constant))
+
+
+def _collect(
+    code: CodeType,
+    names: Mapping[str, Any],
+    cells: dict[str, Any],
+    resolve: Resolve,
+    is_open: Callable[[str], bool],
+    found: References,
+) -> None:
+    instructions = instructions_of(code)
+    bound = _imports(code, instructions, names, resolve, found)
+    for index, instruction in enumerate(instructions):
+        name = instruction.argval
+        module = ""
+        if instruction.opname in FROM_GLOBALS and name in names:
+            content, module = names[name], names.get("__name__", "")
+        elif instruction.opname in FROM_LOCALS and name in bound:
+            content = bound[name]
+        elif instruction.opname in _FROM_CELLS and name in cells:
+            content = cells[name]
+        else:
+            continue
+        first = Named(name, content, module, name if module else "")
+        found.named.append(_followed(first, instructions[index + 1 :], is_open))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            known = {**cells, **bound}
+            outer = {name: known[name] for name in constant.co_freevars if name in known}
+            _collect(constant, names, outer, resolve, is_open, found)
+
+
+def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callable[[str], bool]) -> Named:
+    """Through modules on to the member that the code takes."""
+    for following in instructions:
+        module, member = named.content, following.argval
+        if following.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(module, ModuleType):
+            break
+        if not is_open(module.__name__) or not hasattr(module, member) or member == "__dict__":  # which is all of it
+            break
+        named = Named(f"{named.path}.{member}", getattr(module, member), module.__name__, member)
+    return named
+
+
+def _imports(
+    code: CodeType, instructions: Sequence[Instruction], names: Mapping[str, Any], resolve: Resolve, found: References
+) -> dict[str, object]:
+    """Modules by the local names that stand for them and for nothing else; other imports go to ``found``."""
+    bindings: list[tuple[str | None, Imported]] = []
+    for index, instruction in enumerate(instructions):
+        if instruction.opname == "IMPORT_NAME":
+            bindings += _bindings(instructions, index, names)
+    stored = [instruction.argval for instruction in instructions if instruction.opname in _INTO_LOCALS]
+    bound: dict[str, object] = {}
+    for name, imported in bindings:
+        content = resolve(imported)
+        sole = name is not None and stored.count(name) == 1 and isinstance(content, ModuleType)
+        if name is not None and sole and not _slips_away(name, instructions):
+            bound[name] = content
+        else:
+            found.imported.append(imported)
+    return bound
+
+
+def _bindings(
+    instructions: Sequence[Instruction], index: int, names: Mapping[str, Any]
+) -> Iterator[tuple[str | None, Imported]]:
+    """What the import statement of the IMPORT_NAME at ``index`` asks for, each with the local name it gets, if any."""
+    level, members = instructions[index - 2].argval, instructions[index - 1].argval
+    module = "." * level + instructions[index].argval
+    if level:
+        module = importlib.util.resolve_name(module, names.get("__package__") or "")
+    following = instructions[index + 1 :]
+    if not members:
+        if following[0].opname != "IMPORT_FROM":  # import a.b: the name is a's
+            yield _stored(following[0]), Imported(module, package=True)
+        else:  # import a.b as c
+            last = next((place for place in following if place.opname.startswith("STORE_")), None)
+            yield _stored(last), Imported(module)
+        return
+    for place, then in pairwise(following):
+        if place.opname == "IMPORT_FROM":
+            yield _stored(then), Imported(module, place.argval)
+        elif place.opname == "POP_TOP":
+            return
+        elif place.opname in ("IMPORT_STAR", "CALL_INTRINSIC_1"):
+            yield None, Imported(module)
+            return
+
+
+def _stored(instruction: Instruction | None) -> str | None:
+    return instruction.argval if instruction is not None and instruction.opname in _INTO_LOCALS else None
+
+
+def _slips_away(name: str, instructions: Sequence[Instruction]) -> bool:
+    """Whether a local name is used in ways that are not followed here."""
+    for instruction in instructions:
+        mentioned = instruction.argval == name or (
+            isinstance(instruction.argval, tuple)
+            and name in instruction.argval
+            and instruction.opcode not in _CONSTANTS
+        )
+        local = instruction.opcode in dis.haslocal or instruction.opcode in dis.hasfree
+        followed = instruction.opname in FROM_LOCALS | _INTO_LOCALS | _FOR_INNER_CODE
+        if mentioned and local and not followed:
+            return True
+    return False
+
+
+def functions_in(member: Any) -> Iterator[Any]:
+    """The functions behind a member of a class that is none itself."""
+    if isinstance(member, staticmethod | classmethod):
+        yield member.__func__
+    elif isinstance(member, property):
+        yield from (part for part in (member.fget, member.fset, member.fdel) if part is not None)
+    elif isinstance(member, functools.cached_property):
+        yield member.func

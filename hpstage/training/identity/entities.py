@@ -1,0 +1,89 @@
+"""What code is made of: functions, classes and modules that refer to each other, told apart by their content."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hpstage.training.identity.hashing import hashed
+
+_REFERENCE = re.compile("\0(\\d+)\0")
+
+
+@dataclass(slots=True)
+class Entity:
+    """A function, class or module: lines that say what it is. In them, ``\\0number\\0`` refers to another entity.
+
+    ``outer`` are lines on what it refers to by names, which may be another thing, or none, in another process.
+    """
+
+    name: str
+    place: str
+    lines: set[str] = field(default_factory=set)
+    outer: set[str] = field(default_factory=set)
+
+
+class Entities:
+    """Those that were visited, in order."""
+
+    def __init__(self) -> None:
+        self._all: list[Entity] = []
+        self._numbers: dict[int, int] = {}
+        self._held: list[object] = []  # so that ids stay their own
+
+    def __contains__(self, target: object) -> bool:
+        return id(target) in self._numbers
+
+    def new(self, target: object, name: str, place: str) -> Entity:
+        self._numbers[id(target)] = len(self._all)
+        self._held.append(target)
+        self._all.append(Entity(name, place))
+        return self._all[-1]
+
+    def reference(self, target: object) -> str:
+        """What stands for it in the lines of others."""
+        return f"\0{self._numbers[id(target)]}\0"
+
+    def named(self, text: str) -> str:
+        """A text with the names of the entities that it refers to."""
+        return _resolved(text, [entity.name for entity in self._all])
+
+    def digests(self) -> dict[str, list[str]]:
+        """What is at each place, each by itself, without what it refers to."""
+        found: dict[str, list[str]] = {}
+        for entity, mark in zip(self._all, self._marks(), strict=True):
+            found.setdefault(f"{entity.place}.{entity.name}" if entity.name else entity.place, []).append(mark)
+        return found
+
+    def digest(self, texts: Iterable[str], others: Iterable[str], more: Iterable[str]) -> str:
+        """The digest of texts, of the entities that others refer to, of further lines, and of all entities."""
+        final = self._told_apart()
+        held = [final[int(number)] for text in others for number in _REFERENCE.findall(text)]
+        return hashed("\n".join([*(_resolved(text, final) for text in texts), *held, *more, *sorted(final)]))
+
+    def _marks(self) -> list[str]:
+        names = [entity.name for entity in self._all]
+        return [
+            hashed("\n".join([entity.name, *sorted(_resolved(line, names) for line in entity.lines)]))
+            for entity in self._all
+        ]
+
+    def _told_apart(self) -> list[str]:
+        """Marks of the entities that differ where entities of one name differ in themselves or in what they name.
+
+        This is the refinement of colours by Weisfeiler and Leman (1968).
+        """
+        marks = self._marks()
+        while True:
+            finer = [
+                hashed("\n".join([mark, *sorted(_resolved(line, marks) for line in entity.lines | entity.outer)]))
+                for mark, entity in zip(marks, self._all, strict=True)
+            ]
+            if len(set(finer)) == len(set(marks)):
+                return finer
+            marks = finer
+
+
+def _resolved(text: str, marks: list[str]) -> str:
+    return _REFERENCE.sub(lambda found: marks[int(found[1])], text)

@@ -1,0 +1,79 @@
+"""What of this process decides bits, and what it would train, in short texts; part of the workload's key."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+
+from hpstage.executor import Environment
+from hpstage.trainable import Trainable
+from hpstage.training.identity import threads
+from hpstage.training.identity.files import DataFiles
+from hpstage.training.identity.source import is_users
+from hpstage.training.identity.values import NOT_STATE
+from hpstage.training.identity.workload import Identity, identify
+
+
+def describe(trainable: Trainable) -> Environment:
+    """The environment of the process that will train, with what computes there pinned to one thread.
+
+    A trainable adds what it knows by ``describe_environment()`` (a dict of short texts) and ``describe_data()``.
+    """
+    before = identify(trainable)
+    described = {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "machine": platform.machine(),
+    }
+    threads.pin(before.packages)
+    # Whether it is imported here already or not: workers with different pasts must agree.
+    described["numpy"] = importlib.metadata.version("numpy")
+    described |= threads.describe(before.packages)
+    if "torch" in sys.modules:
+        from hpstage.torch.environment import pin
+
+        pin()
+    if hasattr(trainable, "describe_environment"):
+        described |= trainable.describe_environment()
+    if hasattr(trainable, "describe_data"):
+        described["data"] = trainable.describe_data()
+    # Making the data set may have set globals, and has in a process that trains for the second time.
+    after = identify(trainable) if hasattr(trainable, "see_data") else before
+    remarks: list[str] = []
+    warnings: list[str] = []
+    if "data version" not in after.described:
+        files = files_of(getattr(trainable, "subject", trainable))
+        files.look_at(after.paths)
+        if files.names:
+            described["files"] = f"{len(files.names)} x {files.digest()}"
+        remarks, warnings = _told(trainable, after, files)
+    return Environment(
+        {name: str(text) for name, text in described.items()},
+        identity=after.described,
+        loaded=before.loaded,
+        remarks=remarks,
+        warnings=warnings,
+    )
+
+
+def files_of(subject: object) -> DataFiles:
+    """The files that attributes of the object, and of its classes that are the user's, name."""
+    files = DataFiles()
+    for holder in (subject, *(cls for cls in type(subject).__mro__ if is_users(cls.__module__))):
+        for name, value in sorted(getattr(holder, "__dict__", {}).items()):
+            if not name.startswith("__") and name not in NOT_STATE:
+                files.look_at(value)
+    return files
+
+
+def _told(trainable: Trainable, identity: Identity, files: DataFiles) -> tuple[list[str], list[str]]:
+    """What the identity of the data rests on, and whether that is little."""
+    see = getattr(trainable, "see_data", None)
+    contents = see() if see is not None else None
+    parts = [contents.remark] if contents is not None else []
+    if identity.nbytes:
+        parts.append(f"{identity.nbytes / 1e6:,.1f} MB in attributes and globals")
+    if files.names:
+        parts.append(f"files of attributes: {', '.join(files.names[:5])}" + (" ..." if len(files.names) > 5 else ""))
+    remark = f"data that tell one run's from another's: {'; '.join(parts) or 'none, only the code that loads them'}"
+    return [remark], [contents.warning] if contents is not None and contents.warning else []

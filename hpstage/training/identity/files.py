@@ -1,0 +1,128 @@
+"""Digests of the files that data are read from, by what is in them; of large and of many files by parts of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import xxhash
+
+from hpstage.training.identity.hashing import hashed
+
+WHOLE = 64 << 20
+"""Bytes up to which a file counts by all of its content."""
+_TOGETHER = 512 << 20  # of files that count by all of their content
+_BLOCKS, _BLOCK = 64, 64 << 10  # of a larger file, with its size and time
+_LISTED = 256
+"""Files of a longer list that are looked at; the others count by their names."""
+_LONGEST_PATH = 1024
+# What is written in training rather than read, and code, which counts as such.
+_NO_DATA = frozenset((".log", ".out", ".err", ".lock", ".pid", ".tmp", ".py", ".pyc", ".so"))
+
+_known: dict[tuple[int, int, int, int, bool], str] = {}
+"""Digests by device, inode, size and time of change; and whether all was read."""
+
+
+class DataFiles:
+    """The files that are named by values that count.
+
+    Attributes:
+        nbytes: of all of them.
+        sampled: whether something of them counts by a part, or by its name.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.sampled = False
+        self._left = _TOGETHER
+        self._texts: dict[str, str] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted({os.path.basename(path) for path in self._texts})
+
+    def text(self, path: str) -> str | None:
+        """What stands for a path in the value that holds it: name and content; ``None`` if it names no data.
+
+        A folder counts by its name: what is in it may be another study's, or be written while this one runs.
+        """
+        folder, name = os.path.split(path)
+        if not (folder or "." in name) or len(path) > _LONGEST_PATH or "\0" in path or "\n" in path:
+            return None
+        if os.path.splitext(name)[1].lower() in _NO_DATA:
+            return None
+        place = os.path.abspath(path)
+        if place not in self._texts:
+            try:
+                found = os.stat(path)
+                if stat.S_ISDIR(found.st_mode) and folder:
+                    return f"folder {name or os.path.basename(folder)}"
+                if not stat.S_ISREG(found.st_mode):
+                    return None
+                whole = found.st_size <= min(WHOLE, self._left)
+                self._texts[place] = f"file {name} {_content(path, found, whole)}"
+            except OSError:
+                return None
+            self.nbytes += found.st_size
+            self.sampled |= not whole
+            self._left -= found.st_size if whole else 0
+        return self._texts[place]
+
+    def listed(self, values: Sequence[Any]) -> str | None:
+        """What stands for a long list of paths, or of tuples that hold one each; ``None`` if it is none."""
+        first = _path_in(values[0])
+        if first is None or self.text(str(first)) is None:
+            return None
+        paths = [_path_in(value) for value in values]
+        if None in paths:
+            return None
+        texts = [str(path) for path in paths]
+        start = len(os.path.commonpath([os.path.dirname(min(texts)), os.path.dirname(max(texts))]))
+        count = min(_LISTED, len(texts))
+        contents = [self.text(texts[index * len(texts) // count]) for index in range(count)]
+        self.sampled |= len(texts) > _LISTED
+        others = [
+            tuple(item for item in value if item is not path) if isinstance(value, tuple) else ()
+            for value, path in zip(values, paths, strict=True)
+        ]
+        return f"{len(texts)} files {hashed(repr(([text[start:] for text in texts], others, contents)))}"
+
+    def look_at(self, value: object, depth: int = 3) -> None:
+        """Take note of the files that a value names, or the items of a container."""
+        if isinstance(value, str | PurePath):
+            self.text(str(value))
+        elif isinstance(value, Mapping | list | tuple | set | frozenset) and depth:
+            items: Iterable[object] = value.values() if isinstance(value, Mapping) else value
+            if not isinstance(value, list | tuple) or len(value) <= _LISTED or self.listed(value) is None:
+                for item in items:
+                    self.look_at(item, depth - 1)
+
+    def digest(self) -> str:
+        """Of names and contents."""
+        return hashed("\n".join(sorted(self._texts.values())))
+
+
+def _path_in(value: object) -> object:
+    if isinstance(value, tuple):
+        return next((item for item in value if isinstance(item, str | PurePath)), None)
+    return value if isinstance(value, str | PurePath) else None
+
+
+def _content(path: str, found: os.stat_result, whole: bool) -> str:
+    known = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, whole)
+    if known not in _known:
+        hasher = xxhash.xxh3_128()
+        with open(path, "rb") as file:
+            if whole:
+                while part := file.read(1 << 20):
+                    hasher.update(part)
+            else:
+                for number in range(_BLOCKS):
+                    file.seek(number * (found.st_size - _BLOCK) // (_BLOCKS - 1))
+                    hasher.update(file.read(_BLOCK))
+        _known[known] = hasher.hexdigest()
+    time = "" if whole else f" {found.st_mtime_ns // 10**9}"
+    return f"{found.st_size} {_known[known]}{time}"

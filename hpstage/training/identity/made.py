@@ -1,0 +1,53 @@
+"""What a library has made of the user's code: the functions that went into it, or what saving it keeps."""
+
+from __future__ import annotations
+
+import gc
+import io
+import re
+import sys
+import zipfile
+from collections.abc import Iterator
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from hpstage.training.identity.hashing import hashed
+
+# Numbers that TorchScript gives to classes of one name, in the order in which they were compiled.
+_MANGLED = re.compile(rb"[./]___torch_mangle_\d+")
+# Where the code stood in files, and a number of this copy.
+_NO_CONTENT = (".debug_pkl", "serialization_id")
+
+
+def functions_into(target: Any) -> Iterator[FunctionType]:
+    """The functions that a callable object was made of: a ``numpy.vectorize`` or ``frompyfunc``, a compiled one."""
+    if isinstance(target, FunctionType | BuiltinFunctionType | type) or not callable(target):
+        return  # which hold what they name, and count as such
+    # numpy.frompyfunc keeps the function where only the garbage collector sees it.
+    held = [*getattr(target, "__dict__", {}).values(), *gc.get_referents(target)]
+    seen: set[int] = set()
+    for function in held:
+        if isinstance(function, FunctionType) and id(function) not in seen:
+            seen.add(id(function))
+            yield function
+
+
+def is_script(value: object) -> bool:
+    """Whether it is a function or module in TorchScript."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule)
+
+
+def script_digest(script: Any) -> str:
+    """Digest of all code, constants and weights of TorchScript; not of where it was written.
+
+    Code that is compiled twice in a process, as when a notebook's cell runs again, may get another.
+    """
+    with zipfile.ZipFile(io.BytesIO(script.save_to_buffer())) as saved:
+        parts = [
+            _MANGLED.sub(b"", part).hex()
+            for name in saved.namelist()
+            if not name.endswith(_NO_CONTENT)
+            for part in (name.encode(), saved.read(name))
+        ]
+    return hashed(" ".join(parts))

@@ -1,0 +1,72 @@
+"""Files that code reads by a name that is written in it or in a global: weights for a model to begin with, tables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dis import Instruction
+from pathlib import PurePath
+from types import CodeType
+from typing import Any
+
+from hpstage.training.identity.bytecode import FROM_GLOBALS, inner, instructions_of
+
+_READS = re.compile(r"load|load_\w+|open|read_\w+|imread|fromfile|from_file|memmap|genfromtxt|loadtxt|File|safe_open")
+_WRITES = re.compile(r"save|save_\w+|savez|savez_compressed|savetxt|savefig|dump|write|write_\w+|tofile|to_\w+")
+_NO_FILE = frozenset(("load_state_dict", "to_tensor", "to_dense", "to_sparse", "to_empty"))
+_WRITING = re.compile(r"[rbt]*[wax+][bt+]*")  # modes of open()
+
+
+def paths_read(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
+    """Texts that may be paths of files that ``code``, and the code in it, reads.
+
+    Where code also writes files, those of the statements that only read: what training writes is no input.
+
+    Args:
+        code: of a function.
+        names: its globals.
+    """
+    for part in inner(code):
+        instructions = instructions_of(part)
+        for scope in _statements(instructions) if _matches(_WRITES, instructions) else [instructions]:
+            if _matches(_READS, scope) and not _matches(_WRITES, scope):
+                yield from _texts(scope, names)
+
+
+def found_at(path: str, names: Mapping[str, Any]) -> str:
+    """The path; or, of a file that is not there but beside the code that names it, the path of that."""
+    beside = os.path.join(os.path.dirname(names.get("__file__") or ""), path)
+    return beside if not os.path.exists(path) and os.path.exists(beside) else path
+
+
+def _statements(instructions: Sequence[Instruction]) -> Iterator[Sequence[Instruction]]:
+    start = 0
+    for index, instruction in enumerate(instructions, 1):
+        if instruction.opname.startswith(("STORE_", "POP_TOP", "RETURN_", "BEFORE_WITH", "LOAD_SPECIAL")):
+            yield instructions[start:index]
+            start = index
+
+
+def _matches(pattern: re.Pattern[str], instructions: Sequence[Instruction]) -> bool:
+    for instruction in instructions:
+        name = instruction.argval
+        if not isinstance(name, str):
+            continue
+        if instruction.opname == "LOAD_CONST":
+            if pattern is _WRITES and _WRITING.fullmatch(name):
+                return True
+        elif pattern.fullmatch(name) and name not in _NO_FILE:
+            return True
+    return False
+
+
+def _texts(instructions: Sequence[Instruction], names: Mapping[str, Any]) -> Iterator[str]:
+    for instruction in instructions:
+        content = instruction.argval
+        if instruction.opname in FROM_GLOBALS:
+            content = names.get(content)
+        elif instruction.opname != "LOAD_CONST":
+            continue
+        if isinstance(content, str | PurePath):
+            yield str(content)

@@ -1,0 +1,151 @@
+"""Where code comes from: whose a module is, of which version, and what its source says."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from importlib.machinery import FileFinder, ModuleSpec, PathFinder
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+
+from hpstage.training.identity.bytecode import digest, inner
+
+ABSENT = "absent"
+_HERE = Path(__file__).parents[2]  # the package
+# algos and cluster may stand beside the package; links in it lead there.
+_LIBRARIES = tuple(
+    Path(path).resolve()
+    for path in (
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        _HERE,
+        _HERE / "algos",
+        _HERE / "cluster",
+    )
+)
+
+
+def module_of(thing: object) -> str:
+    """The name of the module of a class or function. Of a metaclass in C, ``__module__`` may be a descriptor."""
+    found = getattr(thing, "__module__", None)
+    return found if isinstance(found, str) else "builtins"
+
+
+@functools.cache
+def is_users(module: str) -> bool:
+    """Whether a module is the user's own: neither of the standard library, nor installed, nor of hpstage."""
+    package = module.partition(".")[0]
+    if package == "__main__":
+        return True
+    if package in sys.stdlib_module_names:
+        return False
+    try:
+        # Of the package alone: for a module inside it, the package would be imported.
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return package in sys.modules  # made by hand
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    file = Path(places[0] or "").resolve() if places else Path()
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return bool(places) and not installed and not any(file.is_relative_to(library) for library in _LIBRARIES)
+
+
+def came_by_value(module: str) -> bool:
+    """Whether code of this module that is here was sent along, as a script's to a worker: there is no such module."""
+    package = module.partition(".")[0]
+    return package not in sys.modules and importlib.util.find_spec(package) is None
+
+
+@functools.cache
+def version_of(package: str) -> str:
+    """The version of a package, by the name it is imported under, or :data:`ABSENT`; without importing it."""
+    if package in sys.stdlib_module_names:
+        return f"{sys.version_info.major}.{sys.version_info.minor}"
+    names = distributions_of(package)
+    if names == (package,):
+        return importlib.metadata.version(package)
+    if not names and package not in sys.modules and importlib.util.find_spec(package) is None:
+        return ABSENT
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+@functools.cache
+def distributions_of(package: str) -> tuple[str, ...]:
+    """What is installed to give a package, by the name it is imported under: often one of the same name."""
+    if package in sys.stdlib_module_names:
+        return ()
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return tuple(sorted(set(importlib.metadata.packages_distributions().get(package, []))))
+    return (package,)
+
+
+def code_of(spec: ModuleSpec | None) -> CodeType | None:
+    """A module's own code, compiled from what its file says now; ``None`` where there is none.
+
+    Not what was written beside it when it was imported: Python tells whether that is old by the second.
+    """
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    if spec.origin.endswith(".py"):
+        try:
+            return compile(Path(spec.origin).read_bytes(), spec.origin, "exec", dont_inherit=True)
+        except (OSError, SyntaxError, ValueError):
+            return None  # taken away, or in the midst of being edited
+    get_code = getattr(spec.loader, "get_code", None)
+    code: CodeType | None = get_code(spec.name) if get_code is not None else None
+    return code
+
+
+def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
+    """The modules inside a package, at any depth, whether they are imported or not; imports none."""
+    for found in pkgutil.iter_modules(list(places)):
+        if not isinstance(found.module_finder, FileFinder):
+            continue
+        spec = found.module_finder.find_spec(f"{name}.{found.name}")
+        if spec is not None:
+            yield spec
+            yield from submodules_of(spec.name, spec.submodule_search_locations or ())
+
+
+def modules_in(folder: str) -> Iterator[ModuleSpec]:
+    """The modules and packages that lie in a folder, and the modules inside the packages; imports none."""
+    for found in pkgutil.iter_modules([folder]):
+        spec = PathFinder.find_spec(found.name, [folder])
+        if spec is not None:
+            yield spec
+            yield from submodules_of(spec.name, spec.submodule_search_locations or ())
+
+
+def as_written(function: FunctionType) -> CodeType:
+    """The function's code; under pytest, without what pytest has made of its assertions in the modules it rewrites."""
+    module = sys.modules.get(function.__module__)
+    if module is None or not is_rewritten(module):
+        return function.__code__
+    loaded = function.__code__
+    codes = _written(module.__name__).get((loaded.co_qualname, loaded.co_firstlineno), [])
+    if digest(loaded) in map(digest, codes) or not codes:
+        return loaded
+    return codes[0]
+
+
+@functools.cache
+def _written(module: str) -> dict[tuple[str, int], list[CodeType]]:
+    written: dict[tuple[str, int], list[CodeType]] = {}
+    code = code_of(sys.modules[module].__spec__)
+    for part in inner(code) if code is not None else ():
+        written.setdefault((part.co_qualname, part.co_firstlineno), []).append(part)
+    return written
+
+
+def is_rewritten(module: ModuleType) -> bool:
+    """Whether pytest has rewritten the module's assertions, so that it is not what its source says."""
+    return type(getattr(module, "__loader__", None)).__name__ == "AssertionRewritingHook"

@@ -1,0 +1,261 @@
+"""Values as texts, equal for equal values in every process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
+from enum import Enum
+from pathlib import PurePath
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import xxhash
+
+from hpstage.errors import StateError, UsageError
+from hpstage.training.identity.files import DataFiles
+from hpstage.training.identity.hashing import hashed
+from hpstage.training.identity.made import is_script
+from hpstage.training.identity.source import (
+    is_users,
+    module_of,
+)
+
+NOT_STATE = ("hp", "version", "data_version")
+"""Attributes of a trainable that are told elsewhere: in the history of values, and in the identity by themselves."""
+_LONG = 200
+_MAPPED = 512 << 20
+"""Bytes up to which an array that is a file mapped into memory counts by all of them."""
+_BLOCKS, _BLOCK = 256, 64 << 10
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+Refer = Callable[[object], str]
+
+
+class Values:
+    """Values as texts; what has none is ``None``, or counts by its class where one is lenient.
+
+    Args:
+        refer: the text of code, and of objects in whose place their code counts.
+        with_functions: a text with the user's functions that an object was made of.
+        files: paths count by the files that they name.
+        within: objects that are not looked into.
+
+    Attributes:
+        nbytes: of the tensors and arrays that were digested.
+        sampled: whether of some only parts were.
+        undigested: classes of the objects that have no digest, and count by their class.
+    """
+
+    def __init__(
+        self,
+        refer: Refer,
+        with_functions: Callable[[str, object], str],
+        *,
+        files: DataFiles | None = None,
+        within: Iterable[object] = (),
+    ) -> None:
+        self.nbytes = 0
+        self.sampled = False
+        self.undigested: set[str] = set()
+        self._refer = refer
+        self._with_functions = with_functions
+        self._files = files
+        self._lenient = True
+        self._held: list[object] = list(within)  # so that ids stay their own
+        self._open: set[int] = {id(one) for one in self._held}  # being written; may refer to themselves
+        self._texts: dict[tuple[int, bool], str | None] = {}
+
+    @contextmanager
+    def counting(self, *, lenient: bool) -> Iterator[None]:
+        """Within, what has no digest counts by its class, or makes all that it is in have none."""
+        before, self._lenient = self._lenient, lenient
+        try:
+            yield
+        finally:
+            self._lenient = before
+
+    def attributes(self, obj: object, *, strict: bool) -> list[str]:
+        """``name=value`` of the instance's own attributes that have a digest, sorted.
+
+        Raises:
+            UsageError: ``strict``, and one has none.
+        """
+        found = []
+        for name, value in sorted(getattr(obj, "__dict__", {}).items()):
+            if name in NOT_STATE:
+                continue
+            text = self.exact(value)
+            if text is not None:
+                found.append(f"{name}={text}")
+            elif strict:
+                raise UsageError(
+                    f"{type(obj).__name__}.{name} is a {type(value).__qualname__}, which has no digest, so that it is "
+                    "not known whether two runs train the same: make it in a method from plain values (numbers, "
+                    "texts, lists, arrays, what can be pickled), or state the attribute version and change it when the "
+                    "code or this changes"
+                )
+        return found
+
+    def exact(self, value: Any) -> str | None:
+        """A value as text that is equal for equal values in every process; ``None`` if something has no digest."""
+        with self.counting(lenient=False):
+            return self.value(value)
+
+    def content(self, value: Any) -> str:
+        """A value as text that is equal for equal values in every process. What has no digest counts by its class."""
+        with self.counting(lenient=True):
+            text = self.value(value)
+        assert text is not None, "everything has a class"
+        return text
+
+    def value(self, value: Any) -> str | None:
+        """A value as text, as :meth:`content` or as :meth:`exact` has it, whichever was called."""
+        if isinstance(value, Enum):
+            return f"{self._refer(type(value))}.{value.name}"
+        if isinstance(value, str | PurePath) and self._files is not None:
+            text = self._files.text(str(value))
+            if text is not None:
+                return text
+        if isinstance(value, bytes) and len(value) > _LONG:
+            return f"bytes {len(value)} {xxhash.xxh3_128_hexdigest(value)}"
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            return _short(repr(value))
+        if isinstance(value, type | ModuleType) or is_function(value) or is_script(value):
+            return self._refer(value)
+        if value is os.environ:
+            return "os.environ"
+        if id(value) in self._open:
+            return f"within {type(value).__qualname__}"
+        known = id(value), self._lenient
+        if known not in self._texts:
+            self._held.append(value)
+            self._open.add(id(value))
+            try:
+                text = self._composed(value)
+                if text is None and self._lenient:
+                    text = self._by_class(value)
+            finally:
+                self._open.discard(id(value))
+            self._texts[known] = text
+        return self._texts[known]
+
+    def _composed(self, value: Any) -> str | None:
+        if isinstance(value, list | tuple | set | frozenset | Mapping) and is_users(module_of(type(value))):
+            text = self._reduced(value)  # its class and its attributes count, too
+            if text is not None:
+                return text
+        if isinstance(value, list | tuple):
+            return self._plainly(value) or self._joined(type(value).__name__, map(self.value, value))
+        if isinstance(value, set | frozenset):
+            items = [self.value(item) for item in value]
+            return None if None in items else self._joined("set", sorted(filter(None, items)))
+        if isinstance(value, Mapping):
+            # In their order: that of a dict of layers decides which is initialised first.
+            return self._joined("dict", (self._joined("", map(self.value, pair)) for pair in value.items()))
+        return self._array(value) or self._reduced(value)
+
+    def _plainly(self, values: list[Any] | tuple[Any, ...]) -> str | None:
+        """Long lists of plain values, of paths, or of tuples of them, at once."""
+        if len(values) < _LONG:
+            return None
+        kinds = set(map(type, values))
+        if kinds == {tuple}:
+            kinds = {type(item) for items in values for item in items}
+        if not kinds <= _PLAIN:
+            return None
+        listed = self._files.listed(values) if self._files is not None else None
+        return listed or f"{type(values).__name__} {len(values)} {hashed(repr(values))}"
+
+    def _array(self, value: Any) -> str | None:
+        """A digest of all bytes of a tensor or array, or ``None`` for what is none."""
+        from hpstage.checkpoints.state_tree import digest
+
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.memmap):
+            if value.nbytes > _MAPPED:
+                return self._blocks(value)
+            value = numpy.asarray(value)
+        try:
+            text = f"{type(value).__qualname__} {digest(value)}"
+        except StateError:
+            return None
+        self.nbytes += value.nbytes
+        return text
+
+    def _blocks(self, mapped: Any) -> str:
+        """A large file that is mapped into memory, by blocks of its rows, its size and its time."""
+        from hpstage.checkpoints.state_tree import digest
+
+        self.sampled = True
+        rows = max(1, _BLOCK * len(mapped) // mapped.nbytes)
+        starts = [number * (len(mapped) - rows) // (_BLOCKS - 1) for number in range(_BLOCKS)]
+        # Copies: what is contiguous is not for its owner to say.
+        blocks = digest([mapped[start : start + rows].tobytes() for start in starts])
+        self.nbytes += rows * _BLOCKS * mapped.nbytes // len(mapped)
+        found = os.stat(mapped.filename)
+        return f"memmap {mapped.dtype.str} {mapped.shape} {blocks} {found.st_size} {found.st_mtime_ns // 10**9}"
+
+    def _reduced(self, value: Any) -> str | None:
+        """An object by what pickling would keep of it: how it is made, and its attributes.
+
+        A library's counts in whole or by its class: what else it has beside locks and connections may be the host's.
+        """
+        lenient = self._lenient and (self._files is not None or is_users(module_of(type(value))))
+        try:
+            with self.counting(lenient=lenient):
+                reduced = value.__reduce_ex__(4)
+                if isinstance(reduced, str):
+                    return f"global {reduced}"
+                make, arguments, *rest = reduced
+                state, items, pairs = (*rest[:3], None, None, None)[:3]
+                if isinstance(state, dict):
+                    state = sorted((name, state[name]) for name in state if name not in NOT_STATE)
+                parts = [state, *(None if part is None else list(part) for part in (items, pairs))]
+                return self._joined(
+                    f"{self._refer(type(value))} {self._refer(make)}", [self.value(arguments), self.value(parts)]
+                )
+        except UsageError:
+            raise
+        except Exception:  # whatever an object that cannot be pickled raises
+            return None
+
+    def _by_class(self, value: Any) -> str:
+        """An object without a digest: its class, and if that is the user's, its attributes."""
+        kind = type(value)
+        if isinstance(value, ContextVar):
+            # A new thread has an empty context.
+            settings = [self.value(context.run(_setting, value)) for context in (Context(), copy_context())]
+            return f"{self._refer(kind)}{settings}"
+        self.undigested.add(f"{kind.__module__}.{kind.__qualname__}")
+        if not is_users(module_of(kind)):
+            return self._with_functions(self._refer(kind), value)
+        items = sorted(getattr(value, "__dict__", {}).items())
+        attributes = [f"{name}={self.value(item)}" for name, item in items if name not in NOT_STATE]
+        return f"{self._refer(kind)}({', '.join(attributes)})"
+
+    @staticmethod
+    def _joined(kind: str, items: Iterable[str | None]) -> str | None:
+        found = list(items)
+        return None if None in found else _short(f"{kind}({', '.join(map(str, found))})")
+
+
+def _setting(variable: ContextVar[object]) -> object:
+    """Of the present context, or its default, if any."""
+    try:
+        return variable.get()
+    except LookupError:
+        return None
+
+
+def is_function(obj: object) -> bool:
+    return isinstance(obj, FunctionType | MethodType | functools.partial) or (
+        callable(obj) and not isinstance(obj, type) and hasattr(obj, "__qualname__")
+    )
+
+
+def _short(text: str) -> str:
+    """Long texts by their hash, unless they refer to entities."""
+    return text if len(text) <= _LONG or "\0" in text else f"{text[:20]}... {hashed(text)}"

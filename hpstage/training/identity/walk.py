@@ -1,0 +1,356 @@
+"""The walk through loaded code: functions, classes, modules and values, and what they name, as one digest."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+from hpstage.training.identity import bytecode
+from hpstage.training.identity.bytecode import Imported, functions_in, references
+from hpstage.training.identity.edited import see_as_written
+from hpstage.training.identity.entities import Entities, Entity
+from hpstage.training.identity.files import DataFiles
+from hpstage.training.identity.hashing import hashed
+from hpstage.training.identity.lookups import Lookups, lookups
+from hpstage.training.identity.made import functions_into, is_script, script_digest
+from hpstage.training.identity.reads import found_at, paths_read
+from hpstage.training.identity.source import (
+    ABSENT,
+    as_written,
+    came_by_value,
+    code_of,
+    is_users,
+    module_of,
+    modules_in,
+    submodules_of,
+    version_of,
+)
+from hpstage.training.identity.values import NOT_STATE, Values, is_function
+
+_FORMAT = "hpstage-code-2"
+FIXED, COMPUTED = "=", "~"
+"""How names of values end in :meth:`Walk.loaded`: those written literally, or code; and those that hosts compute."""
+_SCRIPT = "__main__"
+# Python's own bookkeeping; what else it keeps under names like __slotnames__, sometimes late, is no function.
+_IGNORED_MEMBERS = frozenset(("_abc_impl", "__annotate__", "__annotate_func__", *NOT_STATE))
+# Where a module is, and how it came there.
+_IGNORED_NAMES = frozenset(
+    f"__{name}__"
+    for name in ("name", "file", "path", "spec", "loader", "cached", "builtins", "package", "doc", "annotations")
+)
+
+
+class Walk:
+    """Visits code and what it names; the digest is over all that was visited, whatever the order.
+
+    Args:
+        files: paths in values count by the files that they name.
+        within: objects that are not looked into.
+        check: see that modules which count as a whole are what their files say.
+
+    Attributes:
+        packages: versions of the libraries that are named.
+        values: values as texts.
+        paths: of files, perhaps, that the code reads by names written in it.
+    """
+
+    def __init__(self, *, files: DataFiles | None = None, within: Iterable[object] = (), check: bool = True) -> None:
+        self.packages: dict[str, str] = {}
+        self.values = Values(self.refer, self._with_functions, files=files, within=within)
+        self.paths: set[str] = set()
+        self._files = files
+        self._check = check
+        self._entities = Entities()
+        self._values: dict[str, tuple[str, bool]] = {}
+        self._written: dict[str, frozenset[str]] = {}
+        self._names_script = False
+
+    def digest(self, root: str, *others: str) -> str:
+        """The digest of a text of this walk, of the entities that others refer to, and of all that it has visited."""
+        versions = [f"{name} {version}" for name, version in sorted(self.packages.items())]
+        return self._entities.digest([_FORMAT, root], others, versions)
+
+    def loaded(self) -> dict[str, str]:
+        """Digests of what is loaded, by names for people: each by itself, without what it refers to."""
+        texts = {name: hashed("".join(sorted(marks)))[:16] for name, marks in self._entities.digests().items()}
+        for name, (text, fixed) in self._values.items():
+            texts[f"{name} {FIXED if fixed else COMPUTED}"] = hashed(self.named(text))[:16]
+        return texts
+
+    def named(self, text: str) -> str:
+        """A text of this walk with the names of the entities that it refers to."""
+        return self._entities.named(text)
+
+    def refer(self, target: object) -> str:
+        """Visit a function, class or module that is named; returns what stands for it."""
+        if isinstance(target, functools.partial):
+            arguments = [
+                self.refer(target.func),
+                self.values.value(target.args),
+                self.values.value(dict(target.keywords)),
+            ]
+            return f"partial({', '.join(map(str, arguments))})"
+        if isinstance(target, MethodType) and not _is_librarys(target):
+            return f"{self.refer(target.__self__)}.{self.refer(target.__func__)}"
+        if isinstance(target, ModuleType):
+            return self._module(target)
+        if is_script(target):
+            return self._script(target)
+        if not isinstance(target, type) and not hasattr(target, "__qualname__"):
+            return self.values.content(target)
+        module = module_of(target)
+        name = getattr(target, "__qualname__", type(target).__qualname__)
+        if not _is_open(module):
+            self._library(module)
+            return self._with_functions(f"library {module}.{name}", target)
+        if target not in self._entities:
+            entity = self._entities.new(target, name, module)
+            with self.values.counting(lenient=True):
+                if isinstance(target, type):
+                    self._class(entity, target)
+                else:
+                    self._function(entity, target)
+        return f"code {self._entities.reference(target)}"
+
+    def _with_functions(self, text: str, target: object) -> str:
+        """The text of an object of a library's, and the user's functions that it was made of."""
+        functions = (function for function in functions_into(target) if _is_open(module_of(function)))
+        return " of ".join([text, *map(self.refer, functions)])
+
+    def _script(self, target: Any) -> str:
+        """A function or module in TorchScript."""
+        if target not in self._entities:
+            self._library("torch")
+            name = str(getattr(target, "name", None) or getattr(target, "original_name", ""))
+            entity = self._entities.new(target, name, "TorchScript")
+            original = getattr(target, "_torchdynamo_inline", None)
+            if original is not None:
+                entity.outer.add(f"script of {self.refer(original)}")
+            else:
+                entity.lines.add(f"script {script_digest(target)}")
+        return f"code {self._entities.reference(target)}"
+
+    def _library(self, module: str) -> str:
+        package = module.partition(".")[0]
+        if package != "hpstage":  # what of hpstage decides bits has a name of its own: the class of numerics
+            self.packages[package] = version_of(package)
+        return f"library {module}"
+
+    def _class(self, entity: Entity, cls: type) -> None:
+        bases = [self.refer(base) for base in cls.__bases__]
+        entity.lines.add(f"class({', '.join(bases)})")
+        if _is_open(module_of(type(cls))):
+            entity.lines.add(f"metaclass {self.refer(type(cls))}")
+        for member, value in sorted(vars(cls).items()):
+            if member in _IGNORED_MEMBERS or isinstance(value, MemberDescriptorType):  # of __slots__
+                continue
+            parts = list(functions_in(value))
+            for part in parts:
+                entity.lines.add(f"{member}: {self.refer(part)}")
+            if not parts and (not member.startswith("__") or is_function(value)):
+                self._hold(
+                    entity, f"{member} =", self.values.content(value), cls.__module__, f"{cls.__name__}.{member}"
+                )
+
+    def _function(self, entity: Entity, function: Any) -> None:
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None:
+            entity.lines.add(f"wraps {self.refer(wrapped)}")
+        if not isinstance(function, FunctionType):
+            if wrapped is None:
+                entity.lines.add(self._with_functions("made", function))
+            return
+        code = as_written(function)
+        entity.lines.add(f"does {bytecode.digest(code)}")
+        entity.lines.add(f"defaults {self.values.value((function.__defaults__ or (), function.__kwdefaults__ or {}))}")
+        cells = {}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                cells[name] = cell.cell_contents
+            except ValueError:
+                continue  # not bound yet
+        cells.pop("__class__", None)
+        for name, value in sorted(vars(function).items()):
+            if not name.startswith("_"):
+                entity.lines.add(f"has {name}: {self.values.content(value)}")
+        found = references(code, function.__globals__, cells, self._imported, _is_open)
+        for named in found.named:
+            if named.path not in _IGNORED_NAMES:
+                what = f"names {named.path}:"
+                self._hold(entity, what, self.values.content(named.content), named.module, named.name)
+        for imported in found.imported:
+            entity.outer.add(f"imports {imported.member} {self._import(imported)}")
+        self.paths.update(found_at(path, function.__globals__) for path in paths_read(code, function.__globals__))
+        self._look_up(entity, lookups(code, function.__globals__), function)
+
+    def _look_up(self, entity: Entity, found: Lookups, function: FunctionType) -> None:
+        """What may be meant by names that are made when the code runs: all that has such names."""
+        for name in sorted(found.modules):
+            if is_users(name):
+                entity.outer.add(f"imports {self._import(Imported(name))}")
+        for base in found.bases:
+            entity.outer.update(f"subclass {self.refer(cls)}" for cls in _users_below(base))
+        module = sys.modules.get(function.__module__)
+        if not (found.own or found.anywhere) or module is None or vars(module) is not function.__globals__:
+            return  # nothing, or sent along: then what the code names was sent with it, and counts, and nothing else
+        entity.outer.add(f"in {self._module(module)}")
+        if found.anywhere:
+            package = module.__name__.partition(".")[0]
+            if package != module.__name__:
+                entity.outer.add(f"in {self._import(Imported(package))}")
+            elif (file := getattr(module, "__file__", None)) is not None:
+                for spec in modules_in(os.path.dirname(file)):
+                    self._submodule(entity, spec, following=False)
+
+    def _hold(self, entity: Entity, what: str, text: str, module: str, name: str) -> None:
+        """A value that code refers to. One in a name of a module's counts beside the code: hosts may differ in it."""
+        if not module:
+            entity.lines.add(f"{what} {text}")
+            return
+        entity.outer.add(f"{what} {text}")
+        place = f"{module}.{name}"
+        if place not in self._values and (self._files is None):
+            code = "\0" in text
+            self._values[place] = text, code or name in self._literals(module)
+
+    def _literals(self, module: str) -> frozenset[str]:
+        if module not in self._written:
+            code = code_of(getattr(sys.modules.get(module), "__spec__", None))
+            self._written[module] = frozenset(bytecode.literals(code) if code is not None else ())
+        return self._written[module]
+
+    def _import(self, imported: Imported) -> str:
+        content = self._imported(imported)
+        return self._library(imported.module) if content is None else self.values.content(content)
+
+    def _imported(self, imported: Imported) -> object:
+        """What a function imports when it runs, if it is the user's and there."""
+        if not is_users(imported.module):
+            return None
+        try:
+            module = importlib.import_module(imported.module)
+            if imported.package:
+                return sys.modules[imported.module.partition(".")[0]]
+            if not imported.member:
+                return module
+            if not hasattr(module, imported.member):
+                return importlib.import_module(f"{imported.module}.{imported.member}")
+            return getattr(module, imported.member)
+        except ImportError:
+            # Perhaps one of the workers' own, or none that is needed; then the code says so when it runs.
+            self.packages[imported.module] = ABSENT
+            return None
+
+    def _module(self, module: ModuleType) -> str:
+        """A module that is used as a whole: all that it holds, and its own code, submodules included."""
+        if not _is_open(module.__name__):
+            return self._library(module.__name__)
+        if module.__name__ == _SCRIPT:
+            self._names_script = True
+            return "the script"
+        if module not in self._entities:
+            entity = self._entities.new(module, "", module.__name__)
+            with self.values.counting(lenient=True):
+                code = code_of(module.__spec__)
+                if code is not None:
+                    entity.lines.add(f"does {bytecode.digest(code)}")
+                    self._see_as_written(module, code)
+                for spec in submodules_of(module.__name__, getattr(module, "__path__", ())):
+                    self._submodule(entity, spec)
+                written = set(code.co_names) if code is not None else set()
+                for name, content in sorted(vars(module).items()):
+                    # Whether a submodule is imported already, and so an attribute, may be chance.
+                    chance = isinstance(content, ModuleType) and content.__name__ == f"{module.__name__}.{name}"
+                    kept = name in written or not (chance or name.startswith(("__", "@")))  # @: pytest's
+                    if kept and name not in _IGNORED_NAMES:
+                        self._hold(entity, f"{name} =", self.values.content(content), module.__name__, name)
+        return f"module {self._entities.reference(module)}"
+
+    def look_through_script(self) -> None:
+        """Let all of the script count if something that was visited uses it as a whole.
+
+        A worker does not have it: what it is sent of a script is what its code names, and counts there as such.
+        """
+        module = sys.modules[_SCRIPT]
+        if not self._names_script or module in self._entities:
+            return
+        entity = self._entities.new(module, "", _SCRIPT)
+        file = getattr(module, "__file__", None)
+        code = code_of(module.__spec__ or (file and spec_from_file_location(_SCRIPT, file)))
+        fixed: set[str] = set()
+        if code is not None:
+            entity.lines.add(f"does {bytecode.digest(code)}")
+            self._see_as_written(module, code)
+            fixed.update(bytecode.literals(code))
+            for imported in references(code, {"__package__": module.__package__}, {}).imported:
+                if is_users(imported.module):
+                    entity.outer.add(f"imports {imported.member} {self._import(imported)}")
+        for name, content in sorted(vars(module).items()):
+            # The rest is what this run has made: a study, results, a clock.
+            if name in fixed or (not name.startswith("_") and _is_code(content)):
+                entity.outer.add(f"{name} = {self.values.content(content)}")
+
+    def _submodule(self, entity: Entity, spec: ModuleSpec, following: bool = True) -> None:
+        """A submodule of a package that is used as a whole, by its text alone, and perhaps what that imports."""
+        code = code_of(spec)
+        if code is None:
+            return
+        (entity.lines if following else entity.outer).add(f"submodule {spec.name} {bytecode.digest(code)}")
+        if spec.name in sys.modules:
+            self._see_as_written(sys.modules[spec.name], code)
+        if not following:
+            return
+        for imported in references(code, {"__package__": spec.parent}, {}).imported:
+            if not is_users(imported.module):
+                self._library(imported.module)
+            elif imported.module.partition(".")[0] != spec.name.partition(".")[0]:
+                entity.outer.add(f"{spec.name} imports {imported.member} {self._import(imported)}")
+
+    def _see_as_written(self, module: ModuleType, code: CodeType) -> None:
+        if self._check:
+            see_as_written(module, code)
+
+
+def _is_open(module: str) -> bool:
+    return is_users(module) or came_by_value(module)
+
+
+def _users_below(cls: type) -> Iterator[type]:
+    """The subclasses of a class that are the user's, at any depth; without those that were replaced, as in notebooks:
+    how long they are still there is chance."""
+    found: list[type] = type.__subclasses__(cls)
+    for below in found:
+        now: object = sys.modules.get(below.__module__)
+        for name in below.__qualname__.split("."):
+            now = getattr(now, name, None)
+        if _is_open(module_of(below)) and (now is None or now is below):
+            yield below
+        yield from _users_below(below)
+
+
+def _is_code(value: object, depth: int = 3) -> bool:
+    """Whether it is code of the user's, or a container of nothing else."""
+    if isinstance(value, ModuleType):
+        return is_users(value.__name__) and value.__name__ != _SCRIPT
+    if isinstance(value, type) or is_function(value):
+        return _is_open(module_of(value))
+    if isinstance(value, dict | list | tuple | set | frozenset) and value and depth:
+        return all(_is_code(item, depth - 1) for item in (value.values() if isinstance(value, dict) else value))
+    return False
+
+
+def _is_librarys(method: MethodType) -> bool:
+    """Whether it is a library's function, a method of an object of the library's own: ``random.shuffle``.
+
+    The state of those generators is another in each process, and before each step it is keyed from the seed.
+    """
+    module = module_of(method.__func__)
+    library = None if is_users(module) else sys.modules.get(module)
+    return library is not None and getattr(library, method.__name__, None) == method
