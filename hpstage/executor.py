@@ -1,4 +1,4 @@
-"""Executor port: the hands of the driver. It trains chains on workers and reports; it decides nothing."""
+"""Executor port: trains chains on workers and reports; it decides nothing."""
 
 from __future__ import annotations
 

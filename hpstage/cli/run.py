@@ -106,7 +106,7 @@ def run(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = open_study(named, place, directions=direction or (), sampler=named_sampler(sampler, function, steps, seed))
     with ExitStack() as closing:
-        hands = _executor(scheduler, n_workers, closing)
+        executor = _executor(scheduler, n_workers, closing)
         try:
             result = hpstage.optimize(
                 study,
@@ -117,7 +117,7 @@ def run(
                 n_trials=n_trials,
                 timeout=timeout,
                 algorithm=described,
-                executor=hands,
+                executor=executor,
                 store=store,
                 checkpoints=checkpoints,
                 show_progress_bar=not quiet,
@@ -152,7 +152,7 @@ def _executor(scheduler: str | None, n_workers: int | None, closing: ExitStack) 
         return DaskExecutor(closing.enter_context(Client(scheduler, set_as_default=False)))
     except (OSError, ValueError) as error:
         raise ClusterError(
-            f"no scheduler answers at {shown(scheduler)} ({redacted(str(error), scheduler)}); start one, or mend the "
+            f"no scheduler answers at {shown(scheduler)} ({redacted(str(error), scheduler)}); start one, or fix the "
             f"address"
         ) from error
 

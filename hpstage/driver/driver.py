@@ -172,7 +172,7 @@ class Driver:
             raise StateError(
                 f"training was found not to be exact by an earlier call on this store, or by another process: "
                 f"{explain(self.plan.differences[-1])}. What the store keeps is not to be built on: once that is "
-                f'mended, choose another store; verify="off" goes on with this one'
+                f'fixed, choose another store; verify="off" goes on with this one'
             )
         self._perform()
         if len(self.plan.drivers) > 1:
@@ -242,7 +242,7 @@ class Driver:
             self._cut_off_since = time.monotonic()
         elif time.monotonic() - self._cut_off_since > patience and not self.scheduler.running:
             raise CheckpointUnreachable(
-                f"no worker has been able to use the checkpoints for {patience:.0f} s ({trouble}); mend that and run "
+                f"no worker has been able to use the checkpoints for {patience:.0f} s ({trouble}); fix that and run "
                 f"the same command again: nothing that was reached is lost"
             )
         if self._alone_since is not None and time.monotonic() - self._alone_since > patience:

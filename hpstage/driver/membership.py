@@ -30,7 +30,7 @@ logger = logging.getLogger("hpstage")
 def taking_part(
     journal: Journal,
     checkpoints: CheckpointStore,
-    hands: Executor,
+    executor: Executor,
     ledger: Ledger,
     *,
     workload: StateKey,
@@ -45,7 +45,7 @@ def taking_part(
     """A driver that has joined the plan of ``journal``; it leaves at the end.
 
     Args:
-        hands: opened, with ``checkpoints`` in use.
+        executor: opened, with ``checkpoints`` in use.
         eviction: of ``checkpoints``.
         workers: those that an earlier driver has left idle.
 
@@ -58,11 +58,11 @@ def taking_part(
     plan = open_plan(journal, workload, described, loaded, sharing=sharing)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     presence = Presence(journal, me) if isinstance(journal, Leases) else None
-    scheduler = Scheduler(plan, driver=me, pool=hands.pool, checkpoint_every=checkpoint_every, verify=verify)
+    scheduler = Scheduler(plan, driver=me, pool=executor.pool, checkpoint_every=checkpoint_every, verify=verify)
     driver = Driver(
         plan,
         scheduler,
-        hands,
+        executor,
         journal,
         presence=presence,
         eviction=eviction,
@@ -77,7 +77,7 @@ def taking_part(
             place = checkpoints.identity()
             _compare_with_last(plan, place, checkpoints)
             joined = presence.enter(
-                ledger.name, ledger.identity(), hands.pool, place, others := list(plan.drivers.values())
+                ledger.name, ledger.identity(), executor.pool, place, others := list(plan.drivers.values())
             )
             driver.log.write([joined])
             driver.bury()
@@ -87,7 +87,7 @@ def taking_part(
         except (LeaseLost, HistoryChanged):
             raise  # it has left already, as the others see it; or they may not know it any more
         except BaseException:
-            hands.close()  # nothing runs here any more when the others hear of it
+            executor.close()  # nothing runs here any more when the others hear of it
             with suppress(StoreError):  # of a store that is gone; the lease runs out by itself
                 driver.leave()
             raise

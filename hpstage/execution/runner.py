@@ -225,7 +225,7 @@ class ChainRunner:
             self._trainable.setup(initial)
             return checked_metrics(self._trainable.evaluate())
         except UsageError:
-            raise  # a misuse that training cannot mend
+            raise  # a misuse that training cannot get right
         except Exception:
             # Many models cannot be evaluated untrained (scikit-learn's raise NotFittedError). What is really wrong
             # comes up again, with its traceback, in the first chain.

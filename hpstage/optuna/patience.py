@@ -31,7 +31,7 @@ PATIENCE = 600.0
 _PAUSES = (0.05, 5.0)
 # The share of it for which a storage that answers may refuse: a lock that is held, a connection that broke.
 _REFUSALS = 0.1
-# What waiting does not mend.
+# What waiting does not help.
 _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 # A system attribute by which a trial is known whose making was not answered.
 _TOKEN = "hpstage:token"
@@ -224,7 +224,7 @@ def _may_pass(error: Exception) -> bool:
     if isinstance(error, OSError):
         if error.errno in _LASTING:
             raise StoreError(
-                f"the study's storage cannot be written ({error.strerror}): mend that and run the same command again; "
+                f"the study's storage cannot be written ({error.strerror}): fix that and run the same command again; "
                 f"all that was trained is kept"
             ) from error
         return True

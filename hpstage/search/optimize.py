@@ -163,10 +163,10 @@ def optimize(
         interruption = closing.enter_context(Interruption())
         if display is not None:
             display.tell("Setting up the workers")  # which takes seconds
-        hands = _executor(executor)
-        closing.callback(hands.close)
-        environment = hands.open(trainable, None)
-        interruption.started(hands.wake)
+        executor = _executor(executor)
+        closing.callback(executor.close)
+        environment = executor.open(trainable, None)
+        interruption.started(executor.wake)
         for remark in environment.remarks:
             logger.info("%s", remark)
         for remark in environment.warnings:
@@ -177,16 +177,16 @@ def optimize(
             verify = "off"  # the user has said that equal steps may give other bits here
         workload = workload_key(described)
         places = open_places(store, checkpoints, name=_name(trainable), workload=workload, closing=closing)
-        hands.use(places.checkpoints)
-        closing.enter_context(hands.show(places.journal))
+        executor.use(places.checkpoints)
+        closing.enter_context(executor.show(places.journal))
         closing.enter_context(patient(study))
         eviction = Eviction(places.checkpoints, budget)
         closing.callback(eviction.close)
         deadline = None if timeout is None else time.monotonic() + timeout
-        page = None if display is None else hands.page
+        page = None if display is None else executor.page
         call = _Call(
             ledger=Ledger(study),
-            hands=hands,
+            executor=executor,
             space=space,
             algorithm=algorithm,
             setting=setting,
@@ -205,7 +205,7 @@ def optimize(
             joined = taking_part(
                 places.journal,
                 places.checkpoints,
-                hands,
+                executor,
                 call.ledger,
                 workload=workload,
                 described=described,
@@ -259,7 +259,7 @@ class _Call:
     """What a call asks for, whatever the driver that carries it out."""
 
     ledger: Ledger
-    hands: Executor
+    executor: Executor
     space: Space
     algorithm: Algorithm
     setting: Setting
@@ -304,7 +304,7 @@ class _Call:
         )
 
     def _try_out(self, initial: Mapping[str, Scalar]) -> None:
-        found = self.hands.try_out(initial)
+        found = self.executor.try_out(initial)
         for name in self.metrics:
             if found is not None and name not in found:
                 raise UsageError(missing_metric(name, found))

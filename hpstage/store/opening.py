@@ -192,5 +192,5 @@ def _make(folder: Path) -> None:
         ) from error
     if not os.access(folder, os.W_OK):
         raise StoreError(
-            f"the folder {shown(str(folder))} is not writable; choose another with store=, or mend its permissions"
+            f"the folder {shown(str(folder))} is not writable; choose another with store=, or fix its permissions"
         )

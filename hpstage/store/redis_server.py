@@ -38,7 +38,7 @@ _REMEDIES = {
     "OOM": "the server is out of memory; raise its maxmemory or free some, and run again: nothing acknowledged is lost",
     "READONLY": "it is a read-only replica; give the address of the primary",
     "MISCONF": "the server cannot write to its disk; free some space there and run again, nothing acknowledged is lost",
-    "NOREPLICAS": "the server has fewer replicas than it is told to have (min-replicas-to-write); mend them",
+    "NOREPLICAS": "the server has fewer replicas than it is told to have (min-replicas-to-write); fix them",
     "WRONGTYPE": "a key of this prefix holds something else; choose another prefix",
     "NOPERM": "this user may not do that; allow it the commands EVAL, EVALSHA, INFO, XLEN, XRANGE, XREAD and those of "
     "scripts (TIME, TYPE, EXISTS, hashes, XADD) on the keys of the prefix",
@@ -89,7 +89,7 @@ class RedisServer:
             self._pool.connection_class(**self._pool.connection_kwargs)  # refuses unknown options, connects nowhere
         except (ValueError, TypeError):
             # Not chained: the text may quote the URL, and with it the password.
-            raise UsageError(f"{self.where}: the options of this Redis URL cannot be understood; mend them") from None
+            raise UsageError(f"{self.where}: the options of this Redis URL cannot be understood; fix them") from None
         client = redis.Redis(connection_pool=self._pool)
         # (id, [name, value]) as they come: half the time of making dicts of them.
         for command in ("XRANGE", "XREAD"):
@@ -182,7 +182,7 @@ class RedisServer:
                 f"URL, ?ssl_ca_certs=FILE"
             )
         if isinstance(error, InvalidResponse):
-            return StoreError(f"{self.where}: what answers there is no Redis server; mend the address")
+            return StoreError(f"{self.where}: what answers there is no Redis server; fix the address")
         if isinstance(error, redis.ConnectionError | redis.TimeoutError) or re.search(_PASSING, text):
             if not last:
                 return None

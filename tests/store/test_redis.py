@@ -301,7 +301,7 @@ def test_a_server_that_speaks_something_else_is_said_plainly() -> None:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Web) as web:
         threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-        with pytest.raises(StoreError, match="no Redis server; mend the address"):
+        with pytest.raises(StoreError, match="no Redis server; fix the address"):
             RedisJournal(f"redis://127.0.0.1:{web.server_address[1]}", patience=0.2)
         web.shutdown()
 

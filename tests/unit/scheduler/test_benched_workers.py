@@ -80,7 +80,7 @@ def test_a_search_whose_workers_are_all_cut_off_ends_with_the_cause() -> None:
     executor = CutOff(2, {"sim-0": (0.0, 1e9), "sim-1": (0.0, 1e9)})
     executor.worker_timeout = 0.0
     search = Search(executor)
-    with pytest.raises(CheckpointError, match=r"no worker .*\(no such mount\); mend that and run the same command"):
+    with pytest.raises(CheckpointError, match=r"no worker .*\(no such mount\); fix that and run the same command"):
         search.run(TRIALS, STOPS)
     assert not any(b"StateLost" in record for record in search.journal.read())
     again = Search(SimulatedExecutor(2), search.journal)
