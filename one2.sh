@@ -1,2 +1,0 @@
-cd /tmp/b/$1; shift
-PYTHONPATH=$PWD .venv/bin/python -W ignore "$@"
