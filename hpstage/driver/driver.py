@@ -90,6 +90,7 @@ class Driver:
         self._executor = executor
         self.log = Log(plan, journal, self._fold, lambda: NO_FENCES if presence is None else presence.fences)
         self._answers: list[Answer] = []
+        self._taken: list[Report] = []  # from the executor, and not yet taken note of
         self._presence = presence
         self._left = False
         self._eviction = eviction
@@ -121,8 +122,9 @@ class Driver:
         workers = dict.fromkeys(self.scheduler.workers)
         for chain in running:
             self._executor.stop(chain)
-        while running:
-            for report in self._executor.wait(1.0):
+        reports: Iterable[Report] = self._taken
+        while True:
+            for report in reports:
                 match report:
                     case ChainEnded(chain):
                         running.pop(chain, None)
@@ -131,10 +133,14 @@ class Driver:
                     case WorkerLeft(worker):
                         workers.pop(worker, None)
                         running = {chain: on for chain, on in running.items() if on != worker}
-        return list(workers)
+            if not running:
+                return list(workers)
+            reports = self._executor.wait(1.0)
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
         """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
+        if self.log.asks_of(trial.trial for trial in trials):
+            self.log.write()  # what was asked of a trial bounds what may become of it
         self.log.write([*(trial for trial in trials if not self._knows(trial)), *along])
 
     def _knows(self, trial: TrialAdded) -> bool:
@@ -211,7 +217,9 @@ class Driver:
     def _take(self, reports: Iterable[Report]) -> None:
         full: dict[ChainId, str] = {}
         inexact: StateError | None = None
-        for batch in _batches(self._understood(reports)):
+        self._taken += self._understood(reports)
+        for taken in list(_batches(self._taken)):
+            batch = [report for report in taken if not self.scheduler.is_over(report)]
             facts = self._moved() if any(isinstance(report, WorkerJoined) for report in batch) else []
             for report in batch:
                 facts += self.scheduler.decide(report)
@@ -230,6 +238,7 @@ class Driver:
                     logger.warning("%s", notice)
                 if isinstance(report, WorkerJoined | WorkerLeft):
                     self._alone_since = None if self.scheduler.workers else time.monotonic()
+            del self._taken[: len(taken)]
         if inexact is not None:
             raise inexact
         if full and not (self._eviction is not None and self._eviction.make_room(self.log, full)):

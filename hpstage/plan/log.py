@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
 
-from hpstage.errors import InternalError, StoreError
+from hpstage.errors import InternalError, StoreError, UsageError
 from hpstage.plan.checks import FORMAT, check, other_format
-from hpstage.plan.facts import Fact, PlanCreated, StateKey
+from hpstage.plan.facts import Fact, PlanCreated, StateKey, TargetAsked, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.cursor import Cursor
 from hpstage.store.journal import NO_FENCES, Journal
@@ -64,7 +64,7 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
         try:
             check(plan, fact)
             fold(fact)
-        except InternalError as error:
+        except (InternalError, UsageError) as error:
             raise StoreError(
                 f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose "
                 f"another store"
@@ -98,6 +98,11 @@ class Log:
     def note(self, fact: Fact) -> None:
         """Write a fact with whatever is written next."""
         self._noted.append(fact)
+
+    def asks_of(self, trials: Iterable[TrialId]) -> bool:
+        """Was something asked of one of these trials that is not written yet?"""
+        asked = {fact.trial for fact in self._noted if isinstance(fact, TargetAsked)}
+        return not asked.isdisjoint(trials)
 
     def commit(self, facts: Sequence[Fact]) -> bool:
         """Write facts and fold them, if all that was written before is folded; else fold that, and return False.

@@ -5,9 +5,10 @@ Chains of this driver and of others alike, as the plan has them from the journal
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
-from hpstage.plan.facts import ChainId, DriverId, Span, StateReached, WorkerId
+from hpstage.plan.facts import ChainId, DriverId, Span, WorkerId
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.stage_tree import StageTree
@@ -41,6 +42,8 @@ class Covers:
         """A chain has begun: nobody else trains what it covers, and its worker is not idle."""
         chain = self._plan.chains[id]
         self.extend(id, chain.spans)
+        if chain.reached is not None:
+            self.advance(id, chain.reached.step)
         worker = self._workers.get(chain.worker)
         if worker is not None and self._in_pool(chain):
             worker.chain = id
@@ -68,16 +71,19 @@ class Covers:
                 start -= 1  # the state that it begins with is evaluated by it, too
             self._tree.cover(node, id, start, span.stop)
 
-    def advance(self, id: ChainId, fact: StateReached) -> None:
+    def advance(self, id: ChainId, step: int) -> None:
         """A chain has come to a state: what lies behind it is not covered any more."""
-        for span in self._plan.chains[id].spans:
-            node = self._plan.nodes[span.node]
-            if span.node == fact.node and fact.step < span.stop:
-                self._tree.cover(node, id, fact.step, span.stop)
-                return
+        spans = self._plan.chains[id].spans
+        index = bisect_left(spans, step, key=_stop)
+        for behind in range(index - 1, -1, -1):
+            if not self._tree.uncover(self._plan.nodes[spans[behind].node], id):
+                break  # it had come so far before
+        span = spans[index]
+        node = self._plan.nodes[span.node]
+        if step < span.stop:
+            self._tree.cover(node, id, step, span.stop)
+        else:
             self._tree.uncover(node, id)
-            if span.node == fact.node:
-                return
 
     def end(self, id: ChainId) -> None:
         """A chain is over, or its driver gone: what it did not reach is open again."""
@@ -87,3 +93,7 @@ class Covers:
         worker = self._workers.get(chain.worker)
         if worker is not None and worker.chain == id:
             worker.chain = None
+
+
+def _stop(span: Span) -> int:
+    return span.stop

@@ -1,7 +1,4 @@
-"""What follows from the reports of workers: facts, which are folded once they are written. Pure.
-
-Reports of chains that are not running any more (zombies) tell nothing.
-"""
+"""What follows from the reports of workers: facts, which are folded once they are written. Pure."""
 
 from __future__ import annotations
 
@@ -50,15 +47,24 @@ class Reports:
         self._workers = workers
         self._max_losses = max_losses
 
-    def facts(self, report: Report) -> list[Fact]:
+    def is_over(self, report: Report) -> bool:
+        """Is it of a chain that is not running any more (a zombie)? It tells nothing then."""
         match report:
             case BoundaryReached(reached):
-                return self._boundary(report) if reached.chain in self._running else []
-            case ForkVerified(chain):
-                return [report] if chain in self._running else []
+                return reached.chain not in self._running
+            case BoundaryMissed(chain) | ForkVerified(chain) | ChainEnded(chain):
+                return chain not in self._running
+        return False
+
+    def facts(self, report: Report) -> list[Fact]:
+        if self.is_over(report):
+            return []
+        match report:
+            case BoundaryReached():
+                return self._boundary(report)
+            case ForkVerified():
+                return [report]
             case ChainEnded(chain, worker, outcome, at):
-                if chain not in self._running:
-                    return []
                 if outcome == "lost":
                     return self._lost(self._running[chain], worker, at, outcome, report.message)
                 return self._ended(self._running[chain], report)

@@ -125,12 +125,12 @@ class Scheduler:
         plan.forget(driver)  # what an earlier life of this driver left
         if not plan.drivers:
             plan.failed.clear()  # nor does anybody know of it any more
-        for id, chain in plan.chains.items():
-            if chain.driver in plan.drivers:
-                self._covers.begin(id)
         for other in plan.drivers:
             for state in plan.wanted_by(other):
                 self._tree.want(state.node, state.step)
+        for id, chain in plan.chains.items():
+            if chain.driver in plan.drivers:
+                self._covers.begin(id)
 
     # --- deciding: changes nothing ------------------------------------------------------------------------
 
@@ -141,6 +141,10 @@ class Scheduler:
             return Answer(trial, step, state.metrics)
         failure = self._plan.failure_on(trial, step)
         return None if failure is None else Answer(trial, step, None, failure)
+
+    def is_over(self, report: Report) -> bool:
+        """Is the report of a chain that is not running any more? It tells nothing then."""
+        return self._reports.is_over(report)
 
     def decide(self, report: Report) -> list[Fact]:
         """What follows from a report. That of a chain or worker that is lost is decided on when all that came before
@@ -272,7 +276,7 @@ class Scheduler:
         if fact.kept is not None:
             self._tree.kept(node, fact.step)
         if fact.chain in self._plan.chains:
-            self._covers.advance(fact.chain, fact)
+            self._covers.advance(fact.chain, fact.step)
         if fact.chain in self._running:
             self._advance(self._running[fact.chain], fact)
         answers: list[Answer] = []

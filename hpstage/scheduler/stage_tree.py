@@ -114,7 +114,8 @@ class StageTree:
         for step in list(line.wanted.steps.irange(before, start, inclusive=(False, True))):
             self._settle(line, step)
 
-    def uncover(self, node: Node, chain: ChainId) -> None:
+    def uncover(self, node: Node, chain: ChainId) -> bool:
+        """The chain trains nothing more of this line. Did it cover any?"""
         line = self.line(node)
         for cover in line.covers:
             if cover.chain == chain:
@@ -122,7 +123,8 @@ class StageTree:
                 self._settle(line, cover.start)
                 for source in list(line.sources.irange(cover.start, cover.stop)):
                     self._queue_head(line, source)
-                return
+                return True
+        return False
 
     @staticmethod
     def _drop_cover(line: Line, chain: ChainId) -> None:
@@ -189,8 +191,14 @@ class StageTree:
         return None
 
     def _settle(self, line: Line, step: int) -> None:
-        """Restore neediness and queued heads after a change at ``step`` of the line."""
-        needy = False
+        """Restore neediness and queued heads after a change at ``step`` of the line, and of those above it."""
+        while self._settle_one(line, step):
+            assert line.node.parent is not None
+            line, step = self.line(line.node.parent), line.node.start
+
+    def _settle_one(self, line: Line, step: int) -> bool:
+        """Is its parent to be settled, too?"""
+        needy = above = False
         if line.wanted:
             first = line.wanted.steps[0]
             needy = (not line.sources or line.sources[0] > first) and all(c.start >= first for c in line.covers)
@@ -199,18 +207,19 @@ class StageTree:
             parent = line.node.parent
             if not needy:
                 line.heads.pop(line.node.start, None)
-                if parent is not None:
-                    self._relieve(self.line(parent), line)
+                above = parent is not None and self._relieve(self.line(parent), line)
             elif parent is None or self._begins(line):
                 self._queue_head(line, line.node.start)
             else:
                 self._need(self.line(parent), line)
+                above = True
         source = self._last_source(line, step)
         if source is not None:
             self._queue_head(line, source)
         elif needy and self._begins(line):
             self._queue_head(line, line.node.start)
         self.left.weigh(line)
+        return above
 
     def _need(self, parent: Line, child: Line) -> None:
         step = child.node.start
@@ -219,17 +228,18 @@ class StageTree:
             wanted = parent.wanted[step] = Wanted()
         wanted.children[child.node.id] = child
         self._lengthen(parent, step, child.node.id)
-        self._settle(parent, step)
         self.fresh.append((parent, step))
 
-    def _relieve(self, parent: Line, child: Line) -> None:
+    def _relieve(self, parent: Line, child: Line) -> bool:
+        """Did the parent wait for it?"""
         step = child.node.start
         wanted = parent.wanted.get(step)
-        if wanted is not None and wanted.children.pop(child.node.id, None) is not None:
-            if not wanted.children and not wanted.evaluate:
-                del parent.wanted[step]
-            self._raise(parent, step)
-            self._settle(parent, step)
+        if wanted is None or wanted.children.pop(child.node.id, None) is None:
+            return False
+        if not wanted.children and not wanted.evaluate:
+            del parent.wanted[step]
+        self._raise(parent, step)
+        return True
 
     def _queue_head(self, line: Line, step: int) -> None:
         if self._open(line, step) is None:

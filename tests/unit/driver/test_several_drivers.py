@@ -223,7 +223,8 @@ def test_what_another_driver_is_yet_to_train_before_it_goes_on_is_left_to_it(new
     run([other], random.Random(0))
 
 
-def test_a_kept_state_that_two_drivers_want_evaluated_is_evaluated_once() -> None:
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_kept_state_that_two_drivers_want_evaluated_is_evaluated_once(newcomer: bool) -> None:
     journal, kept = MemoryJournal(), set[StateKey]()
     one, other = (Study(name, journal, kept, workers=1, every=4, evaluate_seconds=1.0) for name in ("one", "other"))
     trial = TrialAdded(TrialId("0"), {"a": s.constant(1)}, 8)
@@ -234,6 +235,8 @@ def test_a_kept_state_that_two_drivers_want_evaluated_is_evaluated_once() -> Non
     one.driver.ask(TrialId("one/0"), 4)
     one.driver.wait(0.0)
     assert [chain.driver for chain in one.plan.chains.values()] == ["one"]
+    if newcomer:
+        other = Study("newcomer", journal, kept, workers=1, every=4, evaluate_seconds=1.0)
     other.ask([trial], [4])
     other.driver.wait(0.0)
     assert [chain.driver for chain in other.plan.chains.values()] == ["one"]
