@@ -12,9 +12,10 @@ import platform
 import socket
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from distributed import Worker, WorkerPlugin, get_worker
+from distributed import Status, Worker, WorkerPlugin, get_worker
 from msgspec.structs import asdict
 
 from hpstage.cluster.messages import (
@@ -77,7 +78,8 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
             script = self._script
             if os.getpgid(0) == os.getpgid(os.getppid()):
                 os.setpgid(0, 0)
-            logging.getLogger("distributed.worker.state_machine").addFilter(_is_news)
+            for name in ("distributed.worker", "distributed.worker.state_machine"):
+                logging.getLogger(name).addFilter(_News(worker))
         self.site = Site(self.name, worker, Load(self._trainable, script))
         await self.site.open()
 
@@ -91,9 +93,17 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
             self.site.abandon(key)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """That a worker which its driver closes cuts its chain off is none."""
-    return not record.getMessage().endswith("ended with CancelledError")
+@dataclass(frozen=True, slots=True)
+class _News:
+    """A filter: that a worker which its driver closes cuts off its chain, or a heartbeat, is none."""
+
+    worker: Worker
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "during heartbeat" in message:
+            return bool(self.worker.status == Status.running)
+        return not message.endswith("ended with CancelledError")
 
 
 class Site:

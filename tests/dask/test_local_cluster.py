@@ -148,3 +148,36 @@ def test_an_executor_without_a_client_starts_a_cluster_and_ends_it(tmp_path: Pat
     executor.close()
     executor.close()
     assert cluster.status.name == "closed"
+
+
+BEATING = """
+from distributed import Client, WorkerPlugin
+
+import optuna
+import hpstage
+from hpstage.cluster import DaskExecutor, local_cluster
+from tests.toys import Tape
+
+class Beats(WorkerPlugin):
+    name = "beats"
+
+    def setup(self, worker):
+        async def beat():
+            while worker.status.name == "running":
+                await worker.heartbeat()
+        self.tasks = [worker.loop.asyncio_loop.create_task(beat()) for _ in range(20)]
+
+if __name__ == "__main__":
+    with local_cluster(2, gpus=0) as cluster, Client(cluster) as client:
+        client.register_plugin(Beats())
+        hpstage.optimize(
+            optuna.create_study(), Tape(), lambda trial: {"a": trial.suggest_int("a", 1, 2)},
+            metric="score", steps=2, n_trials=2, executor=client,
+        )
+"""
+
+
+def test_a_heartbeat_that_closing_cuts_off_is_no_news(tmp_path: Path) -> None:
+    done = ran(tmp_path, BEATING)
+    assert done.returncode == 0, done.stderr
+    assert "heartbeat" not in done.stdout + done.stderr
