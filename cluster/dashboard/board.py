@@ -9,16 +9,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import msgspec
 
 from hpstage.cluster.dashboard.follower import NO_MORE, RECORDS
 from hpstage.cluster.dashboard.pieces import PieceState
-from hpstage.cluster.dashboard.study import Activity, Lane, StudyView
+from hpstage.cluster.dashboard.study import Activity, StudyLane, StudyView
 from hpstage.errors import HpstageError
 from hpstage.plan.facts import (
     ChainClosed,
-    ChainId,
     ChainLost,
     ChainProlonged,
     ChainStarted,
@@ -43,7 +43,9 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.payments import Charge, Waste
 from hpstage.plan.plan import SearchPlan
+from hpstage.report.observer import Observer
 from hpstage.store import Cursor
 
 logger = logging.getLogger("hpstage")
@@ -56,35 +58,30 @@ _QUIET = 60.0
 _decode = msgspec.json.Decoder(Fact).decode
 
 
-class PlanView:
-    """A plan, and who trained what in it."""
+class PlanView(Observer):
+    """A plan, and what its studies look like."""
 
     def __init__(self) -> None:
+        super().__init__(SearchPlan(StateKey("")))  # until the first record says whose
         self.position = 0  # the record that comes next
         self.hash = b""  # of the chain of those before it: by it their reader knows if they stand in the journal yet
         self.heard = 0.0
         self.whole = False  # it was once at the journal's end: its numbers are those of the plan
         self.problem = ""
-        self.plan = SearchPlan(StateKey(""))  # until the first record says whose
         self.studies: dict[str, StudyView] = {}
-        self.since: dict[ChainId, float] = {}  # when it was last heard of an open chain
-        self.trained: dict[NodeId, list[tuple[int, str]]] = {}  # up to which step, and for which study
-        self.failed: dict[NodeId, int] = {}  # the step at which training raises
-        self.failures: Counter[Activity] = Counter()  # exceptions in the user's code, by what they ended
+        self.failed: Counter[Activity] = Counter()  # exceptions in the user's code, by what they ended
         self.states_lost: Counter[StateLoss] = Counter()
         self.drivers_lost = 0  # taken for dead
         self.drivers_rejoined = 0  # processes that joined again after that
-        self._study_of: dict[TrialId, StudyView] = {}
         self._driven: dict[DriverId, str] = {}
-        self._lanes: dict[NodeId, list[Lane]] = {}  # of all studies
-        self._closed: dict[ChainId, OpenChain] = {}  # the last
+        self._lanes: dict[NodeId, list[StudyLane]] = {}  # of all studies
         self._taken_for_dead: set[tuple[str, int]] = set()  # hosts and process ids
         self._changed: set[NodeId] = set()  # nodes whose pieces are to be counted again
 
     def fold(self, records: Sequence[bytes]) -> None:
         try:
             for record in records:
-                self._apply(_decode(record))
+                self.apply(_decode(record))
                 self.position += 1
             self.hash = Cursor(0, self.hash).after(records).hash
         finally:
@@ -92,18 +89,19 @@ class PlanView:
 
     def front(self, node: NodeId) -> int:
         """The step up to which a node is trained; training covers a node from its start on, without gaps."""
-        pieces = self.trained.get(node)
-        return pieces[-1][0] if pieces else self.plan.nodes[node].start
+        return self.trained.get(node) or self.plan.nodes[node].start
 
     def is_out_of_reach(self, node: Node) -> bool:
         """Does training fail before it comes to the node? O(depth), where there are failures."""
-        while self.failed and node.parent is not None:
-            if self.failed.get(node.parent.id, node.start) < node.start:
+        while self.has_failures and node.parent is not None:
+            step = self.fails_at(node.parent.id)
+            if step is not None and step < node.start:
                 return True
             node = node.parent
         return False
 
-    def study_of(self, chain: OpenChain) -> str:
+    def driven_by(self, chain: OpenChain) -> str:
+        """The study of the driver that runs the chain."""
         return self._driven.get(chain.driver, "")
 
     def driven(self) -> Counter[str]:
@@ -118,7 +116,7 @@ class PlanView:
         """On which workers chains of each study run. O(open chains)."""
         found: dict[str, set[WorkerId]] = {}
         for chain in self.plan.chains.values():
-            found.setdefault(self.study_of(chain), set()).add(chain.worker)
+            found.setdefault(self.driven_by(chain), set()).add(chain.worker)
         return found
 
     def _count(self) -> None:
@@ -149,134 +147,104 @@ class PlanView:
                 if start > passed:
                     below += [(child, child.start) for child in children.values()]
 
-    def _apply(self, fact: Fact) -> None:
+    def apply(self, fact: Fact) -> Charge | Waste | None:
         plan = self.plan
         match fact:
             case PlanCreated():
                 self.plan = SearchPlan(fact.workload, sharing=fact.described.get("sharing") != "off")
-                self.plan.apply(fact)
+                return super().apply(fact)
             case TargetAsked():
                 self._asked(fact)
+                return None
             case StateReached():
-                self._reached(fact)
+                return self._told(fact)
             case ChainClosed():
-                chain = plan.chains.get(fact.chain)
-                self._touch([chain])
-                plan.apply(fact)
-                if chain is not None:
-                    self._closed = {fact.chain: chain}  # what it threw away is told with it
+                self._touch([plan.chains.get(fact.chain)])
+                return super().apply(fact)
             case DriverLeft():
-                self._left(fact)
+                self._touch(chain for chain in plan.chains.values() if chain.driver == fact.driver)
+                driver = plan.drivers.get(fact.driver)
+                if driver is not None and fact.reason == "gone":
+                    self.drivers_lost += 1
+                    self._taken_for_dead.add((driver.host, driver.pid))
+                return super().apply(fact)
             case StateLost():
                 kept = len(plan.kept)
-                plan.apply(fact)
-                if len(plan.kept) < kept:  # else another driver has said so already
-                    self.states_lost[fact.reason] += 1
-            case _:
-                plan.apply(fact)
-                self._note(fact)
-
-    def _note(self, fact: Fact) -> None:
+                super().apply(fact)
+                self.states_lost[fact.reason] += kept - len(plan.kept)  # else another driver has said so already
+                return None
+        paid = super().apply(fact)
         match fact:
             case ChainStarted():
-                self.since[fact.chain] = fact.at
-                self._touch([self.plan.chains[fact.chain]])
+                self._touch([plan.chains[fact.chain]])
             case ChainProlonged():
-                self._touch([self.plan.chains.get(fact.chain)])
+                self._touch([plan.chains.get(fact.chain)])
             case ChainLost():
-                self._lost(fact)
+                assert paid is not None
+                study = self._study_of(paid.trial)
+                if study is not None:
+                    study.lose(fact, plan)
             case StageFailed():
-                self.failures["evaluate" if fact.evaluating else "train"] += 1
-                if not fact.evaluating:
-                    self.failed[fact.node] = min(fact.step, self.failed.get(fact.node, fact.step))
-                    self._touch_below(fact.node, fact.step)
+                self.failed["evaluate" if fact.evaluating else "train"] += 1
+                self._touch_below(fact.node, fact.step)
             case DriverJoined():
                 self.drivers_rejoined += (fact.host, fact.pid) in self._taken_for_dead
                 self._taken_for_dead.discard((fact.host, fact.pid))
             case SearchStarted():
-                self.studies.setdefault(fact.study, StudyView(fact, self.plan.totals)).restart(fact)
+                self.studies.setdefault(fact.study, StudyView(fact, plan.tally(fact.study).totals)).restart(fact)
             case TrialProposed(trial=trial) if trial is not None:
-                self._study_of[trial] = study = self.studies[fact.study]
-                study.set_trial(trial, None)
+                self.studies[fact.study].set_trial(trial, None)
             case TrialEnded():
                 self.studies[fact.study].set_trial(fact.trial, fact.state)
             case SearchEnded():
                 self.studies[fact.study].ended = True
-        if len(self.since) > 2 * len(self.plan.chains) + 8:
-            self.since = {chain: at for chain, at in self.since.items() if chain in self.plan.chains}
+        return paid
 
-    def _left(self, fact: DriverLeft) -> None:
-        plan = self.plan
-        self._touch(chain for chain in plan.chains.values() if chain.driver == fact.driver)
-        driver = plan.drivers.get(fact.driver)
-        plan.apply(fact)
-        if driver is not None and fact.reason == "gone":
-            self.drivers_lost += 1
-            self._taken_for_dead.add((driver.host, driver.pid))
-
-    def _lost(self, fact: ChainLost) -> None:
-        chain = self.plan.chains.get(fact.chain) or self._closed.get(fact.chain)
-        study = None if chain is None else self.studies.get(self.study_of(chain))
-        if study is not None:
-            study.lose(fact)
+    def _study_of(self, trial: TrialId) -> StudyView | None:
+        """``None`` in a plan that was driven without a study."""
+        return self.studies.get(self.plan.study_of(trial))
 
     def _asked(self, fact: TargetAsked) -> None:
-        study = self._study_of.get(fact.trial)
+        study = self._study_of(fact.trial)
         planned = self.plan.trials.get(fact.trial)
-        new = planned is not None and fact.step not in planned.targets
-        asked = 0 if planned is None else planned.asked
-        self.plan.apply(fact)
         if study is None or planned is None:
-            return  # a plan that was driven without a study
+            super().apply(fact)
+            return
+        new, told, asked = fact.step not in planned.targets, planned.targets.get(fact.step), planned.asked
+        super().apply(fact)
         self._driven[fact.driver] = study.name
         if new:
             for lane in study.ask(planned, asked, fact.step):
                 self._lanes.setdefault(lane.node.id, []).append(lane)
             self._changed.update(node.id for node, _, stop in planned.legs(fact.step) if stop > asked)
         state = self.plan.target(fact.trial, fact.step)
-        if state.metrics is not None:
-            study.tell(self.plan, planned, fact.step, state.metrics)
+        if state.metrics is not None and not told:
+            study.tell(planned, fact.step, state.metrics)
 
-    def _reached(self, fact: StateReached) -> None:
-        plan = self.plan
-        chain = None if fact.chain is None else plan.chains.get(fact.chain)
-        node = plan.nodes[fact.node] if 0 <= fact.node < len(plan.nodes) else None
-        state = None if node is None else node.states.get(fact.step)
+    def _told(self, fact: StateReached) -> Charge | Waste | None:
+        plan, id = self.plan, fact.node
+        node = plan.nodes[id]
+        state = node.states.get(fact.step)
         waiting = [] if state is None or fact.metrics is None else list(state.waiting)
-        before = 0.0 if node is None else plan.step_seconds(node)
-        plan.apply(fact)
-        node = plan.nodes[fact.node]
-        faster = before - plan.step_seconds(node)
-        for lane in self._lanes.get(fact.node, ()):
-            lane.study.repace(lane, faster)
-        owner = "" if chain is None else self.study_of(chain)
-        if fact.chain in self.since:
-            self.since[fact.chain] = fact.at
-        self._advance(node, fact.step, owner)
-        study = self.studies.get(owner)
+        front, fails_at = self.front(id), self.fails_at(id)
+        paid = super().apply(fact)
+        assert paid is not None
+        self._changed.add(id)
+        for start, children in node.children.items():
+            if front < start <= self.front(id):
+                self._changed.update(child.id for child in children.values())
+        if fails_at is not None and self.fails_at(id) != fails_at:
+            self._touch_below(id, fails_at)
+        study = self._study_of(paid.trial)
         if study is not None:
-            study.spend(fact)
+            study.mark(fact.at, plan)
         metrics = node.states[fact.step].metrics
         for trial in waiting:
-            told = self._study_of.get(trial)
+            told = self._study_of(trial)
             if told is not None and metrics is not None:
-                told.tell(plan, plan.trials[trial], fact.step, metrics, fact.at)
-
-    def _advance(self, node: Node, step: int, owner: str) -> None:
-        """A node is trained up to ``step``, as it may have been before."""
-        self._changed.add(node.id)
-        front = self.front(node.id)
-        if step <= front:
-            return
-        pieces = self.trained.setdefault(node.id, [])
-        if pieces and pieces[-1][1] == owner:
-            pieces.pop()
-        pieces.append((step, owner))
-        for start, children in node.children.items():
-            if front < start <= step:
-                self._changed.update(child.id for child in children.values())
-        if step > self.failed.get(node.id, step):
-            self._touch_below(node.id, self.failed.pop(node.id))
+                told.tell(plan.trials[trial], fact.step, metrics)
+                told.mark(fact.at, plan)
+        return paid
 
 
 def running(view: PlanView) -> dict[NodeId, int]:
@@ -288,25 +256,29 @@ def running(view: PlanView) -> dict[NodeId, int]:
     return ahead
 
 
-def cut(view: PlanView, study: str, lane: Lane, running: int | None) -> Iterator[tuple[int, int, PieceState]]:
-    """``(start, stop, state)`` of each piece of a lane of ``study``'s, from its node's start to its reach."""
+def cut(view: PlanView, study: str, lane: StudyLane, running: int | None) -> Iterator[tuple[int, int, PieceState]]:
+    """``(start, stop, state)`` of each piece of a lane of ``study``'s, from its node's start to its reach.
+
+    What is trained is done, or reused where a trial of another study has asked for it first.
+    """
     node, reach = lane.node, lane.reach
-    at = node.start
-    for stop, owner in view.trained.get(node.id, ()):
-        if at < reach:
-            yield at, min(stop, reach), "done" if owner in ("", study) else "reused"
-        at = stop
-    if at < reach and running is not None and running > at:
-        yield at, min(running, reach), "running"
-        at = running
-    if at < reach:
-        if view.failed.get(node.id, reach) < reach or view.is_out_of_reach(node):
-            yield at, reach, "failed"
+    front = view.front(node.id)
+    askers = view.plan.payments.askers(node.id, node.start, min(front, reach))
+    for mine, steps in groupby(askers, lambda asker: view.plan.study_of(asker[2]) == study):
+        pieces = list(steps)
+        yield pieces[0][0], pieces[-1][1], "done" if mine else "reused"
+    if front < reach and running is not None and running > front:
+        yield front, min(running, reach), "running"
+        front = running
+    if front < reach:
+        fails_at = view.fails_at(node.id)
+        if (fails_at is not None and fails_at < reach) or view.is_out_of_reach(node):
+            yield front, reach, "failed"
         else:
             ready = running is None and (
-                at > node.start or node.parent is None or view.front(node.parent.id) >= node.start
+                front > node.start or node.parent is None or view.front(node.parent.id) >= node.start
             )
-            yield at, reach, "ready" if ready else "waiting"
+            yield front, reach, "ready" if ready else "waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +288,10 @@ class Shown:
     key: str
     view: PlanView
     study: StudyView
+
+    @property
+    def seconds_alone(self) -> float:
+        return self.study.totals.alone_seconds(self.view.plan.totals)
 
     @property
     def is_driven(self) -> bool:

@@ -42,7 +42,7 @@ _Family = tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, tuple[
 FAMILIES: Mapping[str, _Family] = {
     "hpstage_stages": (
         GaugeMetricFamily,
-        "Stages of the study's trials by state; reused: trained for another study.",
+        "Stages of the study's trials by state; reused: another study has asked for them first.",
         (*_STUDY, "state"),
     ),
     "hpstage_trials": (
@@ -52,12 +52,12 @@ FAMILIES: Mapping[str, _Family] = {
     ),
     "hpstage_steps_asked": (CounterMetricFamily, "Steps of all trials of the study, as far as asked.", _STUDY),
     "hpstage_steps_distinct": (CounterMetricFamily, "Distinct steps among those that were asked.", _STUDY),
-    "hpstage_steps_trained": (CounterMetricFamily, "Steps that the study's own chains trained.", _STUDY),
-    "hpstage_steps_wasted": (CounterMetricFamily, "Steps that they trained and threw away.", _STUDY),
+    "hpstage_steps_trained": (CounterMetricFamily, "Steps trained that the study's trials asked for first.", _STUDY),
+    "hpstage_steps_wasted": (CounterMetricFamily, "Of these, steps that were thrown away.", _STUDY),
     "hpstage_merge_rate": (GaugeMetricFamily, "Steps asked / distinct steps.", _STUDY),
     "hpstage_worker_seconds": (
         CounterMetricFamily,
-        "Seconds of workers (GPUs) that the study's own chains took, by activity.",
+        "Seconds of workers (GPUs) that the study's trials asked for first, by activity.",
         (*_STUDY, "activity"),
     ),
     "hpstage_alone_worker_seconds": (
@@ -78,7 +78,7 @@ FAMILIES: Mapping[str, _Family] = {
     ),
     "hpstage_chains_lost": (
         CounterMetricFamily,
-        "Chains that were lost or threw training away, by outcome; what they did not reach is begun again.",
+        "Chains that the study paid for and that were lost or threw training away, by outcome.",
         (*_STUDY, "outcome"),
     ),
     "hpstage_plan_steps_asked": (CounterMetricFamily, "Steps of all trials of the plan, as far as asked.", _PLAN),
@@ -162,7 +162,7 @@ class _Collector(Collector):
             driven = {plan: view.driven() for plan, view in plans.items()}
             for plan, study in _chosen(plans, driven):
                 workers = len(busy[plan].get(study.name, ()))
-                sheet.study(plan[:_PLAN_LABEL], study, workers, driven[plan][study.name])
+                sheet.study(plan[:_PLAN_LABEL], study, plans[plan].plan.totals, workers, driven[plan][study.name])
             for scheduler, _ in found:
                 sheet.workers(scheduler, plans.values())
         return sheet.families.values()
@@ -198,7 +198,7 @@ class _Sheet:
         self._add("hpstage_plan_steps_distinct", totals.steps_unique, plan)
         self._add("hpstage_plan_steps_trained", totals.steps_trained, plan)
         self._add("hpstage_plan_steps_wasted", totals.steps_wasted, plan)
-        self._add("hpstage_plan_merge_rate", view.plan.merge_rate, plan)
+        self._add("hpstage_plan_merge_rate", totals.merge_rate, plan)
         for activity, seconds in _seconds(totals).items():
             self._add("hpstage_plan_worker_seconds", seconds, plan, activity)
         self._add("hpstage_plan_checkpoints", len(view.plan.kept), plan)
@@ -206,13 +206,13 @@ class _Sheet:
         for reason in _LOSSES:
             self._add("hpstage_plan_checkpoints_lost", view.states_lost[reason], plan, reason)
         for activity in _FAILING:
-            self._add("hpstage_plan_failures", view.failures[activity], plan, activity)
+            self._add("hpstage_plan_failures", view.failed[activity], plan, activity)
         self._add("hpstage_plan_drivers", len(view.plan.drivers), plan)
         self._add("hpstage_plan_drivers_lost", view.drivers_lost, plan)
         self._add("hpstage_plan_drivers_rejoined", view.drivers_rejoined, plan)
         self._add("hpstage_plan_records", view.position, plan)
 
-    def study(self, plan: str, study: StudyView, workers: int, drivers: int) -> None:
+    def study(self, plan: str, study: StudyView, whole: Totals, workers: int, drivers: int) -> None:
         labels = (plan, study.name)
         for state in STATES:
             self._add("hpstage_stages", study.stages[state], *labels, state)
@@ -222,15 +222,16 @@ class _Sheet:
         trials["open" if study.ended else "running"] = unfinished
         for end, count in trials.items():
             self._add("hpstage_trials", count, *labels, end)
-        self._add("hpstage_steps_asked", study.steps_asked, *labels)
-        self._add("hpstage_steps_distinct", study.steps_unique, *labels)
-        self._add("hpstage_steps_trained", study.steps_trained, *labels)
-        self._add("hpstage_steps_wasted", study.steps_wasted, *labels)
-        self._add("hpstage_merge_rate", study.merge_rate, *labels)
-        for activity, seconds in study.seconds.items():
+        totals, alone = study.totals, study.totals.alone_seconds(whole)
+        self._add("hpstage_steps_asked", totals.steps_asked, *labels)
+        self._add("hpstage_steps_distinct", totals.steps_unique, *labels)
+        self._add("hpstage_steps_trained", totals.steps_trained, *labels)
+        self._add("hpstage_steps_wasted", totals.steps_wasted, *labels)
+        self._add("hpstage_merge_rate", totals.merge_rate, *labels)
+        for activity, seconds in _seconds(totals).items():
             self._add("hpstage_worker_seconds", seconds, *labels, activity)
-        self._add("hpstage_alone_worker_seconds", study.seconds_alone, *labels)
-        self._add("hpstage_saved_worker_seconds", study.seconds_alone - study.seconds_spent, *labels)
+        self._add("hpstage_alone_worker_seconds", alone, *labels)
+        self._add("hpstage_saved_worker_seconds", alone - totals.worker_seconds, *labels)
         self._add("hpstage_training_workers", workers, *labels)
         self._add("hpstage_study_drivers", drivers, *labels)
         for outcome in dict.fromkeys((*_OUTCOMES, *study.chains_lost)):

@@ -261,10 +261,9 @@ class Savings(Plot):
             "spent": [point[2] for point in points],
             "top": [max(point[1], point[2]) for point in points],
         }
-        study = shown.study
+        alone, totals = shown.seconds_alone, shown.study.totals
         self.root.title.text = (
-            f"Savings: {seconds(study.seconds_alone - study.seconds_spent)} of {seconds(study.seconds_alone)}, "
-            f"merge rate {study.merge_rate:.2f}"
+            f"Savings: {seconds(alone - totals.worker_seconds)} of {seconds(alone)}, merge rate {totals.merge_rate:.2f}"
         )
 
 
@@ -382,7 +381,7 @@ _NAME = 40
 
 def summary(shown: Shown) -> str:
     """The study in figures, as HTML."""
-    study, view = shown.study, shown.view
+    study, view, totals = shown.study, shown.view, shown.study.totals
     trials = len(study.trials)
     over = trials - study.trials_by_end[None]
     failed = study.trials_by_end["FAIL"]
@@ -399,10 +398,10 @@ def summary(shown: Shown) -> str:
         ("algorithm", study.started.algorithm),
         ("trials", f"{over:,} of {trials:,} over" + (f", {failed:,} failed" if failed else "")),
         ("best", f"{study.started.metric[0]} {best[0].value:.5g}" if best else "none yet"),
-        ("steps", f"{study.steps_asked:,} asked, {study.steps_unique:,} distinct, {study.steps_trained:,} trained"),
-        ("merge rate", f"{study.merge_rate:.2f}"),
-        ("spent", seconds(study.seconds_spent)),
-        ("saved so far", seconds(study.seconds_alone - study.seconds_spent)),
+        ("steps", f"{totals.steps_asked:,} asked, {totals.steps_unique:,} distinct, {totals.steps_trained:,} trained"),
+        ("merge rate", f"{totals.merge_rate:.2f}"),
+        ("spent", seconds(totals.worker_seconds)),
+        ("saved so far", seconds(shown.seconds_alone - totals.worker_seconds)),
     ]
     cells = "".join(
         f"<span style='margin-right:1.6em; white-space:nowrap'><span style='color:#777'>{name}</span> "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpstage.cluster.dashboard.board import PlanView, cut, running
 from hpstage.cluster.dashboard.pieces import PieceState
-from hpstage.cluster.dashboard.study import Lane, StudyView
+from hpstage.cluster.dashboard.study import StudyLane, StudyView
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
 from hpstage.report.lanes import rows as lay_out
@@ -59,9 +59,9 @@ def draw(view: PlanView, study: StudyView, most: int = MOST_LANES) -> Tree:
     return Tree(pieces, joins, 1 + max(rows.values(), default=-1), len(study.lanes) - len(lanes))
 
 
-def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[Lane]:
+def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[StudyLane]:
     """Lanes of nodes in the order of their ids, and so parents before children; with each lane its parent's."""
-    lanes: Iterable[Lane] = study.lanes.values()
+    lanes: Iterable[StudyLane] = study.lanes.values()
     if len(study.lanes) > most:
         # A parent has at least the trials of its child, and the smaller id.
         least = sorted([lane.trials for lane in lanes], reverse=True)[most - 1]

@@ -43,13 +43,15 @@ def _work(view: PlanView, id: ChainId, chain: OpenChain, now: float) -> Work:
     left = sum(span.stop - span.start for span in ahead)
     if not ahead:
         node = view.plan.nodes[last.node]
-        return Work(view.study_of(chain), last.stop, last.stop, 1.0, values_text(node, max(node.start, last.stop - 1)))
+        return Work(view.driven_by(chain), last.stop, last.stop, 1.0, values_text(node, max(node.start, last.stop - 1)))
     span = ahead[0]
     node = view.plan.nodes[span.node]
     passed = 0
     if node.trained or node.parent is not None:
         pace = view.plan.step_seconds(node)
-        passed = int((now - view.since.get(id, now)) / pace) if pace > 0 else 0
+        passed = int((now - view.chains[id].heard) / pace) if pace > 0 else 0
     passed = max(0, min(passed, span.stop - span.start - 1))
     step = span.start + passed
-    return Work(view.study_of(chain), step, last.stop, (whole - left + passed) / max(1, whole), values_text(node, step))
+    return Work(
+        view.driven_by(chain), step, last.stop, (whole - left + passed) / max(1, whole), values_text(node, step)
+    )

@@ -148,7 +148,7 @@ def status_of(account: Account, journal: Journal) -> Status:
             chains.append(
                 ChainStatus(id, chain.worker, chain.driver, account.chains[id].began, node, step, last.node, last.stop)
             )
-    used, total = math.fsum(account.used.values()), math.fsum(book.alone.values())
+    used, total = math.fsum(account.plan.payments.used.values()), math.fsum(book.alone.values())
     return Status(
         plan=PlanStatus(
             workload=plan.workload,

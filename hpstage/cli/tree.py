@@ -109,7 +109,7 @@ def branches(account: Account, study: str | None) -> list[Branch]:
     found: dict[NodeId, Branch] = {}
     known: dict[str, None] = {}
     for id, trial in account.plan.trials.items():
-        name = account.study_of(id)
+        name = account.plan.study_of(id)
         known[name] = None
         if study is not None and name != study:
             continue

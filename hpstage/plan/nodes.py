@@ -122,8 +122,9 @@ class PlannedTrial:
     path: tuple[Node, ...]
     stops: tuple[int, ...]
     schedules: Mapping[str, Schedule]
-    targets: set[int] = field(default_factory=set)  # the steps asked for
+    targets: dict[int, bool] = field(default_factory=dict)  # the steps asked for; is their answer counted?
     asked: int = 0  # the farthest of them
+    answered: int = 0  # the farthest of those that are counted
     fresh: dict[NodeId, int] = field(default_factory=dict)  # steps of each node that no trial had asked for before
 
     @property

@@ -45,8 +45,10 @@ from hpstage.plan.facts import (
 from hpstage.plan.node_tree import NodeTree
 from hpstage.plan.nodes import Node, PlannedTrial, State
 from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.payments import Charge, Payments, Waste
 from hpstage.plan.regimes import Regime
 from hpstage.plan.searches import Searches
+from hpstage.plan.tally import Tally
 from hpstage.plan.totals import Merged, Totals
 from hpstage.store.cursor import Cursor
 
@@ -67,6 +69,8 @@ class SearchPlan:
         self.nodes = self._tree.nodes
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
+        self.tallies: dict[str, Tally] = {}  # of the studies
+        self.payments = Payments()
         self.failures: list[StageFailed] = []
         # Steps in which training raised, as long as a driver is on the plan: all that are there at one time agree that
         # it does, and a call that comes after them tries again.
@@ -92,9 +96,9 @@ class SearchPlan:
 
     # --- folding ------------------------------------------------------------------------------------------
 
-    def apply(self, fact: Fact) -> None:
-        """Fold a fact that is in order (:func:`hpstage.plan.checks.check`)."""
-        _HANDLERS[fact.__class__](self, fact)
+    def apply(self, fact: Fact) -> Charge | Waste | None:
+        """Fold a fact that is in order (:func:`hpstage.plan.checks.check`); returns what somebody has paid for it."""
+        return _HANDLERS[fact.__class__](self, fact)
 
     def _create(self, fact: PlanCreated) -> None:
         self.id = fact.id or fact.workload
@@ -112,11 +116,13 @@ class SearchPlan:
             known = self.failed.get(fact.node)
             self.failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
 
-    def _waste(self, fact: ChainLost) -> None:
-        self.totals.steps_wasted += fact.steps
-        self.totals.wasted_seconds += fact.seconds
+    def _waste(self, fact: ChainLost) -> Waste:
+        waste = self.payments.waste(fact)
+        self.totals.waste(fact)
+        self.tally_of(waste.trial).totals.waste(fact)
         if fact.blames:
             self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
+        return waste
 
     def _start(self, fact: ChainStarted) -> None:
         chain = OpenChain(fact.driver, fact.worker, list(fact.spans))
@@ -143,43 +149,38 @@ class SearchPlan:
             self.failed.clear()
 
     def _begin(self, fact: SearchStarted) -> None:
-        self.searches.begin(fact, self.totals)
+        self.searches.begin(fact, self.tally(fact.study).totals)
 
     def _finish(self, fact: TrialEnded) -> None:
         self.searches.finish(fact)
         self.ended[fact.trial] = fact
 
-    def _reached(self, fact: StateReached) -> None:
+    def _reached(self, fact: StateReached) -> Charge:
         node = self.nodes[fact.node]
-        start, step = fact.start, fact.step
-        state = self.touch(node, step)
-        steps = step - start
+        state = self.touch(node, fact.step)
+        charge = self.payments.charge(fact, next(iter(state.waiting), None))
         if self.losses:
-            self.losses.pop(StateRef(node.id, start), None)
-        node.trained += steps
+            self.losses.pop(StateRef(node.id, fact.start), None)
+        for tally in self.tallies.values():
+            tally.repace(node, fact, self.step_seconds)
+        node.trained += fact.step - fact.start
         node.seconds += fact.train_seconds
-        totals = self.totals
-        totals.steps_trained += steps
-        totals.train_seconds += fact.train_seconds
-        totals.load_seconds += fact.load_seconds
-        totals.evaluate_seconds += fact.evaluate_seconds
-        totals.save_seconds += fact.save_seconds
-        if fact.source is not None:
-            totals.sources[fact.source] = totals.sources.get(fact.source, 0) + 1
-            totals.loads += fact.source in ("live", "disk")
+        self.totals.reach(fact)
+        self.tally_of(charge.trial).totals.reach(fact)
         if fact.metrics is not None:
-            totals.evaluations += 1
             numbers = to_numbers(fact.metrics)
             state.metrics = numbers if state.metrics is None else state.metrics | numbers
+            for trial in state.waiting:
+                self._answer(self.trials[trial], fact.step)
             state.waiting.clear()
         if fact.kept is not None:
-            totals.saves += 1
             self._keep(state, fact.kept)
             state.digest = state.digest or fact.kept.digest
             state.used = max(state.used, fact.at)
         chain = self.chains.get(fact.chain)
         if chain is not None:
             chain.reached = state
+        return charge
 
     def _differ(self, fact: StateDiffers) -> None:
         self.differences.append(fact)
@@ -204,9 +205,10 @@ class SearchPlan:
         if known is not None:
             if known.steps < fact.steps or dict(known.schedules) != dict(fact.schedules):
                 self._extend(known, fact)
-            return
-        path, stops = self._tree.walk(fact)
-        self.trials[fact.trial] = PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules)
+        else:
+            path, stops = self._tree.walk(fact)
+            self.trials[fact.trial] = PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules)
+        self.payments.made(fact.trial, len(self.nodes))
 
     def _extend(self, known: PlannedTrial, fact: TrialAdded) -> None:
         """The trial again, for more steps or other ones than it was asked for. What it was asked for stays as it is."""
@@ -307,31 +309,33 @@ class SearchPlan:
         """The state that is ``trial`` trained to ``step``, if it was spoken of before."""
         return self._planned(trial, step).node_at(step).states.get(step)
 
-    def ask(self, fact: TargetAsked) -> list[tuple[Node, int]]:
-        """Account for a target. Whoever asks first for a step of a node pays for it. O(segments).
-
-        Returns:
-            The nodes of which it is the first to ask for a step, and up to where.
-        """
-        state = self.target(fact.trial, fact.step)
-        if state.metrics is None and self.failure_on(fact.trial, fact.step) is None:
+    def _ask(self, fact: TargetAsked) -> None:
+        """Account for a target. Whoever asks first for a step of a node pays for it. O(segments)."""
+        state, planned, step = self.target(fact.trial, fact.step), self.trials[fact.trial], fact.step
+        if state.metrics is None and self.failure_on(fact.trial, step) is None:
             state.waiting[fact.trial] = fact.driver
-            self._open.setdefault(fact.driver, {})[fact.trial, fact.step] = state
-        planned, step = self.trials[fact.trial], fact.step
-        planned.targets.add(step)
-        gains: list[tuple[Node, int]] = []
-        if step <= planned.asked:
-            return gains
-        self.totals.steps_asked += step - planned.asked
-        planned.asked = step
-        for node, _, stop in planned.legs(step):
-            if stop > node.reach:
-                fresh = stop - node.reach
-                planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
-                self.totals.steps_unique += fresh
-                node.reach = stop
-                gains.append((node, stop))
-        return gains
+            self._open.setdefault(fact.driver, {})[fact.trial, step] = state
+        planned.targets.setdefault(step, False)
+        if step > planned.asked:
+            self.tally_of(fact.trial).ask(planned, step)
+            self.totals.steps_asked += step - planned.asked
+            planned.asked = step
+            for node, _, stop in planned.legs(step):
+                if stop > node.reach:
+                    fresh = stop - node.reach
+                    planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
+                    self.totals.steps_unique += fresh
+                    node.reach = stop
+                    self.payments.ask(fact.trial, node.id, stop)
+        if state.metrics is not None:
+            self._answer(planned, step)
+
+    def _answer(self, planned: PlannedTrial, step: int) -> None:
+        if planned.targets[step]:
+            return  # a call that went on asks again
+        self.tally_of(planned.id).answer(planned, step, self.step_seconds)
+        planned.targets[step] = True
+        planned.answered = max(planned.answered, step)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -347,8 +351,22 @@ class SearchPlan:
 
     @property
     def merge_rate(self) -> float:
-        """Steps of all trials / unique steps, as far as asked (arXiv 2006.11972, section 2)."""
-        return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
+        return self.totals.merge_rate
+
+    def study_of(self, trial: TrialId) -> str:
+        """The study that has the trial; in a plan that was driven without one, what the trial's id begins with."""
+        proposed = self.searches.proposed.get(trial)
+        return proposed.study if proposed is not None else trial.rpartition("/")[0]
+
+    def tally(self, study: str) -> Tally:
+        tally = self.tallies.get(study)
+        if tally is None:
+            tally = self.tallies[study] = Tally()
+        return tally
+
+    def tally_of(self, trial: TrialId) -> Tally:
+        """That of the study that has the trial."""
+        return self.tally(self.study_of(trial))
 
     def merged(self, trials: Iterable[PlannedTrial]) -> Merged:
         """What these trials ask for, each alone and all together. O(their segments)."""
@@ -392,10 +410,10 @@ class SearchPlan:
 
 
 # By type, since a match over all of them would take as long as what is done.
-_HANDLERS: dict[type, Callable[[SearchPlan, Any], object]] = {
+_HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     PlanCreated: SearchPlan._create,
     TrialAdded: SearchPlan._add,
-    TargetAsked: SearchPlan.ask,
+    TargetAsked: SearchPlan._ask,
     StateReached: SearchPlan._reached,
     StateLost: SearchPlan._lose,
     StateDiffers: SearchPlan._differ,

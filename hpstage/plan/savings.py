@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.totals import Totals
 from hpstage.text import hours
 
 
@@ -118,12 +117,10 @@ def seconds_alone(plan: SearchPlan, planned: PlannedTrial, answered: Sequence[in
         answered = answered_steps(planned)
     if not answered:
         return 0.0
-    totals = plan.totals
-    per_evaluation = totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0
     own = 0.0
     for node, start, stop in planned.legs(answered[-1]):
         own += (stop - start) * plan.step_seconds(node)
-    return own + per_evaluation * len(answered)
+    return own + plan.totals.average_evaluate_seconds * len(answered)
 
 
 def _hours(seconds: float) -> str:
@@ -131,39 +128,35 @@ def _hours(seconds: float) -> str:
 
 
 def savings(
-    plan: SearchPlan, before: Totals, trials: list[TrialId], *, failed: int, whole: bool, makespan: float, workers: int
+    plan: SearchPlan, study: str, trials: Sequence[TrialId], *, failed: int, whole: bool, makespan: float, workers: int
 ) -> Savings:
-    """Sum up a search.
+    """Sum up a study's search: what its trials paid since it began.
 
-    ``before``: the plan's totals when it began; ``trials``: the ids that it asked for; ``whole``: it was done in one
-    call.
+    ``trials``: the ids that it asked for; ``whole``: it was done in one call.
     """
-    totals = plan.totals
+    took = plan.tally(study).totals.since(plan.searches[study].before)
     planned_trials = [plan.trials[id] for id in trials]
     owns = [seconds_alone(plan, planned) for planned in planned_trials]
-    alone, longest = sum(owns), max(owns, default=0.0)
-    train_seconds = totals.train_seconds - before.train_seconds
-    evaluate_seconds = totals.evaluate_seconds - before.evaluate_seconds
-    steps_trained = totals.steps_trained - before.steps_trained
+    longest = max(owns, default=0.0)
     merged = plan.merged(planned_trials)
-    bound = max(longest, (train_seconds + evaluate_seconds) / max(1, workers))
+    bound = max(longest, (took.train_seconds + took.evaluate_seconds) / max(1, workers))
     return Savings(
         trials=len(trials),
         failed=failed,
-        lower_bound_seconds=bound if whole and bound and steps_trained >= merged.steps_unique else None,
+        lower_bound_seconds=bound if whole and bound and took.steps_trained >= merged.steps_unique else None,
         steps_asked=merged.steps_asked,
         steps_unique=merged.steps_unique,
-        steps_trained=steps_trained,
-        steps_wasted=totals.steps_wasted - before.steps_wasted,
+        steps_trained=took.steps_trained,
+        steps_wasted=took.steps_wasted,
         merge_rate=merged.rate,
         cost_weighted_merge_rate=merged.cost_weighted_rate,
-        worker_seconds=totals.worker_seconds - before.worker_seconds,
-        worker_seconds_alone=alone,
-        train_seconds=train_seconds,
-        evaluate_seconds=evaluate_seconds,
-        load_seconds=totals.load_seconds - before.load_seconds,
-        save_seconds=totals.save_seconds - before.save_seconds,
-        wasted_seconds=totals.wasted_seconds - before.wasted_seconds,
+        worker_seconds=took.worker_seconds,
+        worker_seconds_alone=sum(owns),
+        train_seconds=took.train_seconds,
+        evaluate_seconds=took.evaluate_seconds,
+        load_seconds=took.load_seconds,
+        save_seconds=took.save_seconds,
+        wasted_seconds=took.wasted_seconds,
         critical_path_seconds=longest,
         kept=len(plan.kept),
         kept_bytes=plan.kept_bytes,

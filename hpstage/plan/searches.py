@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hpstage.errors import InternalError
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrialEnded, TrialId, TrialProposed
-from hpstage.plan.totals import Totals
+from hpstage.plan.tally import StudyTotals
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class SearchRecord:
     """A search as its study left it: what an interrupted call needs to go on."""
 
     started: SearchStarted
-    before: Totals
+    before: StudyTotals  # of the study, when the search began
     proposed: list[TrialProposed] = field(default_factory=list)
     open: dict[TrialId, None] = field(default_factory=dict)  # trials that are not over, in order
     ended: bool = False
@@ -26,9 +26,10 @@ class Searches(Mapping[str, SearchRecord]):
 
     def __init__(self) -> None:
         self._latest: dict[str, SearchRecord] = {}
+        self.proposed: dict[TrialId, TrialProposed] = {}  # of all searches
 
-    def begin(self, fact: SearchStarted, totals: Totals) -> None:
-        before = replace(totals, sources=dict(totals.sources))
+    def begin(self, fact: SearchStarted, totals: StudyTotals) -> None:
+        before = totals.copy()
         last = self._of(fact.study) if fact.extends else SearchRecord(fact, before)
         self._latest[fact.study] = record = SearchRecord(fact, before)
         if fact.extends:
@@ -39,6 +40,7 @@ class Searches(Mapping[str, SearchRecord]):
         record.proposed.append(fact)
         if fact.trial is not None:
             record.open[fact.trial] = None
+            self.proposed[fact.trial] = fact
 
     def finish(self, fact: TrialEnded) -> None:
         self._of(fact.study).open.pop(fact.trial, None)

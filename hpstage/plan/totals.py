@@ -1,16 +1,20 @@
-"""Sums over a plan: what was asked, trained and spent. Pure."""
+"""Sums over a plan, or over one of its studies: what was asked, trained and spent. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
+
+from hpstage.plan.facts import ChainLost, StateReached
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over all that happened: steps and seconds."""
+    """Sums over all that happened: steps and seconds of workers."""
 
     steps_asked: int = 0
     steps_unique: int = 0
+    """Distinct steps among them."""
     steps_trained: int = 0
     steps_wasted: int = 0
     train_seconds: float = 0.0
@@ -26,6 +30,44 @@ class Totals:
     @property
     def worker_seconds(self) -> float:
         return self.train_seconds + self.load_seconds + self.evaluate_seconds + self.save_seconds + self.wasted_seconds
+
+    @property
+    def merge_rate(self) -> float:
+        """Steps of all trials / distinct steps, as far as asked (arXiv 2006.11972, section 2)."""
+        return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
+
+    @property
+    def average_evaluate_seconds(self) -> float:
+        return self.evaluate_seconds / self.evaluations if self.evaluations else 0.0
+
+    def reach(self, fact: StateReached) -> None:
+        self.steps_trained += fact.step - fact.start
+        self.train_seconds += fact.train_seconds
+        self.load_seconds += fact.load_seconds
+        self.evaluate_seconds += fact.evaluate_seconds
+        self.save_seconds += fact.save_seconds
+        if fact.source is not None:
+            self.sources[fact.source] = self.sources.get(fact.source, 0) + 1
+            self.loads += fact.source in ("live", "disk")
+        self.evaluations += fact.metrics is not None
+        self.saves += fact.kept is not None
+
+    def waste(self, fact: ChainLost) -> None:
+        self.steps_wasted += fact.steps
+        self.wasted_seconds += fact.seconds
+
+    def copy(self) -> Self:
+        return replace(self, sources=dict(self.sources))
+
+    def since(self, before: Self) -> Self:
+        """What has come since a copy was made."""
+        gone = {
+            each.name: getattr(self, each.name) - getattr(before, each.name)
+            for each in fields(self)
+            if each.name != "sources"
+        }
+        sources = {name: count - before.sources.get(name, 0) for name, count in self.sources.items()}
+        return replace(self, **gone, sources=sources)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from hpstage.driver.driver import Driver
     from hpstage.plan.plan import SearchPlan
-    from hpstage.plan.savings import Savings
     from hpstage.search.session import Session
     from hpstage.search.trials import SessionTrial
 
@@ -91,20 +90,18 @@ class Progress:
             self._display.show(view)
         self._last = view
 
-    def finish(self, session: Session, driver: Driver, savings: Savings) -> None:
+    def finish(self, session: Session, driver: Driver) -> None:
         """Note the search as it ended: its last view is shown when the context is left."""
         if self._display is not None:
-            view = self._view(session, driver, self._clock(), savings)
+            view = self._view(session, driver, self._clock(), over=True)
             if self._last is None:
                 self._display.begin(view)
             self._last = view
 
-    def _view(self, session: Session, driver: Driver, now: float, savings: Savings | None = None) -> ProgressView:
+    def _view(self, session: Session, driver: Driver, now: float, *, over: bool = False) -> ProgressView:
         plan, scheduler = driver.plan, driver.scheduler
-        record = plan.searches[session.name]
-        before, totals = record.before, plan.totals
-        asked = totals.steps_asked - before.steps_asked
-        unique = totals.steps_unique - before.steps_unique
+        record, totals = plan.searches[session.name], plan.totals
+        since = plan.tally(session.name).totals.since(record.before)
         outlook = driver.outlook()
         if self._done_before is None:
             self._done_before = outlook.stages_done
@@ -119,9 +116,9 @@ class Progress:
                 expected=expected,
                 # Asynchronous algorithms leave trials at their rungs until the end: how far those stand says nothing.
                 over=session.states.total() if session.synchronous else 0,
-                steps=asked,
+                steps=since.steps_asked,
                 steps_over=session.steps_over,
-                distinct=unique,
+                distinct=since.steps_unique,
                 exponent=_growth(session.trials, plan),
             )
             left = seconds_left(
@@ -148,12 +145,12 @@ class Progress:
             stages_left=outlook.stages_left,
             running=scheduler.running,
             workers=len(scheduler.workers),
-            merge_rate=asked / unique if unique else 1.0,
-            used_seconds=totals.worker_seconds - before.worker_seconds,
-            saved_seconds=session.saved_seconds if savings is None else savings.saved_seconds,
+            merge_rate=since.merge_rate,
+            used_seconds=since.worker_seconds,
+            saved_seconds=since.alone_seconds(totals) - since.worker_seconds,
             elapsed=elapsed,
             seconds_left=left,
-            over=savings is not None,
+            over=over,
         )
 
     def _best(self, session: Session) -> tuple[float | None, int | None]:

@@ -15,9 +15,10 @@ from hpstage.errors import UsageError
 from hpstage.plan.facts import DriverId, Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
 from hpstage.plan.log import shares
 from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.payments import Charge, Waste, rounded, rounded_sum
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import answered_steps, seconds_alone
-from hpstage.report.account import Account, Charge, Waste, began, new_account, rounded, rounded_sum, uncollected
+from hpstage.report.account import Account, began, new_account, uncollected
 from hpstage.report.lanes import Lane, lanes_of, ranking
 from hpstage.report.measured import Measured, measured, merit
 from hpstage.report.pauses import Pauses, Period, united
@@ -62,7 +63,7 @@ class Call:
 class Book:
     """The pages of an account that tell of one study, or of all (``study=None``).
 
-    A stage is a study's if one of its trials paid for it (:mod:`hpstage.report.account`): so the books of a plan's
+    A stage is a study's if one of its trials paid for it (:mod:`hpstage.plan.payments`): so the books of a plan's
     studies share nothing, and sum to the plan's.
     """
 
@@ -70,7 +71,7 @@ class Book:
     study: str | None = None
 
     def is_mine(self, trial: TrialId) -> bool:
-        return self.study is None or self.account.study_of(trial) == self.study
+        return self.study is None or self.account.plan.study_of(trial) == self.study
 
     @cached_property
     def trials(self) -> dict[TrialId, PlannedTrial]:
@@ -216,7 +217,7 @@ class Book:
         if self.study is not None:
             return [self.study]
         account = self.account
-        return list(dict.fromkeys([*map(account.study_of, account.plan.trials), *account.plan.searches]))
+        return list(dict.fromkeys([*map(account.plan.study_of, account.plan.trials), *account.plan.searches]))
 
     @cached_property
     def values(self) -> dict[TrialId, tuple[float, ...]]:
@@ -258,7 +259,7 @@ class Book:
 
     def number(self, trial: TrialId) -> int | None:
         """The trial's number in its study."""
-        proposed = self.account.proposed.get(trial)
+        proposed = self.account.plan.searches.proposed.get(trial)
         return None if proposed is None else proposed.number
 
 

@@ -1,6 +1,6 @@
 """What made a search cheaper than training every trial alone, and what sharing cost: seconds, cause by cause. Pure.
 
-All seconds are those of workers, rounded to 2**-20 s (:func:`hpstage.report.account.rounded`): sums are exact.
+All seconds are those of workers, rounded to 2**-20 s (:func:`hpstage.plan.payments.rounded`): sums are exact.
 
 How it is counted, and what is assumed:
 
@@ -24,8 +24,9 @@ from dataclasses import dataclass
 
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.payments import rounded
 from hpstage.plan.plan import SearchPlan
-from hpstage.report.account import Account, rounded
+from hpstage.report.account import Account
 from hpstage.report.book import Book
 
 
@@ -84,8 +85,8 @@ def causes_of(book: Book) -> Causes:
     account = book.account
     plan = account.plan
     answered, seconds_alone = book.answered, book.alone
-    carried_on = {proposed.extends for proposed in account.proposed.values()}
-    study_of = {id: account.study_of(id) for id in plan.trials}
+    carried_on = {proposed.extends for proposed in account.plan.searches.proposed.values()}
+    study_of = {id: account.plan.study_of(id) for id in plan.trials}
     alone = early = prefix = other = 0.0
     early_steps = prefix_steps = other_steps = 0
     for id, trial in book.trials.items():
@@ -106,7 +107,7 @@ def causes_of(book: Book) -> Causes:
 
     spent = book.spent
     load, save, wasted = spent.load, spent.save, spent.wasted
-    used = sum((account.used.get(id, 0.0) for id in book.trials), 0.0)
+    used = sum((account.plan.payments.used.get(id, 0.0) for id in book.trials), 0.0)
     live = _live(book)
     again, again_steps, unanswered = _beyond(book)
     known = alone - prefix - other + load + save + wasted + again + unanswered
@@ -154,7 +155,7 @@ def _shared(
         if fresh.get(node.id, 0) == node.reach - node.start:
             continue  # all that was ever asked of the node was asked of this trial first
         cost = plan.step_seconds(node)
-        for begin, end, asker in account.askers(node, start, stop):
+        for begin, end, asker in account.plan.payments.askers(node.id, start, stop):
             if asker == mine:
                 continue
             if study_of[asker] == study:
@@ -167,7 +168,7 @@ def _shared(
         asker = account.targeted[trial.node_at(step).id, step]
         if asker == mine:
             continue
-        evaluation = plan.totals.evaluate_seconds / plan.totals.evaluations
+        evaluation = plan.totals.average_evaluate_seconds
         if study_of[asker] == study:
             same += evaluation
         else:
@@ -218,11 +219,10 @@ def _beyond(book: Book) -> tuple[float, int, float]:
             again_steps += repeated
             again += rounded(fact.train_seconds * repeated / (stop - start))
         if id in behind:
-            node = account.plan.nodes[id]
             vain = sum(
                 end - max(begin, min(end, last[asker]))
                 for part in fresh
-                for begin, end, asker in account.askers(node, *part)
+                for begin, end, asker in account.plan.payments.askers(id, *part)
             )
             unanswered += rounded(fact.train_seconds * vain / (stop - start))
     return again, again_steps, unanswered

@@ -9,18 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import Node, PlannedTrial
-
-
-class Laid(Protocol):
-    """What is laid out: a node as far as some trials go along it, ``trials`` of them."""
-
-    node: Node
-    reach: int
-    trials: int
 
 
 @dataclass(slots=True)
@@ -33,23 +25,43 @@ class Lane:
     children: list[Lane] = field(default_factory=list)
 
 
-_Lane = TypeVar("_Lane", bound=Laid)
+_Lane = TypeVar("_Lane", bound=Lane)
 
 
 def lanes_of(trials: Mapping[TrialId, PlannedTrial]) -> dict[NodeId, Lane]:
     """The lanes of the trials' tree, as far as they were asked for, parents before children."""
     lanes: dict[NodeId, Lane] = {}
     for trial in trials.values():
-        for node, start, stop in trial.legs(trial.asked):
-            lane = lanes.get(node.id)
-            if lane is None:
-                lane = lanes[node.id] = Lane(node, start)
-                if node.parent is not None:
-                    lanes[node.parent.id].children.append(lane)
-            if stop > lane.reach:
-                lane.reach = stop
-            lane.trials += 1
+        extend(lanes, trial, 0, trial.asked, _new)
     return lanes
+
+
+def _new(node: Node) -> Lane:
+    return Lane(node, node.start)
+
+
+def extend(
+    lanes: dict[NodeId, _Lane], trial: PlannedTrial, before: int, step: int, new: Callable[[Node], _Lane]
+) -> list[_Lane]:
+    """Let a trial whose lanes up to ``before`` are there go on to ``step``; returns the lanes that are new.
+
+    Args:
+        new: makes the lane of a node, nothing of which is asked for yet.
+    """
+    found = []
+    for node, start, stop in trial.legs(step):
+        if stop <= before:
+            continue
+        lane = lanes.get(node.id)
+        if lane is None:
+            lane = lanes[node.id] = new(node)
+            if node.parent is not None:
+                lanes[node.parent.id].children.append(lane)
+            found.append(lane)
+        if stop > lane.reach:
+            lane.reach = stop
+        lane.trials += start >= before
+    return found
 
 
 def rows(lanes: Collection[_Lane]) -> dict[NodeId, int]:

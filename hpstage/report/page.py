@@ -235,7 +235,7 @@ def _winner(book: Book) -> Iterable[str]:
 
 def _values(book: Book, id: TrialId) -> Iterable[str]:
     """The parameters and the schedules of a trial."""
-    trial, proposed = book.trials[id], book.account.proposed.get(id)
+    trial, proposed = book.trials[id], book.account.plan.searches.proposed.get(id)
     yield '<div class="wide"><table><tbody>'
     for name, value in {} if proposed is None else sorted(proposed.params.items()):
         yield f'<tr><th scope="row">{escape(name)}</th><td>{_short(value)}</td></tr>'
@@ -301,7 +301,7 @@ def _listing(book: Book, trials: list[TrialId], metrics: list[str], params: list
 
 
 def _params(book: Book, id: TrialId) -> Mapping[str, object]:
-    proposed = book.account.proposed.get(id)
+    proposed = book.account.plan.searches.proposed.get(id)
     return {} if proposed is None else proposed.params
 
 

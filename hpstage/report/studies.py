@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-from hpstage.plan.facts import NodeId, TrialId, to_metric
-from hpstage.plan.nodes import PlannedTrial
-from hpstage.plan.plan import SearchPlan
+from hpstage.plan.facts import TrialId, to_metric
 from hpstage.plan.searches import SearchRecord
 from hpstage.report.account import Account
 from hpstage.report.book import Book
@@ -55,7 +53,7 @@ def study_rows(book: Book, is_held: Callable[[str], bool]) -> list[StudyRow]:
     """
     by_study: dict[str, list[TrialId]] = {study: [] for study in book.studies}
     for trial in book.trials:
-        by_study[book.account.study_of(trial)].append(trial)
+        by_study[book.account.plan.study_of(trial)].append(trial)
     return [_study(book, study, trials, held=is_held(study)) for study, trials in by_study.items()]
 
 
@@ -68,10 +66,9 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
     states.update(
         "RUNNING" if account.is_open(id) else "OPEN" for id, ended in zip(ids, ends, strict=True) if not ended
     )
-    trials = [plan.trials[id] for id in ids]
-    asked, unique = sum(trial.asked for trial in trials), _unique(plan, trials)
+    totals = plan.tally(study).totals
     seconds = math.fsum(book.alone[id] for id in ids)
-    used = math.fsum(account.used.get(id, 0.0) for id in ids)
+    used = math.fsum(account.plan.payments.used.get(id, 0.0) for id in ids)
     over = record is None or record.ended
     return StudyRow(
         study=study,
@@ -80,28 +77,13 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
         n_trials=None if record is None else record.started.n_trials,
         trials=dict(sorted(states.items())),
         best=[] if record is None else _best(account, record, ids),
-        steps_asked=asked,
-        steps_unique=unique,
-        merge_rate=asked / unique if unique else 1.0,
+        steps_asked=totals.steps_asked,
+        steps_unique=totals.steps_unique,
+        merge_rate=totals.merge_rate,
         seconds_alone=seconds,
         seconds_used=used,
         seconds_saved=seconds - used,
     )
-
-
-def _unique(plan: SearchPlan, trials: Collection[PlannedTrial]) -> int:
-    """Distinct steps that these trials ask for."""
-    if len(trials) == len(plan.trials):
-        return plan.steps_unique
-    unique = 0
-    reach: dict[NodeId, int] = {}
-    for trial in trials:
-        for node, start, stop in trial.legs(trial.asked):
-            before = reach.get(node.id, start)
-            if stop > before:
-                unique += stop - before
-                reach[node.id] = stop
-    return unique
 
 
 def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Best]:

@@ -20,7 +20,8 @@ from pathlib import Path
 import msgspec
 
 from hpstage.plan.facts import ChainId, Fact, ForkedFrom, StateRef, UserFailure
-from hpstage.report.account import began, rounded
+from hpstage.plan.payments import rounded
+from hpstage.report.account import began
 from hpstage.report.book import Book
 from hpstage.schedule import Schedule
 
@@ -79,7 +80,7 @@ def trials(book: Book) -> Table:
     several = _Sparse()
     params = _Sparse()
     for row, (id, planned) in enumerate(book.trials.items()):
-        ended, proposed = plan.ended.get(id), account.proposed.get(id)
+        ended, proposed = plan.ended.get(id), account.plan.searches.proposed.get(id)
         values = () if ended is None or ended.values is None else tuple(map(float, ended.values))
         if len(values) > 1:
             several.put(row, {f"values_{i}": value for i, value in enumerate(values)})
@@ -89,10 +90,10 @@ def trials(book: Book) -> Table:
             if proposed.fork is not None:
                 donor, forked_at = proposed.fork.donor, proposed.fork.step
             params.put(row, proposed.params)
-        alone, used = book.alone[id], account.used.get(id, 0.0)
+        alone, used = book.alone[id], account.plan.payments.used.get(id, 0.0)
         rows.append(
             (
-                account.study_of(id),
+                account.plan.study_of(id),
                 number,
                 id,
                 ended.state if ended is not None else "RUNNING" if account.is_open(id) else None,
@@ -146,7 +147,7 @@ def stages(book: Book) -> Table:
         [rounded(fact.save_seconds) for fact in facts],
         [fact.source for fact in facts],
         [charge.trial for charge in charges],
-        [account.study_of(charge.trial) for charge in charges],
+        [account.plan.study_of(charge.trial) for charge in charges],
     ]
     values = _Sparse()
     for row, (node, fact) in enumerate(zip(nodes, facts, strict=True)):

@@ -218,8 +218,8 @@ def optimize(
             )
             try:
                 with joined as driver:
-                    steps_before = driver.plan.totals.steps_trained
                     session = call.session(driver)
+                    steps_before = driver.plan.tally(session.name).totals.steps_trained
                     with _in_optimize_loop(study):
                         session.run()
                     eviction.settle(driver.log)
@@ -235,22 +235,22 @@ def optimize(
             if driver is not None:
                 workers = driver.abandon()
         plan, name = driver.plan, session.name
-        before, facts = plan.searches[name].before, tuple(read_facts(places.journal))
-        whole = before.steps_trained == steps_before
+        facts = tuple(read_facts(places.journal))
+        whole = plan.searches[name].before.steps_trained == steps_before
         makespan = time.monotonic() - began
         if not whole:  # all else counts from where the search began, in an earlier call
             started = plan.searches[name].started
             makespan = seconds_at_work(dropwhile(lambda fact: fact != started, facts))
         saved = savings(
             plan,
-            before,
+            name,
             [trial.id for trial in session.trials if trial.id in plan.trials],
             failed=session.failed,
             whole=whole,
             makespan=makespan,
             workers=driver.scheduler.most_workers,
         )
-        call.progress.finish(session, driver, saved)
+        call.progress.finish(session, driver)
         return Result(study, saved, places.folder, plan, facts, name)
 
 

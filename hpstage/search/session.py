@@ -57,7 +57,6 @@ class Session:
         self.failed = 0  # trials that failed, each time that one did
         self.best: float | None = None  # value of a trial that was completed in this call, if there is one objective
         self.leading: tuple[float, int] | None = None  # the best value that was told at any step, and the step
-        self.saved_seconds = 0.0  # what others had trained for trials, as far as these have results
         self.steps_over = 0  # steps that were asked of them
         self._better = max if setting.maximize else min
         self._ledger = ledger
@@ -246,9 +245,6 @@ class Session:
                 if self.leading is None or self._better(self.leading[0], values[0]) != self.leading[0]:
                     self.leading = values[0], step
                 self._report(trial, step, values)
-                planned = self._driver.plan.trials[trial.id]
-                if planned.asked == step:
-                    self._note_saved(trial, self._driver.plan.shared_seconds(planned))
                 self._perform(self._search.told(index, step, values[0]))
                 return
             # As in Optuna: the trial fails, and the study goes on whatever `catch` says.
@@ -307,11 +303,6 @@ class Session:
         planned = self._driver.plan.trials.get(trial.id)
         if planned is not None:
             self.steps_over += by * planned.asked
-            self._note_saved(trial, self._driver.plan.shared_seconds(planned) if by == 1 else 0.0)
-
-    def _note_saved(self, trial: SessionTrial, seconds: float) -> None:
-        self.saved_seconds += seconds - trial.saved_seconds
-        trial.saved_seconds = seconds
 
     def _note_end(self, trial: SessionTrial) -> None:
         """Let the plan know what the study knows of a trial that is over."""

@@ -46,7 +46,6 @@ class SessionTrial:
     reported: set[int] = field(default_factory=set)
     told: int = 0  # the farthest step of which the study and the algorithm know the values
     barred: UserFailure | None = None  # why nothing more can be trained of it
-    saved_seconds: float = 0.0  # what others had trained for it, as far as it has results
 
     @property
     def finished(self) -> bool:

@@ -91,13 +91,13 @@ def test_the_figures_are_those_of_the_result() -> None:
     result, journal = searched()
     view, study = shown(board_of(journal))
     savings = result.savings
-    assert (study.steps_asked, study.steps_unique, study.steps_trained) == (
+    assert (study.totals.steps_asked, study.totals.steps_unique, study.totals.steps_trained) == (
         savings.steps_asked,
         savings.steps_unique,
         savings.steps_trained,
     )
-    assert study.merge_rate == savings.merge_rate
-    assert study.seconds_spent == pytest.approx(savings.worker_seconds)
+    assert study.totals.merge_rate == savings.merge_rate
+    assert study.totals.worker_seconds == pytest.approx(savings.worker_seconds)
     assert study.ended and not view.is_driven("study")
     [best] = study.best(1)
     assert best.value == result.best_value and best.trial == result.trial_id(result.best_trial.number)
@@ -113,9 +113,9 @@ def test_the_figures_are_those_of_the_result() -> None:
 
 def test_what_it_saves_is_about_what_the_result_says() -> None:
     result, journal = searched(trainable=Steady(None, 0.001))
-    _, study = shown(board_of(journal))
+    view, study = shown(board_of(journal))
     # Seconds per step are estimated as results come, there at the end.
-    assert study.seconds_alone == pytest.approx(result.savings.worker_seconds_alone, rel=0.5)
+    assert study.totals.alone_seconds(view.plan.totals) == pytest.approx(result.savings.worker_seconds_alone, rel=0.5)
 
 
 def test_a_tree_is_whole_at_every_moment_and_done_in_the_end() -> None:
@@ -151,8 +151,8 @@ def test_what_another_study_trained_is_told_apart() -> None:
     assert {piece.state for piece in pieces} == {"done", "reused"}
     check(view, second, draw(view, second))
     own = sum(piece.stop - piece.start for piece in pieces if piece.state == "done")
-    assert own == covered(board) - before <= second.steps_trained
-    assert own < second.steps_unique
+    assert own == covered(board) - before <= second.totals.steps_trained
+    assert own < second.totals.steps_unique
     assert [found.study.name for found in board.studies()] == ["second", "first"]
 
 

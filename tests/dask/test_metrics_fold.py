@@ -35,8 +35,11 @@ from hpstage.plan.facts import (
     WorkerId,
 )
 from hpstage.plan.log import open_plan
-from hpstage.report.account import new_account
+from hpstage.plan.savings import savings
+from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book
+from hpstage.report.studies import study_rows
+from hpstage.report.sums import savings_of
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from tests.dask.studies import Steady, search
@@ -95,6 +98,29 @@ def check_stages(view: PlanView) -> None:
         assert study.best(5) == ranked[:5]
 
 
+def check_that_all_say_the_same(view: PlanView, account: Account) -> None:
+    """The board, a report, ``hpstage status`` and a search's result, of each study."""
+    assert view.failures() == account.failures()
+    rows = {row.study: row for row in study_rows(Book(account), view.is_driven)}
+    for name, study in view.studies.items():
+        book, totals, row = Book(account, name), study.totals, rows[name]
+        lanes = {id: (lane.reach, lane.trials) for id, lane in study.lanes.items()}
+        assert lanes == {id: (lane.reach, lane.trials) for id, lane in book.lanes.items()}
+        told = savings(view.plan, name, [*book.trials], failed=0, whole=True, makespan=0.0, workers=1)
+        reported = savings_of(book)
+        for what in ("steps_asked", "steps_unique", "steps_trained", "steps_wasted"):
+            assert getattr(totals, what) == getattr(told, what) == getattr(reported, what)
+        for what in ("train_seconds", "evaluate_seconds", "load_seconds", "save_seconds", "wasted_seconds"):
+            assert getattr(totals, what) == getattr(told, what) == pytest.approx(getattr(reported, what), abs=1e-4)
+        assert (row.steps_asked, row.steps_unique) == (totals.steps_asked, totals.steps_unique)
+        assert row.seconds_used == pytest.approx(totals.worker_seconds, abs=1e-4)
+        reused = {piece.node for piece in draw(view, study, most=10**9).pieces if piece.state == "reused"}
+        assert reused <= {
+            id for id in study.lanes for *_, asker in view.plan.payments.askers(id, 0, 10**9)
+            if view.plan.study_of(asker) != name
+        }  # fmt: skip
+
+
 wishes = searches().flatmap(
     lambda trials: st.tuples(st.just(trials), st.lists(st.integers(1, 8), min_size=len(trials), max_size=len(trials)))
 )
@@ -132,13 +158,14 @@ def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(
     }
     # Whatever a study's chains took is the plan's, lost chains included: there is no other study.
     totals = view.plan.totals
-    assert sum(study.seconds_spent for study in view.studies.values()) == pytest.approx(totals.worker_seconds)
-    assert sum(study.steps_trained for study in view.studies.values()) == totals.steps_trained
-    assert sum(study.steps_wasted for study in view.studies.values()) == totals.steps_wasted
+    assert sum(study.totals.worker_seconds for study in view.studies.values()) == pytest.approx(totals.worker_seconds)
+    assert sum(study.totals.steps_trained for study in view.studies.values()) == totals.steps_trained
+    assert sum(study.totals.steps_wasted for study in view.studies.values()) == totals.steps_wasted
     account = new_account(journal)
     account.catch_up(journal)
     alone = sum(Book(account, "other").alone.values())
-    assert view.studies["other"].seconds_alone == pytest.approx(alone, abs=1e-3)
+    assert view.studies["other"].totals.alone_seconds(totals) == pytest.approx(alone, abs=1e-3)
+    check_that_all_say_the_same(view, account)
 
 
 @given(wishes, st.integers())
@@ -164,9 +191,9 @@ def test_stages_by_state_are_those_of_the_tree_whatever_the_users_code_raises(wi
             position = board.offer("plan", position, [msgspec.json.encode(failed)])
             failures += 1
             check_stages(view)
-        assert all(view.front(id) <= step for id, step in view.failed.items())
+        assert all(view.front(failed.node) <= failed.step for failed in view.failures())
     [view] = board.plans.values()
-    assert not view.problem and view.failures == ({"train": failures} if failures else {})
+    assert not view.problem and view.failed == ({"train": failures} if failures else {})
 
 
 def test_a_driver_that_was_taken_for_dead_and_joins_again_is_counted() -> None:

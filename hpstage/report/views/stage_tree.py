@@ -91,7 +91,7 @@ def stage_tree_view(book: Book) -> StageTreeView:
 
 def _ends(book: Book, shown: Sequence[Lane]) -> dict[NodeId, str]:
     """Who ends on each lane, if anybody does."""
-    if book.study is None and len({book.account.study_of(id) for id in book.trials}) > 1:
+    if book.study is None and len({book.account.plan.study_of(id) for id in book.trials}) > 1:
         return {}  # numbers would not tell whose
     found: dict[NodeId, list[str]] = {lane.node.id: [] for lane in shown}
     for id, trial in book.trials.items():

@@ -54,7 +54,8 @@ def portrait(value: Any) -> Any:
 
 
 def fields(value: Any, but: set[str] = _DERIVED) -> list[tuple[str, Any]]:
-    names = [*getattr(type(value), "__slots__", ()), *getattr(value, "__dict__", ())]
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    names = [*slots, *getattr(value, "__dict__", ())]
     return [(name, reference(name, getattr(value, name))) for name in names if name not in but]
 
 
@@ -204,4 +205,4 @@ def test_what_is_asked_is_folded_when_it_is_written() -> None:
     assert portrait(study.plan) == portrait(open_plan(study.driver.log.journal, WORKLOAD, {}))
     assert not study.plan.trials[added.trial].targets
     study.driver.log.write([DriverLeft(DriverId("nobody"), 0.0, "gone")])
-    assert study.plan.trials[added.trial].targets == {8}
+    assert study.plan.trials[added.trial].targets == {8: False}

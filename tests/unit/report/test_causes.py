@@ -42,7 +42,7 @@ def check_identities(found: Causes) -> None:
 def books(journal: MemoryJournal) -> tuple[Book, list[Book]]:
     """The plan's book, and those of its studies."""
     whole = open_book(journal)
-    studies = dict.fromkeys(whole.account.study_of(id) for id in whole.trials)
+    studies = dict.fromkeys(whole.account.plan.study_of(id) for id in whole.trials)
     return whole, [Book(whole.account, study) for study in studies]
 
 

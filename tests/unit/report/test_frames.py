@@ -19,8 +19,9 @@ from hpstage.algos import FullTraining, PopulationBasedTraining, SuccessiveHalvi
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import ChainId, NodeId, StageFailed, StateLost, StateReached, TrialAdded, UserFailure, WorkerId
 from hpstage.plan.log import open_plan, read_facts
+from hpstage.plan.payments import rounded
 from hpstage.report import Frames, frames
-from hpstage.report.account import new_account, rounded, uncollected
+from hpstage.report.account import new_account, uncollected
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD, Search, searches, trial
 

@@ -24,6 +24,7 @@ from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.execution.simulated import Measure, SimulatedExecutor, value_of_key
 from hpstage.plan.facts import ChainId, ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import open_plan
+from hpstage.plan.payments import Waste, charged
 from hpstage.plan.plan import SearchPlan
 from hpstage.report import (
     draw_merge_rate,
@@ -33,7 +34,7 @@ from hpstage.report import (
     draw_timeline,
     save,
 )
-from hpstage.report.account import Account, Waste, charged
+from hpstage.report.account import Account
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import causes_of
 from hpstage.report.lanes import lanes_of

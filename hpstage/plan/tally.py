@@ -1,0 +1,70 @@
+"""What one study asked for, paid and would have taken without sharing, kept up to date fact by fact. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hpstage.plan.facts import NodeId, StateReached
+from hpstage.plan.nodes import Node, PlannedTrial
+from hpstage.plan.totals import Totals
+
+
+@dataclass(slots=True)
+class StudyTotals(Totals):
+    """Sums over a study's trials. Steps are distinct among its own; what was trained is what its trials paid for
+    (:mod:`hpstage.plan.payments`)."""
+
+    answers: int = 0
+    """Targets that have a result."""
+    alone_train_seconds: float = 0.0
+    """Estimated seconds of training up to those results, each trial alone."""
+
+    def alone_seconds(self, plan: Totals) -> float:
+        """Estimated seconds of workers for the results, each trial alone (:func:`hpstage.plan.savings.seconds_alone`).
+
+        Args:
+            plan: the totals of the whole plan, which tell what an evaluation takes.
+        """
+        return self.alone_train_seconds + self.answers * plan.average_evaluate_seconds
+
+
+@dataclass(slots=True)
+class Tally:
+    """A study's totals, and what they are kept up to date by."""
+
+    totals: StudyTotals = field(default_factory=StudyTotals)
+    _reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step that was asked for
+    _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
+
+    def ask(self, trial: PlannedTrial, step: int) -> None:
+        """``step`` is asked of a trial, of which less was asked before. O(segments)."""
+        self.totals.steps_asked += step - trial.asked
+        for node, start, stop in trial.legs(step):
+            fresh = stop - self._reach.get(node.id, start)
+            if fresh > 0:
+                self.totals.steps_unique += fresh
+                self._reach[node.id] = stop
+
+    def answer(self, trial: PlannedTrial, step: int, pace: Callable[[Node], float]) -> None:
+        """The target is reached. Each is told of once. O(segments).
+
+        Args:
+            pace: a node's seconds per step.
+        """
+        before = trial.answered
+        self.totals.answers += 1
+        if step <= before:
+            return
+        for node, start, stop in trial.legs(step):
+            if stop > before:
+                steps = stop - max(start, before)
+                self._answered[node.id] = self._answered.get(node.id, 0) + steps
+                self.totals.alone_train_seconds += steps * pace(node)
+
+    def repace(self, node: Node, fact: StateReached, pace: Callable[[Node], float]) -> None:
+        """What is about to be reached tells more of a node's seconds per step."""
+        steps = self._answered.get(node.id)
+        trained = node.trained + fact.step - fact.start
+        if steps and trained:
+            self.totals.alone_train_seconds += steps * ((node.seconds + fact.train_seconds) / trained - pace(node))

@@ -1,0 +1,147 @@
+"""The observer: a plan, and what its journal tells beyond it. The one fold of all who look on. Pure.
+
+Reports and commands remember all of it (:mod:`hpstage.report.account`), the page on Dask's dashboard and its metrics
+keep it up to date as records come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hpstage.plan.facts import (
+    ChainClosed,
+    ChainId,
+    ChainLost,
+    ChainStarted,
+    DriverId,
+    DriverLeft,
+    Fact,
+    NodeId,
+    StageFailed,
+    StateLost,
+    StateReached,
+    StateRef,
+    WorkerId,
+)
+from hpstage.plan.payments import Charge, Waste
+from hpstage.plan.plan import SearchPlan
+
+
+class ChainRecord(msgspec.Struct):
+    """A chain on its worker. ``ended``: when it was closed, or its driver was struck off; ``None``: it is running.
+
+    ``heard``: when it began, or last told of a state. ``outcome``: why what it trained after its last boundary was
+    thrown away; ``None``: nothing was.
+    """
+
+    worker: WorkerId
+    driver: DriverId
+    began: float
+    heard: float
+    ended: float | None = None
+    outcome: str | None = None
+
+
+class Observer:
+    """Folds the facts of a journal, in its order.
+
+    Args:
+        plan: nothing is folded in it yet.
+    """
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self.plan = plan
+        self.chains: dict[ChainId, ChainRecord] = {}
+        self.trained: dict[NodeId, int] = {}  # up to which step each node ever was
+        self.lost: dict[StateRef, StateLost] = {}  # the latest of each state
+        self.now: float | None = None  # the latest time on the workers' clock that was told of; None: there was none
+        # What the user's code raised, by node and place, the last there; unless a later search has come past it.
+        self._failures: dict[NodeId, dict[tuple[int, bool], StageFailed]] = {}
+
+    def apply(self, fact: Fact) -> Charge | Waste | None:
+        """Fold a fact; returns what somebody has paid for it."""
+        note = _BEFORE.get(fact.__class__)
+        if note is not None:
+            note(self, fact)
+        paid = self.plan.apply(fact)
+        note = _AFTER.get(fact.__class__)
+        if note is not None:
+            note(self, fact)
+        return paid
+
+    def _start(self, fact: ChainStarted) -> None:
+        self.now = fact.at
+        self.chains[fact.chain] = ChainRecord(fact.worker, fact.driver, fact.at, fact.at)
+
+    def _reached(self, fact: StateReached) -> None:
+        self.now = fact.at
+        node = fact.node
+        if fact.step > self.trained.get(node, 0):
+            self.trained[node] = fact.step
+        record = self.chains.get(fact.chain)
+        if record is not None:
+            record.heard = fact.at
+        if node in self._failures:
+            left = {
+                place: failed for place, failed in self._failures[node].items() if not self._is_overcome(failed)
+            }  # fmt: skip
+            if left:
+                self._failures[node] = left
+            else:
+                del self._failures[node]
+
+    def _close(self, fact: ChainClosed) -> None:
+        self.now = fact.at
+        if fact.chain in self.chains:
+            self.chains[fact.chain].ended = fact.at
+
+    def _waste(self, fact: ChainLost) -> None:
+        self.now = fact.at
+        if fact.chain in self.chains:
+            self.chains[fact.chain].outcome = fact.outcome
+
+    def _leave(self, fact: DriverLeft) -> None:
+        for id, chain in self.plan.chains.items():
+            if chain.driver == fact.driver and id in self.chains:
+                self.chains[id].ended = fact.at
+
+    def _lose(self, fact: StateLost) -> None:
+        self.lost[StateRef(fact.node, fact.step)] = fact
+
+    def _fail(self, fact: StageFailed) -> None:
+        if not self._is_overcome(fact):
+            self._failures.setdefault(fact.node, {})[fact.step, fact.evaluating] = fact
+
+    def _is_overcome(self, failure: StageFailed) -> bool:
+        if not failure.evaluating:
+            return self.trained.get(failure.node, 0) > failure.step
+        state = self.plan.nodes[failure.node].states.get(failure.step)
+        return state is not None and state.metrics is not None
+
+    def failures(self) -> list[StageFailed]:
+        """What the user's code raised, once for each place, unless another search has come past it since."""
+        return [failed for places in self._failures.values() for failed in places.values()]
+
+    @property
+    def has_failures(self) -> bool:
+        return bool(self._failures)
+
+    def fails_at(self, node: NodeId) -> int | None:
+        """The first step of the node in which training raises, as far as is known."""
+        places = self._failures.get(node, ())
+        return min((step for step, evaluating in places if not evaluating), default=None)
+
+
+# By type, since a match over all of them would take as long as what is done.
+_BEFORE: dict[type, Callable[[Observer, Any], None]] = {DriverLeft: Observer._leave}
+_AFTER: dict[type, Callable[[Observer, Any], None]] = {
+    ChainStarted: Observer._start,
+    StateReached: Observer._reached,
+    ChainClosed: Observer._close,
+    ChainLost: Observer._waste,
+    StateLost: Observer._lose,
+    StageFailed: Observer._fail,
+}
