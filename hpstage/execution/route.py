@@ -7,7 +7,7 @@ from bisect import bisect_left
 from msgspec.structs import replace
 
 from hpstage.errors import InternalError
-from hpstage.plan.facts import NodeId
+from hpstage.plan.facts import NodeId, StateRef
 from hpstage.plan.keys import History
 from hpstage.plan.messages import Amendment, Boundary, Chain, Stage
 from hpstage.plan.trail import Trail
@@ -54,20 +54,20 @@ class Course:
         """Is the state at ``step`` kept because of its number alone?"""
         return self._every is not None and step % self._every == 0
 
-    def amend(self, amendment: Amendment, position: int) -> list[tuple[NodeId, int]]:
+    def amend(self, amendment: Amendment, position: int) -> list[StateRef]:
         """Take a change in; return the boundaries for which it came too late."""
-        missed: list[tuple[NodeId, int]] = []
+        missed: list[StateRef] = []
         self.stages += amendment.stages
         for boundary in amendment.boundaries:
             if boundary.step <= position or not self._passes(boundary.node, boundary.step):
-                missed.append((boundary.node, boundary.step))
+                missed.append(StateRef(boundary.node, boundary.step))
             else:
                 self.boundaries[boundary.step] = boundary
         self.end = None
         end = amendment.end
         if end is not None:
             if end.step <= position or not self._passes(end.node, end.step):
-                missed.append((end.node, end.step))
+                missed.append(end)
             else:
                 self.end = end.step
         return missed

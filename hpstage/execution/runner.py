@@ -122,8 +122,8 @@ class ChainRunner:
                 return "done"
             if control.called:
                 for amendment in control.take():
-                    for node, step in course.amend(amendment, flight.step):
-                        yield BoundaryMissed(flight.chain.id, self._worker, node, step, flight.step)
+                    for ref in course.amend(amendment, flight.step):
+                        yield BoundaryMissed(flight.chain.id, self._worker, ref.node, ref.step, flight.step)
                 stopped = control.stopped
                 if stopped == "kept" and flight.step > flight.kept:
                     if self._announce is None or flight.announced:

@@ -16,7 +16,7 @@ from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
 from hpstage.execution.route import Course
 from hpstage.executor import Environment, Executor
-from hpstage.plan.facts import ChainId, Kept, NodeId, StateKey, StateReached, WorkerId, to_metrics
+from hpstage.plan.facts import ChainId, Kept, Span, StateKey, StateReached, WorkerId, to_metrics
 from hpstage.plan.messages import (
     Amendment,
     BoundaryMissed,
@@ -97,7 +97,7 @@ class SimulatedExecutor(Executor):
         self._stand: dict[WorkerId, StateKey | None] = {}
         self._names = count()
         self.busy_seconds = 0.0
-        self.trained: list[tuple[NodeId, int, int]] = []  # every span of steps that any worker finished
+        self.trained: list[Span] = []  # that any worker finished
         for _ in range(workers):
             self.join(0.0)
 
@@ -167,7 +167,7 @@ class SimulatedExecutor(Executor):
         missed = flight.course.amend(amendment, place)
         if missed:
             late: list[Report] = [
-                BoundaryMissed(flight.chain.id, flight.worker, node, step, place) for node, step in missed
+                BoundaryMissed(flight.chain.id, flight.worker, ref.node, ref.step, place) for ref in missed
             ]
             self._at(0.0, lambda: late)
         flight.place, flight.since = place, self._now - left_over
@@ -325,7 +325,7 @@ class SimulatedExecutor(Executor):
             flight.kept, flight.kept_at = place, self._now
         self._stand[flight.worker] = boundary.key if boundary.keep else None
         if place > start:
-            self.trained.append((boundary.node, start, place))
+            self.trained.append(Span(boundary.node, start, place))
         self.busy_seconds += trained + flight.load
         reached = StateReached(
             chain=flight.chain.id,

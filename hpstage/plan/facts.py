@@ -49,7 +49,7 @@ class StateRef(msgspec.Struct, frozen=True, order=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Steps ``[start, stop)`` of a node."""
+    """Steps ``[start, stop)`` of a node, which lead to its states ``(start, stop]``."""
 
     node: NodeId
     start: int

@@ -125,7 +125,7 @@ class SearchPlan:
         return waste
 
     def _start(self, fact: ChainStarted) -> None:
-        chain = OpenChain(fact.driver, fact.worker, list(fact.spans))
+        chain = OpenChain.begun(fact)
         source = self.source_of(chain)
         if source is not None and source.used < fact.at:
             source.used = fact.at
@@ -179,7 +179,7 @@ class SearchPlan:
             state.used = max(state.used, fact.at)
         chain = self.chains.get(fact.chain)
         if chain is not None:
-            chain.reached = state
+            chain.advance(state, fact)
         return charge
 
     def _differ(self, fact: StateDiffers) -> None:

@@ -5,7 +5,6 @@ Chains of this driver and of others alike, as the plan has them from the journal
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
 from hpstage.plan.facts import ChainId, DriverId, Span, WorkerId
@@ -60,40 +59,34 @@ class Covers:
 
     def extend(self, id: ChainId, spans: Iterable[Span]) -> None:
         for span in spans:
-            node = self._plan.nodes[span.node]
-            line = self._tree.line(node)
+            line = self._tree.line_of(span)
             start = span.start
-            ahead = [cover.start for cover in line.covers if cover.chain == id]
+            ahead = line.covers.get(id)
             wanted = line.wanted.get(start)
-            if ahead:
-                start = min(start, *ahead)  # what it is yet to train of the node before this stays its own
+            if ahead is not None:
+                start = min(start, ahead.start)  # what it is yet to train of the node before this stays its own
             elif wanted is not None and wanted.evaluate:
                 start -= 1  # the state that it begins with is evaluated by it, too
-            self._tree.cover(node, id, start, span.stop)
+            self._tree.cover(id, Span(span.node, start, span.stop))
 
     def advance(self, id: ChainId, step: int) -> None:
         """A chain has come to a state: what lies behind it is not covered any more."""
-        spans = self._plan.chains[id].spans
-        index = bisect_left(spans, step, key=_stop)
+        chain = self._plan.chains[id]
+        index = chain.index_at(step)
         for behind in range(index - 1, -1, -1):
-            if not self._tree.uncover(self._plan.nodes[spans[behind].node], id):
+            if not self._tree.uncover(id, self._tree.line_of(chain.spans[behind])):
                 break  # it had come so far before
-        span = spans[index]
-        node = self._plan.nodes[span.node]
+        span = chain.spans[index]
         if step < span.stop:
-            self._tree.cover(node, id, step, span.stop)
+            self._tree.cover(id, Span(span.node, step, span.stop))
         else:
-            self._tree.uncover(node, id)
+            self._tree.uncover(id, self._tree.line_of(span))
 
     def end(self, id: ChainId) -> None:
         """A chain is over, or its driver gone: what it did not reach is open again."""
         chain = self._plan.chains[id]
         for span in reversed(chain.spans):
-            self._tree.uncover(self._plan.nodes[span.node], id)
+            self._tree.uncover(id, self._tree.line_of(span))
         worker = self._workers.get(chain.worker)
         if worker is not None and worker.chain == id:
             worker.chain = None
-
-
-def _stop(span: Span) -> int:
-    return span.stop

@@ -12,8 +12,9 @@ from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef, WorkerId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.chains import Layer, RunningChain
+from hpstage.scheduler.chains import Layer
 from hpstage.scheduler.lines import Line
+from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import Yielding
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Worker
@@ -32,7 +33,7 @@ class Dispatch:
         driver: makes the ids of chains unique.
         verify_new: whether chains verify a fork wherever training begins to change something else.
         workers: of the driver's executor.
-        running: the driver's chains.
+        running: what the workers of the driver's chains were told.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Dispatch:
         yielding: Yielding,
         driver: DriverId,
         workers: Mapping[WorkerId, Worker],
-        running: Mapping[ChainId, RunningChain],
+        running: Mapping[ChainId, Orders],
         verify_new: bool,
     ) -> None:
         self._plan = plan
@@ -65,9 +66,9 @@ class Dispatch:
         lies behind the end of a chain waits for that chain.
         """
         claims: list[Claim] = []
-        for chain in self._running.values():
-            if not chain.stopping and (spans := self._layer.prolongation(chain)):
-                claims.append(ChainProlonged(chain.id, spans))
+        for id, orders in self._running.items():
+            if not orders.stopping and (spans := self._layer.prolongation(orders)):
+                claims.append(ChainProlonged(id, spans))
         idle = [worker for worker in self._workers.values() if worker.is_ready(now)]
         heads = list(islice(self._tree.heads(), _CONSIDERED + len(idle) - 1)) if idle else []
         for number, (worker, line, step) in enumerate(self._assign(idle, heads), self.started + 1):
@@ -116,41 +117,42 @@ class Dispatch:
         touched: dict[ChainId, tuple[list[Stage], list[Boundary]]] = {}
         for line, step in fresh:
             wanted = line.wanted.get(step)
-            cover = self._tree.cover_of(line, step)
-            if wanted is None or cover is None:
+            passing = next((id for id, span in line.covers.items() if span.start < step <= span.stop), None)
+            if wanted is None or passing is None:
                 continue
-            chain = self._running.get(cover.chain)
-            if chain is None or chain.stopping:
+            orders = self._running.get(passing)
+            if orders is None or orders.stopping:
                 # Another driver's, which sees what is wanted as well; or once it is over, the step is open again.
                 continue
-            if step not in chain.marks:
-                chain.marks.add(step)
-            elif not wanted.evaluate or step in chain.evaluated:
+            if step not in orders.marks:
+                orders.marks.add(step)
+            elif not wanted.evaluate or step in orders.evaluated:
                 continue  # the state is kept there anyway
             boundary = self._layer.boundary_at(line, step)
             if boundary.evaluate:
-                chain.evaluated.add(step)
-            touched.setdefault(chain.id, ([], []))[1].append(boundary)
+                orders.evaluated.add(step)
+            touched.setdefault(passing, ([], []))[1].append(boundary)
         for id, spans in prolonged.items():
             stages, boundaries = self._layer.lay(self._running[id], spans)
             entry = touched.setdefault(id, ([], []))
             entry[0].extend(stages)
             entry[1].extend(boundaries)
         return [
-            AmendChain(Amendment(id, tuple(stages), tuple(boundaries), self._running[id].ref(self._running[id].end)))
+            AmendChain(Amendment(id, tuple(stages), tuple(boundaries), self._running[id].end_ref))
             for id, (stages, boundaries) in touched.items()
         ]
 
-    def _start(self, chain: RunningChain, spans: tuple[Span, ...]) -> StartChain:
-        stages, boundaries = self._layer.lay(chain, spans, begins=True)
-        source = chain.source
+    def _start(self, orders: Orders, spans: tuple[Span, ...]) -> StartChain:
+        stages, boundaries = self._layer.lay(orders, spans, begins=True)
+        chain = orders.chain
+        source = self._plan.source_of(chain)
         root = self._plan.nodes[spans[0].node].ancestry()[0]
         return StartChain(
             chain.worker,
             Chain(
                 id=chain.id,
-                source=None if source is None else self._plan.key(self._plan.nodes[source.node], source.step),
-                source_ref=source,
+                source=None if source is None else self._plan.key(source.node, source.step),
+                source_ref=None if source is None else source.ref,
                 initial=root.hyperparameters(0),
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),

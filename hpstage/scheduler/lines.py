@@ -6,7 +6,7 @@ is the part of a line that a running chain will train.
 
 from __future__ import annotations
 
-from hpstage.plan.facts import ChainId
+from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.nodes import Node
 from hpstage.plan.ordered import Ordered, StepMap
 
@@ -21,17 +21,6 @@ class Wanted:
         self.children: dict[int, Line] = {}  # needy lines attached here, by node id
 
 
-class Cover:
-    """Steps ``(start, stop]`` of a line that a running chain will still reach."""
-
-    __slots__ = ("chain", "start", "stop")
-
-    def __init__(self, chain: ChainId, start: int, stop: int) -> None:
-        self.chain = chain
-        self.start = start
-        self.stop = stop
-
-
 class Line:
     """The transient side of a node."""
 
@@ -42,7 +31,7 @@ class Line:
         self.cost = cost  # seconds per step, as used in ``far`` and ``length``
         self.wanted: StepMap[Wanted] = StepMap()
         self.sources: Ordered[int] = Ordered()  # kept steps after the start
-        self.covers: list[Cover] = []
+        self.covers: dict[ChainId, Span] = {}  # what each chain will still reach of it
         self.needy = False
         self.length = 0.0  # seconds of the longest remaining way, from the line's start
         # Heap of (-seconds from the line's start, step, child node id or -1). Entries go stale and are dropped or
@@ -89,13 +78,14 @@ class WorkLeft:
 
 def steps_left(line: Line) -> int:
     """Steps of a line that chains will train, and those to the first and to the last step that is wanted beyond."""
-    left = sum(cover.stop - cover.start for cover in line.covers)
+    covers = line.covers.values()
+    left = sum(cover.stop - cover.start for cover in covers)
     if line.wanted:
         steps = line.wanted.steps
         begun = line.node.start
         for step in dict.fromkeys((steps[0], steps[-1])):
-            if not any(cover.start < step <= cover.stop for cover in line.covers):
-                stops = (cover.stop for cover in line.covers if cover.stop <= step)
+            if not any(cover.start < step <= cover.stop for cover in covers):
+                stops = (cover.stop for cover in covers if cover.stop <= step)
                 left += step - max(begun, line.sources.last(step) or 0, *stops)
             begun = step
     return left

@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from itertools import islice
 
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, StopChain
+from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.chains import NOTICE, Layer, RunningChain
+from hpstage.scheduler.chains import NOTICE, Layer
+from hpstage.scheduler.lines import Line
+from hpstage.scheduler.orders import Orders
+from hpstage.scheduler.pace import seconds_between, step_before_end
 from hpstage.scheduler.stage_tree import StageTree
 
 # A cut must save at least this many times what it costs.
@@ -34,122 +38,122 @@ class Yielding:
         load = totals.load_seconds / totals.loads if totals.loads else save
         return 0.01 + load + save
 
-    def settle(self, running: list[RunningChain], workers: int, now: float) -> list[Instruction]:
+    def settle(self, running: list[Orders], workers: int, now: float) -> list[Instruction]:
         """Instructions that bring the chains' ends to where they are to be now."""
         going, instructions = self._going(running)
         waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), workers)]
         if not self._plan.sharing:
             waiting = []  # a trial that is trained alone gives way to none: cut, it would go on from a state
-        cuts = self._cuts([chain for chain, _ in going], waiting, workers, now)
-        for chain, last in going:
+        cuts = self._cuts([orders for orders, _ in going], waiting, workers, now)
+        for orders, last in going:
             end = last
             if waiting:
-                end = self._before_longer(chain, last, waiting[0])
-            cut = cuts.get(chain.id)
+                end = self._before_longer(orders, last, waiting[0])
+            cut = cuts.get(orders.chain.id)
             if cut is not None and cut < end:
                 end = cut
             boundaries: tuple[Boundary, ...] = ()
-            if end not in chain.marks:
-                chain.marks.add(end)
-                boundaries = (self._layer.boundary_at(chain.line_at(end), end),)
-            wish = end if end != chain.marks[-1] else None
-            if wish != chain.end or boundaries:
-                chain.end = wish
-                instructions.append(AmendChain(Amendment(chain.id, (), boundaries, chain.ref(wish))))
+            if end not in orders.marks:
+                orders.marks.add(end)
+                boundaries = (self._layer.boundary_at(self._line_at(orders, end), end),)
+            wish = end if end != orders.marks[-1] else None
+            if wish != orders.end or boundaries:
+                orders.end = wish
+                instructions.append(AmendChain(Amendment(orders.chain.id, (), boundaries, orders.end_ref)))
         return instructions
 
-    def part(self, running: list[RunningChain]) -> list[Instruction]:
+    def part(self, running: list[Orders]) -> list[Instruction]:
         """Instructions that end all chains at their next steps, those that somebody wants with their states kept."""
         going, instructions = self._going(running)
-        for chain, _ in going:
-            chain.stopping = True
-            instructions.append(StopChain(chain.id, keep=True))
+        for orders, _ in going:
+            orders.stopping = True
+            instructions.append(StopChain(orders.chain.id, keep=True))
         return instructions
 
-    def _going(self, running: list[RunningChain]) -> tuple[list[tuple[RunningChain, int]], list[Instruction]]:
+    def _going(self, running: list[Orders]) -> tuple[list[tuple[Orders, int]], list[Instruction]]:
         """The chains that somebody wants, each with the last mark that is wanted; the others are stopped."""
         instructions: list[Instruction] = []
         going = []
-        for chain in running:
-            if chain.stopping or not chain.marks:
+        for orders in running:
+            if orders.stopping or not orders.marks:
                 continue
-            last = next((mark for mark in reversed(chain.marks) if self._is_wanted(chain, mark)), None)
+            last = next((mark for mark in reversed(orders.marks) if mark in self._line_at(orders, mark).wanted), None)
             if last is None:
-                chain.stopping = True
-                instructions.append(StopChain(chain.id, keep=False))
+                orders.stopping = True
+                instructions.append(StopChain(orders.chain.id, keep=False))
             else:
-                going.append((chain, last))
+                going.append((orders, last))
         return going, instructions
 
-    @staticmethod
-    def _is_wanted(chain: RunningChain, mark: int) -> bool:
-        return mark in chain.line_at(mark).wanted
+    def _line_at(self, orders: Orders, step: int) -> Line:
+        return self._tree.line_of(orders.chain.span_at(step))
 
-    def _beyond(self, chain: RunningChain) -> float:
+    def _beyond(self, chain: OpenChain) -> float:
         """Seconds of the way that hangs at the chain's last state and is not laid yet."""
-        tail = chain.legs[-1]
-        return self._tree.remaining(tail.line, tail.stop)
+        return self._tree.remaining(self._tree.line_of(chain.spans[-1]), chain.spans[-1].stop)
 
-    def _before_longer(self, chain: RunningChain, last: int, waiting: float) -> int:
+    def _before_longer(self, orders: Orders, last: int, waiting: float) -> int:
         """The first place to rest behind which the chain's own way is shorter than the one that waits."""
         end = last
         rivals = waiting - self.switch_seconds()
         if rivals <= 0:
             return end
-        left = self._beyond(chain) if last == chain.marks[-1] else 0.0
+        left = self._beyond(orders.chain) if last == orders.marks[-1] else 0.0
         later = last
-        for mark in self._rests(chain, last):
+        for mark in self._rests(orders, last):
             if left >= rivals:
                 break
-            left += chain.seconds_between(mark, later)
+            left += seconds_between(self._tree, orders.chain, mark, later)
             later = mark
             if left < rivals:
                 end = mark
         return end
 
-    def _rests(self, chain: RunningChain, last: int) -> Iterator[int]:
+    def _rests(self, orders: Orders, last: int) -> Iterator[int]:
         """Places before ``last`` at which the state is kept anyway, the last first."""
-        yield from chain.marks.rrange(last, inclusive=False)
-        rest = self._layer.rest(chain)
-        if rest < chain.marks[0]:
+        yield from orders.marks.rrange(last, inclusive=False)
+        rest = self._layer.rest(orders)
+        if rest < orders.marks[0]:
             yield rest
 
-    def _cuts(self, chains: list[RunningChain], waiting: list[float], workers: int, now: float) -> dict[str, int]:
+    def _cuts(self, running: list[Orders], waiting: list[float], workers: int, now: float) -> dict[str, int]:
         """Where chains are cut when less waits than there are workers, so that all workers end about together."""
-        if not waiting or len(waiting) >= workers or len(chains) < workers:
+        if not waiting or len(waiting) >= workers or len(running) < workers:
             return {}
         if not self._plan.totals.saves:
             return {}  # what a step takes, and what a cut costs, is not known yet
-        left = sorted(((self._left(chain, now), chain) for chain in chains), key=lambda pair: (pair[0], pair[1].id))
+        left = [(self._left(orders.chain, now), orders) for orders in running]
+        left.sort(key=lambda pair: (pair[0], pair[1].chain.id))
         together = (sum(seconds for seconds, _ in left) + sum(waiting)) / workers
         together = max(together, left[-1][0], waiting[0])
         cuts: dict[str, int] = {}
         # The chain that ends first is followed by the longest way that waits: what does not fit is left for others.
-        for length, (seconds, chain) in zip(waiting, left, strict=False):
+        for length, (seconds, orders) in zip(waiting, left, strict=False):
             over = seconds + length - together
             if over > _WORTH * self.switch_seconds() and over < seconds:
-                cut = self._place(chain, over, now)
+                cut = self._place(orders, over, now)
                 if cut is not None:
-                    cuts[chain.id] = cut
+                    cuts[orders.chain.id] = cut
         return cuts
 
-    def _left(self, chain: RunningChain, now: float) -> float:
+    def _left(self, chain: OpenChain, now: float) -> float:
         """Estimated seconds to the end of the chain's way."""
-        whole = chain.seconds_between(chain.at, chain.legs[-1].stop) + self._beyond(chain)
+        whole = seconds_between(self._tree, chain, chain.at, chain.spans[-1].stop) + self._beyond(chain)
         spent = max(0.0, now - chain.since)
         return max(0.0, whole - spent)
 
-    def _place(self, chain: RunningChain, left: float, now: float) -> int | None:
+    def _place(self, orders: Orders, left: float, now: float) -> int | None:
         """The place on the chain with ``left`` seconds to go, if word can still reach it before it is there."""
-        if chain.end is not None and chain.end in chain.marks and chain.cut == chain.end:
-            return chain.end  # once cut, the place stays: moving it would leave states behind
+        if orders.end is not None and orders.end in orders.marks and orders.cut == orders.end:
+            return orders.end  # once cut, the place stays: moving it would leave states behind
+        chain = orders.chain
         left -= self._beyond(chain)
         if left < 0:
             return None
-        step = chain.step_before_end(left)
-        if step <= max(chain.at, chain.passed) or step == chain.legs[-1].stop:
+        step = step_before_end(self._tree, chain, left)
+        if step <= max(chain.at, orders.passed) or step == chain.spans[-1].stop:
             return None
-        if chain.seconds_between(chain.at, step) - max(0.0, now - chain.since) < NOTICE:
+        if seconds_between(self._tree, chain, chain.at, step) - max(0.0, now - chain.since) < NOTICE:
             return None
-        chain.cut = step
+        orders.cut = step
         return step

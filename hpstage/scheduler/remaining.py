@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
+from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.chains import RunningChain
+from hpstage.scheduler.orders import Orders
+from hpstage.scheduler.pace import seconds_between
 from hpstage.scheduler.stage_tree import StageTree
 
 
@@ -28,14 +30,15 @@ class Outlook:
     """Nodes with something left to train or to evaluate."""
 
 
-def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[RunningChain], now: float) -> Outlook:
-    """What is left at ``now`` on the clock of the chains. O(running chains x the legs of their ways)."""
+def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[Orders], now: float) -> Outlook:
+    """What is left at ``now`` on the clock of the chains. O(running chains x their spans)."""
     with closing(tree.heads()) as heads:
         longest = next(heads, None)
     path = 0.0 if longest is None else longest[0]
     work = tree.left.seconds + tree.left.evaluations * tree.evaluate_seconds
-    for chain in running:
-        ahead = chain.seconds_between(chain.at, chain.marks[0]) if chain.marks else 0.0
+    for orders in running:
+        chain = orders.chain
+        ahead = seconds_between(tree, chain, chain.at, orders.marks[0]) if orders.marks else 0.0
         spent = min(max(0.0, now - chain.since), ahead)
         work -= spent
         path = max(path, _way(tree, chain) - spent)
@@ -49,13 +52,14 @@ def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[RunningChain],
     )
 
 
-def _way(tree: StageTree, chain: RunningChain) -> float:
+def _way(tree: StageTree, chain: OpenChain) -> float:
     """Seconds from where the chain was last to the end of the longest way that begins on its own."""
-    at, tail = chain.at, chain.legs[-1]
-    best = chain.seconds_between(at, tail.stop) + tree.remaining(tail.line, tail.stop) + tree.evaluate_seconds
+    at, tail = chain.at, chain.spans[-1]
+    beyond = tree.remaining(tree.line_of(tail), tail.stop)
+    best = seconds_between(tree, chain, at, tail.stop) + beyond + tree.evaluate_seconds
     passed = 0.0
-    for leg in chain.legs[chain.leg_at(at) :]:
-        start = max(at, leg.start)
-        best = max(best, passed + leg.line.length - (start - leg.line.node.start) * leg.line.cost)
-        passed += (leg.stop - start) * leg.line.cost
+    for span in chain.spans[chain.index_at(at) :]:
+        line, start = tree.line_of(span), max(at, span.start)
+        best = max(best, passed + line.length - (start - line.node.start) * line.cost)
+        passed += (span.stop - start) * line.cost
     return best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from hpstage.errors import ClusterError, InternalError
 from hpstage.plan.facts import (
@@ -21,8 +21,8 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
 from hpstage.plan.nodes import Node
+from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.chains import RunningChain
 from hpstage.scheduler.poison import poisoned
 from hpstage.scheduler.workers import Worker
 
@@ -31,14 +31,14 @@ class Reports:
     """Reads reports against what the plan and its running chains are now.
 
     Args:
-        running: the driver's chains.
+        running: the ids of the driver's chains.
         max_losses: workers that may die at the same place before its trials fail.
     """
 
     def __init__(
         self,
         plan: SearchPlan,
-        running: Mapping[ChainId, RunningChain],
+        running: Container[ChainId],
         workers: Mapping[WorkerId, Worker],
         max_losses: int,
     ) -> None:
@@ -66,12 +66,13 @@ class Reports:
                 return [report]
             case ChainEnded(chain, worker, outcome, at):
                 if outcome == "lost":
-                    return self._lost(self._running[chain], worker, at, outcome, report.message)
-                return self._ended(self._running[chain], report)
+                    return self._lost(self._plan.chains[chain], worker, at, outcome, report.message)
+                return self._ended(self._plan.chains[chain], report)
             case WorkerLeft(id, at, reason, message):
                 gone = self._workers.get(id)
-                chain_lost = None if gone is None or gone.chain is None else self._running.get(gone.chain)
-                return [] if chain_lost is None else self._lost(chain_lost, id, at, reason, message)
+                if gone is None or gone.chain is None or gone.chain not in self._running:
+                    return []
+                return self._lost(self._plan.chains[gone.chain], id, at, reason, message)
             case BoundaryMissed() | WorkerJoined():
                 return []
 
@@ -91,7 +92,7 @@ class Reports:
             facts.append(StageFailed(node=node.id, step=reached.step, evaluating=True, failure=report.failure))
         return facts
 
-    def _ended(self, chain: RunningChain, report: ChainEnded) -> list[Fact]:
+    def _ended(self, chain: OpenChain, report: ChainEnded) -> list[Fact]:
         facts: list[Fact] = []
         if report.wasted_steps or report.wasted_seconds:
             if report.node is None or report.step is None:
@@ -108,10 +109,9 @@ class Reports:
                     steps=report.wasted_steps,
                 )
             )
-        if report.outcome == "unreadable" and chain.source is not None:
-            state = self._plan.nodes[chain.source.node].states.get(chain.source.step)
-            if state is not None and state.kept is not None:
-                facts.append(StateLost(chain.source.node, chain.source.step, "unreadable", report.message))
+        source = self._plan.source_of(chain)
+        if report.outcome == "unreadable" and source is not None and source.kept is not None:
+            facts.append(StateLost(source.node.id, source.step, "unreadable", report.message))
         facts.append(ChainClosed(chain.id, report.at))
         if report.outcome == "failed":
             if report.node is None or report.step is None or report.failure is None:
@@ -121,11 +121,12 @@ class Reports:
         return facts
 
     def _lost(
-        self, chain: RunningChain, worker: WorkerId, at: float, how: ChainOutcome | Departure, message: str
+        self, chain: OpenChain, worker: WorkerId, at: float, how: ChainOutcome | Departure, message: str
     ) -> list[Fact]:
         """The worker vanished under the chain. What lies behind the last state that was kept is trained again."""
         step = chain.kept
-        node = chain.line_at(min(step + 1, chain.legs[-1].stop)).node  # that is to be trained from there
+        ahead = chain.span_at(min(step + 1, chain.spans[-1].stop))  # that is to be trained from there
+        node = self._plan.nodes[ahead.node]
         lost = ChainLost(
             chain=chain.id,
             worker=worker,

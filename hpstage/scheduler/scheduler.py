@@ -52,9 +52,10 @@ from hpstage.plan.messages import (
 )
 from hpstage.plan.nodes import State
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.chains import Layer, Leg, RunningChain
+from hpstage.scheduler.chains import Layer
 from hpstage.scheduler.covers import Covers
 from hpstage.scheduler.dispatch import Claim, Dispatch
+from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import Yielding
 from hpstage.scheduler.remaining import Outlook, look_out
 from hpstage.scheduler.reports import Reports
@@ -104,7 +105,7 @@ class Scheduler:
         self.driver = driver
         self._now = 0.0  # the latest time that was told
         self._workers: dict[WorkerId, Worker] = {}
-        self._running: dict[ChainId, RunningChain] = {}
+        self._running: dict[ChainId, Orders] = {}  # of this driver's chains
         layer = Layer(
             plan,
             self._tree,
@@ -195,17 +196,16 @@ class Scheduler:
         self._now = max(self._now, now)
 
     def _missed(self, report: BoundaryMissed) -> None:
-        chain = self._running.get(report.chain)
-        if chain is None:
+        orders = self._running.get(report.chain)
+        if orders is None:
             return
-        chain.marks.discard(report.step)
-        chain.passed = max(chain.passed, report.position)
-        if chain.end == report.step:
-            chain.end = None
-        line = self._tree.line(self._plan.nodes[report.node])
-        cover = self._tree.cover_of(line, report.step)
-        if cover is not None and cover.chain == chain.id and report.position < cover.stop:
-            self._tree.cover(line.node, chain.id, report.position, cover.stop)
+        orders.marks.discard(report.step)
+        orders.passed = max(orders.passed, report.position)
+        if orders.end == report.step:
+            orders.end = None
+        cover = self._tree.line(self._plan.nodes[report.node]).covers.get(report.chain)
+        if cover is not None and cover.start < report.step <= cover.stop and report.position < cover.stop:
+            self._tree.cover(report.chain, Span(report.node, report.position, cover.stop))
 
     def _bench(self, report: ChainEnded) -> list[str]:
         worker = self._workers.get(report.worker)
@@ -288,13 +288,11 @@ class Scheduler:
         self._tree.measured(node)
         return answers
 
-    def _advance(self, chain: RunningChain, fact: StateReached) -> None:
-        chain.at, chain.since = fact.step, fact.at
+    def _advance(self, orders: Orders, fact: StateReached) -> None:
         if fact.kept is not None:
-            chain.kept = fact.step
-            self._workers[chain.worker].remember(StateRef(fact.node, fact.step))
-        while chain.marks and chain.marks[0] <= fact.step:
-            chain.marks.pop(0)
+            self._workers[orders.chain.worker].remember(StateRef(fact.node, fact.step))
+        while orders.marks and orders.marks[0] <= fact.step:
+            orders.marks.pop(0)
 
     def _answer(
         self,
@@ -322,18 +320,12 @@ class Scheduler:
         if fact.driver != self.driver:
             return
         self._dispatch.started += 1
-        chain = self._running[fact.chain] = RunningChain.of(fact, self._plan.source_of(self._plan.chains[fact.chain]))
-        chain.go_on(self._legs(fact.spans))
+        self._running[fact.chain] = Orders(self._plan.chains[fact.chain])
 
     def _prolong(self, fact: ChainProlonged) -> None:
         self._plan.apply(fact)
         if fact.chain in self._plan.chains:
             self._covers.extend(fact.chain, fact.spans)
-        if fact.chain in self._running:
-            self._running[fact.chain].go_on(self._legs(fact.spans))
-
-    def _legs(self, spans: Iterable[Span]) -> list[Leg]:
-        return [Leg(self._tree.line(self._plan.nodes[span.node]), span.start, span.stop) for span in spans]
 
     def _part(self, fact: DriverLeft) -> None:
         """A driver is gone: its chains are over, and what only it wanted is not."""
@@ -376,10 +368,9 @@ class Scheduler:
 
     def source_of(self, chain: ChainId) -> StateKey | None:
         """The key of the state that one of this driver's chains starts from."""
-        running = self._running.get(chain)
-        if running is None or running.source is None:
-            return None
-        return self._plan.key(self._plan.nodes[running.source.node], running.source.step)
+        orders = self._running.get(chain)
+        source = None if orders is None else self._plan.source_of(orders.chain)
+        return None if source is None else self._plan.key(source.node, source.step)
 
     @property
     def running(self) -> int:
@@ -387,7 +378,7 @@ class Scheduler:
 
     def running_on(self) -> dict[ChainId, WorkerId]:
         """The workers of this driver's chains."""
-        return {chain.id: chain.worker for chain in self._running.values()}
+        return {id: orders.chain.worker for id, orders in self._running.items()}
 
     def outlook(self, now: float) -> Outlook:
         """What is left of what anybody asked for, ``now`` on the executor's clock."""
@@ -403,17 +394,17 @@ class Scheduler:
         self._tree.validate()
         for worker in self._workers.values():
             assert worker.chain is None or worker.chain in self._plan.chains
-        for chain in self._running.values():
-            assert list(chain.marks) == sorted(set(chain.marks))
-            assert all(chain.at <= mark <= chain.legs[-1].stop for mark in chain.marks)
+        for id, orders in self._running.items():
+            chain = orders.chain
+            assert chain is self._plan.chains[id]
+            assert list(orders.marks) == sorted(set(orders.marks))
+            assert all(chain.at <= mark <= chain.spans[-1].stop for mark in orders.marks)
+        for chain in self._plan.chains.values():
             assert chain.kept <= chain.at
-            for a, b in pairwise(chain.legs):
-                assert b.line.node.parent is a.line.node and b.start == a.stop
-        covers: dict[tuple[int, str], int] = {}
+            for a, b in pairwise(chain.spans):
+                assert b.start == a.stop
+                parent = self._plan.nodes[b.node].parent
+                assert parent is not None and parent.id == a.node
         for node in self._plan.nodes:
-            for cover in self._tree.line(node).covers:
-                known = cover.chain in self._running or cover.chain in self._plan.chains
-                assert known, f"node {node.id} is covered by {cover.chain}, which is over"
-                covers.setdefault((node.id, cover.chain), 0)
-                covers[node.id, cover.chain] += 1
-        assert all(count == 1 for count in covers.values())
+            for id in self._tree.line(node).covers:
+                assert id in self._plan.chains, f"node {node.id} is covered by {id}, which is over"

@@ -15,10 +15,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Generator
 
-from hpstage.plan.facts import ChainId
+from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.lines import Cover, Line, Wanted, WorkLeft, steps_left
+from hpstage.scheduler.lines import Line, Wanted, WorkLeft, steps_left
 
 # A change of a node's measured seconds per step below this fraction does not re-sort anything.
 _DRIFT = 0.1
@@ -46,6 +46,9 @@ class StageTree:
             fresh = self._plan.nodes[len(self._lines)]
             self._lines.append(Line(fresh, self._estimate(fresh)))
         return self._lines[node.id]
+
+    def line_of(self, span: Span) -> Line:
+        return self.line(self._plan.nodes[span.node])
 
     # --- changes ------------------------------------------------------------------------------------------
 
@@ -103,32 +106,25 @@ class StageTree:
                 self._need(line, below)
         self._settle(line, step)
 
-    def cover(self, node: Node, chain: ChainId, start: int, stop: int) -> None:
-        """A chain will train ``(start, stop]`` of this line; replaces what the chain covered of it."""
-        line = self.line(node)
-        before = next((cover.start for cover in line.covers if cover.chain == chain), start)
-        self._drop_cover(line, chain)
-        line.covers.append(Cover(chain, start, stop))
-        self._settle(line, stop)
+    def cover(self, chain: ChainId, span: Span) -> None:
+        """A chain will train this span; replaces what it covered of the line."""
+        line = self.line_of(span)
+        before = line.covers.pop(chain, span)
+        line.covers[chain] = span
+        self._settle(line, span.stop)
         # What the chain has passed without stopping there, since word of it came too late, is open again.
-        for step in list(line.wanted.steps.irange(before, start, inclusive=(False, True))):
+        for step in list(line.wanted.steps.irange(before.start, span.start, inclusive=(False, True))):
             self._settle(line, step)
 
-    def uncover(self, node: Node, chain: ChainId) -> bool:
+    def uncover(self, chain: ChainId, line: Line) -> bool:
         """The chain trains nothing more of this line. Did it cover any?"""
-        line = self.line(node)
-        for cover in line.covers:
-            if cover.chain == chain:
-                self._drop_cover(line, chain)
-                self._settle(line, cover.start)
-                for source in list(line.sources.irange(cover.start, cover.stop)):
-                    self._queue_head(line, source)
-                return True
-        return False
-
-    @staticmethod
-    def _drop_cover(line: Line, chain: ChainId) -> None:
-        line.covers = [cover for cover in line.covers if cover.chain != chain]
+        cover = line.covers.pop(chain, None)
+        if cover is None:
+            return False
+        self._settle(line, cover.start)
+        for source in list(line.sources.irange(cover.start, cover.stop)):
+            self._queue_head(line, source)
+        return True
 
     def measured(self, node: Node) -> None:
         """The plan has learnt a node's seconds per step; re-sort if it matters."""
@@ -167,7 +163,7 @@ class StageTree:
     def source_of(self, line: Line, step: int) -> int | None:
         """The source from which ``step`` of the line can be trained now; ``None``: it waits for a chain or parent."""
         source = self._last_source(line, step)
-        for cover in line.covers:
+        for cover in line.covers.values():
             if cover.start < step and (source is None or cover.stop >= source):
                 return None
         if source is None and self._begins(line):
@@ -183,13 +179,6 @@ class StageTree:
         parent = line.node.parent
         return parent is None or line.node.start in self.line(parent).sources
 
-    def cover_of(self, line: Line, step: int) -> Cover | None:
-        """The cover that will pass ``step``, if there is one."""
-        for cover in line.covers:
-            if cover.start < step <= cover.stop:
-                return cover
-        return None
-
     def _settle(self, line: Line, step: int) -> None:
         """Restore neediness and queued heads after a change at ``step`` of the line, and of those above it."""
         while self._settle_one(line, step):
@@ -201,7 +190,9 @@ class StageTree:
         needy = above = False
         if line.wanted:
             first = line.wanted.steps[0]
-            needy = (not line.sources or line.sources[0] > first) and all(c.start >= first for c in line.covers)
+            needy = (not line.sources or line.sources[0] > first) and all(
+                c.start >= first for c in line.covers.values()
+            )
         if needy != line.needy:
             line.needy = needy
             parent = line.node.parent
@@ -326,7 +317,7 @@ class StageTree:
     def limit(self, line: Line, step: int) -> int | None:
         """The first step after ``step`` that is reached from elsewhere: a later source, or beyond a cover's start."""
         later = line.sources.first(step, inclusive=False)
-        for cover in line.covers:
+        for cover in line.covers.values():
             if cover.start >= step and (later is None or cover.start + 1 < later):
                 later = cover.start + 1
         return later
@@ -414,7 +405,7 @@ class StageTree:
                 source = self.source_of(line, step)
                 if source is not None:
                     assert source in line.heads, f"wanted step {step} of node {node.id} has no head"
-                elif self._last_source(line, step) is None and all(c.start >= step for c in line.covers):
+                elif self._last_source(line, step) is None and all(c.start >= step for c in line.covers.values()):
                     assert line.needy and node.parent is not None
                     assert node.id in self.line(node.parent).wanted[node.start].children
             if line.wanted and line.needy and node.parent is not None and not self._begins(line):

@@ -197,11 +197,11 @@ def test_a_stop_at_any_moment_is_heard_within_one_step_and_nothing_is_trained_ag
         while executor.clock() < moment:
             answers += search.driver.wait()
         underway = {flight.chain.id: executor._progress(flight)[0] for flight in executor.under_way()}
-        asked, trained = executor.clock(), sum(stop - start for _, start, stop in executor.trained)
+        asked, trained = executor.clock(), sum(span.stop - span.start for span in executor.trained)
         reported = {flight.chain.id: flight.counted_from for flight in executor.under_way()}
         search.driver.finish()
         search.scheduler.validate()
-        after = sum(stop - start for _, start, stop in executor.trained) - trained
+        after = sum(span.stop - span.start for span in executor.trained) - trained
         assert after <= sum(underway[id] + 1 - reported[id] for id in underway)
         assert executor.clock() <= asked + 3.0 + 0.7
         assert search.plan.totals.steps_wasted == 0
