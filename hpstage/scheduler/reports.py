@@ -57,8 +57,7 @@ class Reports:
         return False
 
     def facts(self, report: Report) -> list[Fact]:
-        if self.is_over(report):
-            return []
+        """What follows from a report that is not of a chain that is over."""
         match report:
             case BoundaryReached():
                 return self._boundary(report)
@@ -79,7 +78,7 @@ class Reports:
     def differs(self, reached: StateReached) -> bool:
         """Was the state kept before, as another than it is now?"""
         state = self._plan.nodes[reached.node].states.get(reached.step)
-        known = None if state is None or reached.chain not in self._running else state.digest
+        known = None if state is None else state.digest
         return known is not None and reached.kept is not None and known != reached.kept.digest
 
     def _boundary(self, report: BoundaryReached) -> list[Fact]:

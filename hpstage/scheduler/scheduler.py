@@ -148,8 +148,8 @@ class Scheduler:
         return self._reports.is_over(report)
 
     def decide(self, report: Report) -> list[Fact]:
-        """What follows from a report. That of a chain or worker that is lost is decided on when all that came before
-        it is folded."""
+        """What follows from a report that is not of a chain that is over. That of a chain or worker that is lost is
+        decided on when all that came before it is folded."""
         return self._reports.facts(report)
 
     def differs(self, reached: StateReached) -> bool:
