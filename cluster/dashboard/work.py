@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.tree import values_text
-from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.facts import WorkerId
 from hpstage.plan.open_chain import OpenChain
 
 
@@ -29,14 +29,14 @@ def work_of(board: Board, pool: str, now: float) -> dict[WorkerId, Work]:
     """
     found = {}
     for view in board.plans.values():
-        for id, chain in view.plan.chains.items():
+        for chain in view.plan.chains.values():
             driver = view.plan.drivers.get(chain.driver)
             if driver is not None and driver.pool == pool:
-                found[chain.worker] = _work(view, id, chain, now)
+                found[chain.worker] = _work(view, chain, now)
     return found
 
 
-def _work(view: PlanView, id: ChainId, chain: OpenChain, now: float) -> Work:
+def _work(view: PlanView, chain: OpenChain, now: float) -> Work:
     ahead = list(chain.ahead())[::-1]
     last = chain.spans[-1]
     whole = sum(span.stop - span.start for span in chain.spans)
@@ -49,7 +49,7 @@ def _work(view: PlanView, id: ChainId, chain: OpenChain, now: float) -> Work:
     passed = 0
     if node.trained or node.parent is not None:
         pace = view.plan.step_seconds(node)
-        passed = int((now - view.chains[id].heard) / pace) if pace > 0 else 0
+        passed = int((now - chain.since) / pace) if pace > 0 else 0
     passed = max(0, min(passed, span.stop - span.start - 1))
     step = span.start + passed
     return Work(

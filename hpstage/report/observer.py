@@ -33,14 +33,13 @@ from hpstage.plan.plan import SearchPlan
 class ChainRecord(msgspec.Struct):
     """A chain on its worker. ``ended``: when it was closed, or its driver was struck off; ``None``: it is running.
 
-    ``heard``: when it began, or last told of a state. ``outcome``: why what it trained after its last boundary was
+    ``outcome``: why what it trained after its last boundary was
     thrown away; ``None``: nothing was.
     """
 
     worker: WorkerId
     driver: DriverId
     began: float
-    heard: float
     ended: float | None = None
     outcome: str | None = None
 
@@ -74,16 +73,13 @@ class Observer:
 
     def _start(self, fact: ChainStarted) -> None:
         self.now = fact.at
-        self.chains[fact.chain] = ChainRecord(fact.worker, fact.driver, fact.at, fact.at)
+        self.chains[fact.chain] = ChainRecord(fact.worker, fact.driver, fact.at)
 
     def _reached(self, fact: StateReached) -> None:
         self.now = fact.at
         node = fact.node
         if fact.step > self.trained.get(node, 0):
             self.trained[node] = fact.step
-        record = self.chains.get(fact.chain)
-        if record is not None:
-            record.heard = fact.at
         if node in self._failures:
             left = {
                 place: failed for place, failed in self._failures[node].items() if not self._is_overcome(failed)
