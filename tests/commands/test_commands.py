@@ -42,9 +42,9 @@ from hpstage.plan.facts import (
 from hpstage.plan.log import open_plan
 from hpstage.report import frames
 from hpstage.store import RedisJournal, SQLiteJournal, Store
+from hpstage.testing.toys import Failing
 from hpstage.text import clean
 from tests.redis_server import RedisServer
-from tests.toys import Failing
 from tests.unit.searches import WORKLOAD, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -26,7 +26,7 @@ import logging, os, signal, sys, warnings
 import optuna, hpstage
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 logging.basicConfig(format="LOG %(message)s")  # holds the standard error of now

@@ -9,8 +9,8 @@ from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, local_cluster
+from hpstage.testing.toys import Counter
 from tests.dask.commands import Command, children, has_ended, until
-from tests.dask.toys import Counter
 
 Open = Callable[..., DaskExecutor]
 Start = Callable[..., Command]

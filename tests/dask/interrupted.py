@@ -21,7 +21,7 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cluster import DaskExecutor
 from hpstage.executor import Executor
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 STEPS = 24
 TRIALS = 8

@@ -20,7 +20,7 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cluster import DaskExecutor
 from hpstage.plan.invariants import validate
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 STEPS = 16
 TRIALS = 12

@@ -22,7 +22,7 @@ from hpstage.executor import Executor
 from hpstage.plan.facts import ChainStarted, DriverJoined, Fact, StateReached
 from hpstage.plan.log import read_facts
 from hpstage.store import Journal, MemoryJournal, SQLiteJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 STEPS = 16
 TRIALS = 12

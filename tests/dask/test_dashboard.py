@@ -27,9 +27,9 @@ from hpstage.cluster.dashboard.tree import Tree, draw
 from hpstage.cluster.dashboard.work import work_of
 from hpstage.errors import HistoryChanged
 from hpstage.store import Cursor, Journal, MemoryJournal
+from hpstage.testing.toys import Failing, Tape
 from tests.dask.commands import Command, free_port, until
 from tests.dask.studies import Running, Steady, search
-from tests.toys import Failing, Tape
 
 PAGES = [f"/individual-hpstage-{name}" for name in PLOTS]
 

@@ -24,8 +24,8 @@ from hpstage import schedule as s
 from hpstage.cli.app import app
 from hpstage.cluster import commands
 from hpstage.errors import UsageError
+from hpstage.testing.toys import alone
 from tests.dask.commands import until
-from tests.toys import alone
 
 yaml = pytest.importorskip("yaml", reason="Dask comes with it")
 jsonschema = pytest.importorskip("jsonschema", reason="pip install jsonschema")
@@ -278,7 +278,7 @@ import json, os, sys, time
 import optuna, hpstage
 from distributed import Client
 from pathlib import Path
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler({"a": [1, 2, 3]}))

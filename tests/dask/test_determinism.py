@@ -21,7 +21,7 @@ from hpstage.algos import (
 )
 from hpstage.cluster import DaskExecutor, local_cluster
 from hpstage.store import MemoryJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -10,7 +10,7 @@ from hpstage.cluster.messages import encode
 from hpstage.errors import ClusterError, InternalError
 from hpstage.plan.facts import ChainId, StateReached, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
-from tests.dask.toys import NODE
+from hpstage.testing.chains import NODE
 
 CHAIN = ChainId("c")
 WORKER = WorkerId("tcp://w")

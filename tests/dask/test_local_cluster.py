@@ -14,8 +14,9 @@ from distributed import Client
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, launch, local_cluster
 from hpstage.errors import ClusterError
+from hpstage.testing.chains import chain, ended, outcome, workers
+from hpstage.testing.toys import Counter
 from tests.dask.processes import ROOT
-from tests.dask.toys import Counter, chain, ended, outcome, workers
 
 
 def test_workers_are_not_profiled(client: Client) -> None:
@@ -48,7 +49,7 @@ Path("imported-by").open("a").write(f"{os.getpid()} {os.getppid()}\\n")
 import optuna
 import hpstage
 from hpstage.cluster import DaskExecutor
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 class Told(Tape):
     def evaluate(self):
@@ -74,7 +75,7 @@ SEARCH = """
 import optuna
 import hpstage
 from hpstage.cluster import DaskExecutor
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -156,7 +157,7 @@ from distributed import Client, WorkerPlugin
 import optuna
 import hpstage
 from hpstage.cluster import DaskExecutor, local_cluster
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 class Beats(WorkerPlugin):
     name = "beats"

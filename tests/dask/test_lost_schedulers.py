@@ -14,10 +14,11 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import ClusterError, UsageError
 from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
+from hpstage.testing.chains import chain, ended, outcome, reached, wait_for, workers
+from hpstage.testing.chains import until as until_reports
+from hpstage.testing.toys import Counter
 from tests.dask.processes import Processes, end, until
 from tests.dask.studies import Running, Steady, trials, undisturbed
-from tests.dask.toys import Counter, chain, ended, outcome, reached, wait_for, workers
-from tests.dask.toys import until as until_reports
 
 Open = Callable[..., DaskExecutor]
 

@@ -21,8 +21,9 @@ from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.executor import Environment
 from hpstage.plan.messages import BoundaryReached, ChainEnded, WorkerJoined, WorkerLeft
+from hpstage.testing.chains import chain, ended, outcome, until, wait_for, workers
+from hpstage.testing.toys import Counter
 from tests.dask.processes import Processes
-from tests.dask.toys import Counter, chain, ended, outcome, until, wait_for, workers
 
 Open = Callable[..., DaskExecutor]
 
@@ -124,7 +125,8 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
 from tests.dask.processes import Processes
-from tests.dask.toys import Counter, chain, workers
+from hpstage.testing.chains import chain, workers
+from hpstage.testing.toys import Counter
 
 executor = DaskExecutor(Client(sys.argv[1]))
 executor.open(Counter(), FolderCheckpoints(sys.argv[2], "w"))
@@ -207,7 +209,7 @@ def test_a_trainable_that_cannot_be_sent_is_refused_by_the_name_of_its_attribute
 def test_a_module_that_the_workers_lack_is_named(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "only_here.py").write_text("from tests.dask.toys import Counter\nclass Mine(Counter): pass\n")
+    (tmp_path / "only_here.py").write_text("from hpstage.testing.toys import Counter\nclass Mine(Counter): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     from only_here import Mine  # type: ignore[import-not-found]
 

@@ -25,9 +25,9 @@ from hpstage.errors import HpstageError, UsageError
 from hpstage.plan.facts import ForkVerified
 from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.store import MemoryJournal, SQLiteJournal
+from hpstage.testing.toys import Tape
 from tests.dask.processes import ROOT, Processes, until
 from tests.redis_server import RedisServer
-from tests.toys import Tape
 
 SCRIPT = """
 import time

@@ -12,9 +12,9 @@ from distributed.security import Security
 
 import hpstage
 from hpstage.algos import FullTraining
+from hpstage.testing.toys import Tape, alone
 from tests.dask.commands import free_port, workers
 from tests.dask.conftest import Start
-from tests.toys import Tape, alone
 
 trustme = pytest.importorskip("trustme", reason="makes the certificates")
 

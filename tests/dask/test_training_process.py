@@ -17,9 +17,10 @@ from hpstage.cluster import DaskExecutor, memory
 from hpstage.errors import UsageError
 from hpstage.plan.facts import WorkerId
 from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
+from hpstage.testing.chains import chain, ended, outcome, reached, until, wait_for, workers
+from hpstage.testing.toys import Counter
 from tests.dask.processes import Processes, is_running
 from tests.dask.processes import until as until_true
-from tests.dask.toys import Counter, chain, ended, outcome, reached, until, wait_for, workers
 from tests.unit.searches import failures_after
 
 Open = Callable[..., DaskExecutor]
@@ -64,7 +65,7 @@ def test_the_workers_own_process_imports_neither_the_users_code_nor_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_own.py").write_text(
-        "import torch\nfrom tests.dask.toys import Counter\nclass Mine(Counter): pass\n"
+        "import torch\nfrom hpstage.testing.toys import Counter\nclass Mine(Counter): pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     from my_own import Mine  # type: ignore[import-not-found]
@@ -97,7 +98,7 @@ def test_a_new_run_trains_what_the_files_say_now(tmp_path: Path, monkeypatch: py
             client.wait_for_workers(1, timeout=300)
             for gain in (1, 100):
                 module.write_text(
-                    "from tests.dask.toys import Counter\n"
+                    "from hpstage.testing.toys import Counter\n"
                     "class Gained(Counter):\n"
                     "    def evaluate(self):\n"
                     f"        return {{'total': {gain} * self.total}}\n"

@@ -18,7 +18,7 @@ from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import describe
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 STEPS = 48
 INTERVAL = 8  # states are kept at least as often

@@ -23,8 +23,8 @@ from hpstage.executor import Executor
 from hpstage.plan.invariants import validate
 from hpstage.schedule import Scalar
 from hpstage.store import Journal, MemoryJournal
+from hpstage.testing.toys import Tape
 from tests.dask.studies import Trials, trials
-from tests.toys import Tape
 
 RUNG, STEPS = 8, 32
 TRIALS = 12

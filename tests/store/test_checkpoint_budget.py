@@ -32,8 +32,8 @@ from hpstage.plan.log import open_existing_plan, read_facts
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import SQLiteJournal
 from hpstage.store.redis import RedisJournal
+from hpstage.testing.toys import Tape
 from tests.redis_server import RedisServer
-from tests.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -15,8 +15,8 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.plan.invariants import validate
 from hpstage.store import RedisJournal
+from hpstage.testing.toys import Tape
 from tests.redis_server import RedisServer
-from tests.toys import Tape
 
 pytestmark = pytest.mark.redis
 

@@ -25,7 +25,7 @@ from hpstage.plan.facts import DriverId, DriverJoined, StateLost
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.store import MemoryJournal, SQLiteJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

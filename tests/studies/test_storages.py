@@ -25,8 +25,8 @@ from hpstage.algos import ASHA, Hyperband, PopulationBasedTraining, SuccessiveHa
 from hpstage.errors import StoreError
 from hpstage.optuna.patience import patient
 from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Failing, Tape, alone
 from tests.redis_server import RedisServer
-from tests.toys import Failing, Tape, alone
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")

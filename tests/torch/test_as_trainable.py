@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hpstage.errors import UsageError
@@ -14,26 +12,8 @@ from hpstage.torch import TorchLoop
 from hpstage.trainable import Trainable
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.trainables import as_trainable
+from tests.torch.test_exactness import Drawing
 from tests.torch.trainables import Small, ordinary_loop
-
-
-class Drawing:
-    """A Trainable of the user's own: a sum of draws from the global generators."""
-
-    def setup(self, hp: Any) -> None:
-        self.total = random.random()
-
-    def train(self, step: int, hp: Any) -> None:
-        self.total += random.random() + np.random.rand()
-
-    def evaluate(self) -> dict[str, float]:
-        return {"total": self.total, "noise": random.random()}
-
-    def state_dict(self) -> float:
-        return self.total
-
-    def load_state_dict(self, state: Any) -> None:
-        self.total = state
 
 
 def test_each_kind_of_trainable_gets_its_engine_and_engines_stay_as_they_are() -> None:
@@ -44,22 +24,6 @@ def test_each_kind_of_trainable_gets_its_engine_and_engines_stay_as_they_are() -
         assert as_trainable(trainable) is trainable
         assert trainable.subject is obj  # type: ignore[attr-defined]
     assert isinstance(as_trainable(functools.partial(lambda run, width: None, width=3)), FunctionTrainable)
-
-
-def test_the_global_generators_are_keyed_for_a_users_own_trainable() -> None:
-    def after(steps: range, state: float | None = None) -> Any:
-        random.random()
-        trainable = as_trainable(Drawing())
-        trainable.setup({"seed": 1})
-        if state is not None:
-            trainable.load_state_dict(state)
-        for step in steps:
-            trainable.train(step, {"seed": 1})
-            trainable.evaluate()
-        return trainable
-
-    half = after(range(3)).state_dict()
-    assert after(range(3, 6), half).evaluate() == after(range(6)).evaluate()
 
 
 def test_optional_methods_are_passed_on() -> None:

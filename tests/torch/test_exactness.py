@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import nn
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.plan.facts import StateKey
+from hpstage.testing import TrainableContract
+from hpstage.testing.toys import Tape
 from hpstage.training.randomness import Purpose, rekey
 from hpstage.training.sample_order import SampleOrder
 from tests.torch.trainables import (
@@ -35,6 +38,75 @@ from tests.torch.trainables import (
     samples,
     sgd,
 )
+
+
+class Noisy(Small):
+    """Draws from all global generators, in training and in evaluation; scales by the present learning rate."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
+        return super().loss(model, batch) * noise
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {
+            "noise": random.random(),
+            "numpy": np.random.rand(),
+            "torch": torch.rand(()).item(),
+            "lr": self.hp["lr"],
+        }
+
+
+class Cached(Small):
+    """A non-persistent buffer that training changes."""
+
+    def model(self, hp: Any) -> nn.Module:
+        model = super().model(hp)
+        model.register_buffer("seen", torch.zeros(()), persistent=False)
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        model.seen += 1
+        return super().loss(model, batch) / model.seen
+
+
+class Drawing:
+    """A Trainable of the user's own: a sum of draws from the global generators."""
+
+    def setup(self, hp: Any) -> None:
+        self.total = random.random()
+
+    def train(self, step: int, hp: Any) -> None:
+        self.total += random.random() + np.random.rand()
+
+    def evaluate(self) -> dict[str, float]:
+        return {"total": self.total, "noise": random.random()}
+
+    def state_dict(self) -> float:
+        return self.total
+
+    def load_state_dict(self, state: Any) -> None:
+        self.total = state
+
+
+EVERY_STYLE: dict[str, Callable[[], object]] = {
+    **CASES,
+    "noise": Noisy,
+    "buffer": Cached,
+    "five methods": Drawing,
+    "tape": Tape,
+}
+
+
+class TestTrainables(TrainableContract):
+    steps, fork = STEPS, FORK
+
+    @pytest.fixture(params=EVERY_STYLE)
+    def make_trainable(self, request: pytest.FixtureRequest) -> Callable[[], object]:
+        return EVERY_STYLE[request.param]
+
+    @pytest.fixture
+    def values_at(self) -> Callable[[int], dict[str, Any]]:
+        return hp_at
 
 
 @pytest.fixture(scope="module")
@@ -116,22 +188,6 @@ def test_evaluating_at_every_step_changes_nothing(name: str, straight: dict[str,
     assert outcome(trainable) == straight[name]
 
 
-class Noisy(Small):
-    """Draws from all global generators, in training and in evaluation; scales by the present learning rate."""
-
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
-        return super().loss(model, batch) * noise
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return {
-            "noise": random.random(),
-            "numpy": np.random.rand(),
-            "torch": torch.rand(()).item(),
-            "lr": self.hp["lr"],
-        }
-
-
 def test_noise_from_all_global_generators_is_a_function_of_seed_and_step() -> None:
     state = clone(advance(fresh(Noisy()), 0, FORK).state_dict())
     assert outcome(forked(Noisy(), state)) == outcome(advance(fresh(Noisy()), 0, STEPS))
@@ -143,19 +199,6 @@ def test_evaluating_a_loaded_state_sees_the_hyper_parameters_it_was_trained_unde
     loaded.load_state_dict(clone(trained.state_dict()))
     assert trained.evaluate() == loaded.evaluate()
     assert trained.evaluate()["lr"] == 0.01
-
-
-class Cached(Small):
-    """A non-persistent buffer that training changes."""
-
-    def model(self, hp: Any) -> nn.Module:
-        model = super().model(hp)
-        model.register_buffer("seen", torch.zeros(()), persistent=False)
-        return model
-
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        model.seen += 1
-        return super().loss(model, batch) / model.seen
 
 
 def test_buffers_that_are_not_persistent_are_kept_too() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpstage.checkpoints.state_tree import clone, digest
+from hpstage.testing import TrainableContract
+from hpstage.testing.trainable import fresh, trained
 from hpstage.training.sample_order import SampleOrder
-from hpstage.training.trainables import as_trainable
 
 pytest.importorskip("sklearn")
 
@@ -56,21 +56,18 @@ def hp_at(step: int) -> dict[str, Any]:
     return {"lr": 0.05 if step < 20 else 0.005, "alpha": 1e-4, "batch_size": 64 if step < 10 else 100, "seed": 1}
 
 
-def advance(trainable: Any, start: int, stop: int) -> Any:
-    for step in range(start, stop):
-        trainable.train(step, hp_at(step))
-    return trainable
+class TestPartialFit(TrainableContract):
+    steps, fork = 40, 15
+
+    @pytest.fixture
+    def make_trainable(self) -> Callable[[], object]:
+        return DigitsClassifier
+
+    @pytest.fixture
+    def values_at(self) -> Callable[[int], dict[str, Any]]:
+        return hp_at
 
 
-def test_partial_fit_is_forked_bit_for_bit() -> None:
-    straight, forked = as_trainable(DigitsClassifier()), as_trainable(DigitsClassifier())
-    straight.setup(hp_at(0))
-    advance(straight, 0, 15)
-    state = clone(straight.state_dict())
-    advance(straight, 15, 40)
-    forked.setup(hp_at(0))
-    forked.load_state_dict(state)
-    advance(forked, 15, 40)
-    assert digest(straight.state_dict()) == digest(forked.state_dict())
-    assert straight.evaluate() == forked.evaluate()
-    assert straight.evaluate()["accuracy"] > 0.85
+def test_it_learns() -> None:
+    trainable = trained(fresh(DigitsClassifier(), hp_at), hp_at, 0, 40)
+    assert trainable.evaluate()["accuracy"] > 0.85

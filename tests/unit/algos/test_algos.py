@@ -1,21 +1,30 @@
-"""Searches by themselves: against the papers' rules written anew, and laws that hold for any values and failures."""
+"""Searches by themselves: under the port's contract, and against the papers' rules written anew."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Setting, Trials
-from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, SuccessiveHalving
+from hpstage.algorithm import Algorithm, Setting
+from hpstage.algos import (
+    ASHA,
+    FullTraining,
+    Hyperband,
+    MedianStopping,
+    OptunaPruner,
+    PopulationBasedTraining,
+    SuccessiveHalving,
+)
 from hpstage.errors import UsageError
+from hpstage.testing import AlgorithmContract
+from hpstage.testing.play import Value, play
 
-Value = Callable[[int, int], float]
 STEPS = 9
 ALGORITHMS: list[Algorithm] = [
     FullTraining(window=3),
@@ -32,93 +41,15 @@ ALGORITHMS: list[Algorithm] = [
     Hyperband(2, 2, "asynchronous", window=4),
     MedianStopping(interval=2, grace=2, min_trials=1, window=3),
     MedianStopping(interval=1, grace=1, min_trials=2, window=1),
+    OptunaPruner(window=1),
+    OptunaPruner(interval=2, grace=3, window=4),
+    PopulationBasedTraining(3),
+    PopulationBasedTraining(2, 0.5, seed=1),
+    *(
+        replace(aware, tree_aware=False)
+        for aware in (SuccessiveHalving(1, 3), ASHA(1, 3, window=2), Hyperband(1, 3), MedianStopping(2, 2, 1, 3))
+    ),
 ]
-SYNCHRONOUS = [algorithm for algorithm in ALGORITHMS if algorithm.synchronous]
-
-
-@dataclass
-class Played:
-    """What happened in one search, in order."""
-
-    asked: list[tuple[int, int]] = field(default_factory=list)
-    told: list[tuple[int, int]] = field(default_factory=list)
-    proposed_after: list[int] = field(default_factory=list)  # per trial: how many results had been told
-    ends: dict[int, str] = field(default_factory=dict)
-
-    def reached(self) -> dict[int, int]:
-        return dict(self.told)
-
-
-def play(
-    algorithm: Algorithm,
-    setting: Setting,
-    value: Value,
-    *,
-    order: Sequence[int] = (),
-    failing: frozenset[tuple[int, int]] = frozenset(),
-    ahead: int = 0,
-    stop_after: int = 10**9,
-    trials: Trials | None = None,
-) -> Played:
-    """Do what a session does, and check the laws of the port on the way.
-
-    ``order``: which of the open targets is told next; the oldest when it is used up. ``failing``: targets that fail.
-    ``ahead``: trials that an interrupted call had proposed. ``stop_after``: results after which the study is stopped.
-    ``trials``: what they have in common; by default nothing.
-    """
-    algorithm.check(setting)
-    search = algorithm.start(setting, Trials() if trials is None else trials)
-    played = Played()
-    waiting: list[tuple[int, int]] = []
-    last: dict[int, int] = {}
-    closed = False
-    turns = iter(order)
-
-    def perform(actions: list[Action]) -> None:
-        for action in actions:
-            index = action.index
-            assert index < len(played.proposed_after) and index not in played.ends
-            assert all(index != other for other, _ in waiting)
-            match action:
-                case Ask(_, step):
-                    assert last.get(index, 0) < step <= setting.steps
-                    last[index] = step
-                    waiting.append((index, step))
-                    played.asked.append((index, step))
-                case Finish(_, state):
-                    assert (index, last[index]) in played.told
-                    assert (state == "complete") == (last[index] == setting.steps)
-                    played.ends[index] = state
-
-    def add() -> None:
-        played.proposed_after.append(len(played.told))
-        perform(search.added(len(played.proposed_after) - 1))
-
-    def more() -> bool:
-        stopped = len(played.told) >= stop_after
-        return not stopped and (setting.n_trials is None or len(played.proposed_after) < setting.n_trials)
-
-    for _ in range(ahead):
-        add()
-    for _ in range(100_000):
-        while more() and search.room() > 0:
-            add()
-        if not more() and not closed:
-            closed = True
-            perform(search.closed())
-        if not waiting:
-            break
-        turn = 0 if algorithm.synchronous else next(turns, 0) % len(waiting)
-        index, step = waiting.pop(turn)
-        if (index, step) in failing:
-            played.ends[index] = "failed"
-            perform(search.failed(index))
-        else:
-            played.told.append((index, step))
-            perform(search.told(index, step, value(index, step)))
-    assert not waiting and not more(), "the search does not come to its end"
-    assert set(played.ends) == set(range(len(played.proposed_after)))
-    return played
 
 
 def setting(n_trials: int | None, *, steps: int = STEPS, maximize: bool = False, adaptive: bool = False) -> Setting:
@@ -140,62 +71,11 @@ def orders() -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 30), max_size=200)
 
 
-# --- laws -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_every_trial_ends_once_whatever_fails_and_in_whatever_order_results_arrive(algorithm, data):
-    n = data.draw(st.integers(1, 30))
-    about = setting(n, maximize=data.draw(st.booleans()), adaptive=data.draw(st.booleans()))
-    stop_after = data.draw(st.sampled_from([0, 1, 5, 20, 10**9]))
-    value, failing = data.draw(tables(n)), data.draw(failures(n))
-    play(algorithm, about, value, order=data.draw(orders()), failing=failing, stop_after=stop_after)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
-def test_a_search_in_which_everything_fails_comes_to_its_end(algorithm):
-    everything = frozenset((index, step) for index in range(40) for step in range(1, STEPS + 1))
-    played = play(algorithm, setting(40), lambda index, step: 0.0, failing=everything)
-    assert set(played.ends.values()) == {"failed"} and len(played.ends) == 40
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
-def test_a_search_in_which_nothing_fails_has_a_complete_trial(algorithm):
-    for n in range(1, 30):
-        played = play(algorithm, setting(n), lambda index, step: float(index * step % 7))
-        assert "complete" in played.ends.values()
-
-
-@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, SuccessiveHalving)], ids=repr)
-def test_without_a_number_of_trials_a_search_goes_on_until_it_is_stopped(algorithm):
-    played = play(algorithm, setting(None), lambda index, step: float(index * step % 7), stop_after=300)
-    assert len(played.told) >= 300
-
-
-@pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
-@given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_a_resumed_synchronous_search_is_told_and_proposes_as_the_one_that_was_not_interrupted(algorithm, data):
-    n = data.draw(st.integers(1, 40))
-    about = setting(n, adaptive=data.draw(st.booleans()))
-    value, failing = data.draw(tables(n)), data.draw(failures(n))
-    expected = play(algorithm, about, value, failing=failing)
-    ahead = data.draw(st.integers(0, n))
-    resumed = play(algorithm, about, value, failing=failing, ahead=ahead)
-    assert (resumed.asked, resumed.told, resumed.ends) == (expected.asked, expected.told, expected.ends)
-    assert resumed.proposed_after[ahead:] == expected.proposed_after[ahead:]
-
-
-@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not a.synchronous], ids=repr)
-@given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_a_resumed_asynchronous_search_comes_to_its_end(algorithm, data):
-    n = data.draw(st.integers(1, 30))
-    ahead = data.draw(st.integers(0, n))
-    value, failing, order = data.draw(tables(n)), data.draw(failures(n)), data.draw(orders())
-    play(algorithm, setting(n), value, order=order, failing=failing, ahead=ahead)
+class TestAlgorithms(AlgorithmContract):
+    @pytest.fixture(params=ALGORITHMS, ids=repr)
+    def algorithm(self, request: pytest.FixtureRequest) -> Algorithm:
+        algorithm: Algorithm = request.param
+        return algorithm
 
 
 # --- ASHA -------------------------------------------------------------------------------------------------

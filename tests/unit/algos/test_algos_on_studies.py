@@ -25,7 +25,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna import StageTreeSampler
 from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
-from tests.toys import Failing, Tape, alone
+from hpstage.testing.toys import Failing, Tape, alone
 from tests.unit.search.test_resume import SEARCHES, Fuse, call, outcome
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -7,8 +7,7 @@ import random
 import subprocess
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +21,7 @@ from hpstage.algorithm import Action, Ask, Finish, Fork, Setting, Trials
 from hpstage.algos import PopulationBasedTraining
 from hpstage.algos.explore import explore
 from hpstage.errors import UsageError
+from hpstage.testing.play import Played, Proposed, Value, play
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -300,96 +300,6 @@ def test_parameters_are_drawn_anew_and_multiplied_independently_and_as_often_as_
 # --- the search ---------------------------------------------------------------------------------------------
 
 
-class Drawn(Trials):
-    """Trials with one parameter each, proposed by the number of the trial."""
-
-    def __init__(self) -> None:
-        self.values: dict[int, Mapping[str, Any]] = {}
-        self.distributions = {"lr": FloatDistribution(1e-6, 1e6, log=True), "batch": IntDistribution(1, 10**6)}
-
-    def params(self, index: int) -> Params:
-        return {name: (value, self.distributions[name]) for name, value in self.values[index].items()}
-
-
-@dataclass
-class Played:
-    """What happened in one search, in order."""
-
-    asked: list[tuple[int, int]] = field(default_factory=list)
-    told: list[tuple[int, int]] = field(default_factory=list)
-    forks: list[tuple[int, Fork]] = field(default_factory=list)
-    ends: dict[int, str] = field(default_factory=dict)
-    params: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-
-
-Value = Callable[[int, int], float]
-
-
-def play(
-    algorithm: PopulationBasedTraining,
-    about: Setting,
-    value: Value,
-    failing: frozenset[tuple[int, int]] = frozenset(),
-    ahead: int = 0,
-    stop_after: int = 10**9,
-) -> Played:
-    """Do what a session does, and check the laws of the port. ``ahead``: trials that an interrupted call proposed.
-
-    ``stop_after``: how many are proposed before the study is stopped.
-    """
-    algorithm.check(about)
-    trials, played = Drawn(), Played()
-    played.params = trials.values
-    search = algorithm.start(about, trials)
-    asked: deque[tuple[int, int]] = deque()
-    reached: dict[int, int] = {}
-    started: dict[int, int] = {}
-
-    def perform(actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Ask(index, step):
-                    assert index in trials.values and index not in played.ends
-                    assert all(index != other for other, _ in asked)
-                    assert max(started[index], reached.get(index, 0)) < step <= about.steps
-                    asked.append((index, step))
-                    played.asked.append((index, step))
-                case Finish(index, state):
-                    assert index not in played.ends and all(index != other for other, _ in asked)
-                    assert (state == "complete") == (reached[index] == about.steps)
-                    played.ends[index] = state
-                case Fork(donor, step, params):
-                    assert donor not in played.ends and reached[donor] == step
-                    index = len(trials.values)
-                    trials.values[index], started[index] = params, step
-                    played.forks.append((index, action))
-                    perform(search.forked(index, action))
-
-    def add() -> None:
-        index = len(trials.values)
-        trials.values[index] = {"lr": 10.0 ** (index % 5 - 2), "batch": 100 + index}
-        started[index] = 0
-        perform(search.added(index))
-
-    for _ in range(ahead):
-        add()
-    while len(trials.values) < stop_after and search.room() > 0:
-        add()
-    perform(search.closed())
-    while asked:
-        index, step = asked.popleft()
-        if (index, step) in failing:
-            played.ends[index] = "failed"
-            perform(search.failed(index))
-        else:
-            reached[index] = step
-            played.told.append((index, step))
-            perform(search.told(index, step, value(index, step)))
-    assert search.room() == 0
-    assert set(played.ends) == set(trials.values)
-    return played
-
-
 def setting(n_trials: int | None = 10, steps: int = 9, maximize: bool = False) -> Setting:
     return Setting(steps=steps, n_trials=n_trials, maximize=maximize, adaptive=False)
 
@@ -455,8 +365,8 @@ def test_each_round_replaces_the_worst_by_forks_of_the_best_as_the_paper_says(da
     algorithm = PopulationBasedTraining(interval, quantile=float(quantile), seed=seed)
     rounds = [step for step in range(1, 9) if step % interval == 0] + [9]
     assert algorithm.rounds(9) == rounds
-    played = play(algorithm, setting(n, maximize=maximize), value, failing)
-    asked, ends = generations_of_the_paper(played, n, Decimal(quantile), rounds, maximize, value, failing)
+    played = play(algorithm, setting(n, maximize=maximize), value, failing=failing)
+    asked, ends = generations_of_the_paper(played, n, Decimal(quantile), rounds, maximize, value, failing=failing)
     assert (played.asked, played.ends) == (asked, ends)
 
 
@@ -490,35 +400,35 @@ def test_forks_keep_the_places_of_those_that_they_replace():
 
 def test_a_member_that_failed_is_replaced_before_one_that_did_not():
     failing = frozenset({(1, 3)})
-    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing)
+    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing=failing)
     assert played.ends == {1: "failed", 5: "pruned"} | dict.fromkeys((0, 2, 3, 4, 6), "complete")
     assert [(index, fork.donor, fork.step) for index, fork in played.forks] == [(5, 0, 3), (6, 0, 6)]
 
 
 def test_more_may_fail_than_a_quantile_has():
     failing = frozenset({(1, 3), (2, 3), (4, 3)})
-    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing)
+    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing=failing)
     assert [(fork.donor, fork.step) for _, fork in played.forks] == [(0, 3), (0, 3), (0, 3), (0, 6)]
     assert sum(end == "complete" for end in played.ends.values()) == 5
 
 
 def test_when_all_have_failed_the_search_is_over():
     everything = frozenset((index, 6) for index in range(20))
-    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, everything)
+    played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing=everything)
     assert [step for _, step in played.asked] == [3] * 5 + [6] * 5
     assert Counter(played.ends.values()) == {"failed": 5, "pruned": 1}
 
 
-@pytest.mark.parametrize("stop_after", [0, 1, 2, 7])
-def test_a_study_that_is_stopped_early_trains_the_population_that_is_there(stop_after):
-    played = play(PopulationBasedTraining(3), setting(10), lambda index, step: index, stop_after=stop_after)
-    assert sum(end == "complete" for end in played.ends.values()) == stop_after
-    assert len(played.forks) == {0: 0, 1: 0, 2: 2, 7: 4}[stop_after]
+@pytest.mark.parametrize("most", [0, 1, 2, 7])
+def test_a_study_that_is_stopped_early_trains_the_population_that_is_there(most):
+    played = play(PopulationBasedTraining(3), setting(10), lambda index, step: index, most=most)
+    assert sum(end == "complete" for end in played.ends.values()) == most
+    assert len(played.forks) == {0: 0, 1: 0, 2: 2, 7: 4}[most]
 
 
 def test_a_round_waits_for_the_whole_population_to_be_proposed():
     """The port does not say that all are proposed before the first is told."""
-    trials = Drawn()
+    trials = Proposed()
     search = PopulationBasedTraining(3).start(setting(3), trials)
     for index in range(2):
         trials.values[index] = {}
@@ -528,27 +438,13 @@ def test_a_round_waits_for_the_whole_population_to_be_proposed():
     assert search.told(2, 3, 2.0) == [Ask(0, 6), Ask(1, 6), Finish(2, "pruned"), Fork(0, 3, {})]
 
 
-@given(n=st.integers(2, 20), seed=st.integers(0, 9), ahead=st.integers(0, 20))
-@settings(max_examples=40, deadline=None)
-def test_a_search_that_is_told_again_makes_the_same_forks(n, seed, ahead):
-    algorithm = PopulationBasedTraining(2, seed=seed)
-    first = play(algorithm, setting(n), values(seed))
-    again = play(algorithm, setting(n), values(seed), ahead=min(ahead, n))
-    assert (again.asked, again.forks, again.ends, again.params) == (
-        first.asked,
-        first.forks,
-        first.ends,
-        first.params,
-    )
-
-
 def test_what_is_drawn_hangs_on_the_seed_the_round_and_the_place_alone():
     def forks(seed: int, last: float, failing: frozenset[tuple[int, int]] = frozenset()) -> list[Fork]:
         played = play(
             PopulationBasedTraining(4, 0.5, seed=seed),
             setting(10, steps=8),
             lambda index, step: last if index == 9 else index,
-            failing,
+            failing=failing,
         )
         return [fork for _, fork in played.forks]
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hpstage.algorithm import Algorithm, Ask, Finish, Trials
 from hpstage.algos import ASHA, Hyperband, MedianStopping, SuccessiveHalving
-from tests.unit.algos.test_algos import STEPS, Value, failures, mean, orders, play, setting, tables
+from hpstage.testing.play import Value, play
+from tests.unit.algos.test_algos import STEPS, failures, mean, orders, setting, tables
 
 Target = tuple[int, int]
 
@@ -97,47 +98,6 @@ def trees(draw: st.DrawFn, most: int = 40, steps: int = STEPS, shares: Sequence[
 
 
 # --- laws -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
-@given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_every_trial_ends_once_whatever_is_shared_and_whatever_fails(algorithm, data):
-    tree = data.draw(trees())
-    n = len(tree)
-    # A worker that is lost too often fails one of several trials of a state.
-    failing = tree.failing() | data.draw(failures(n))
-    ahead, stop_after = data.draw(st.integers(0, n)), data.draw(st.sampled_from([0, 5, 20, 10**9]))
-    play(
-        algorithm,
-        setting(n, maximize=data.draw(st.booleans()), adaptive=data.draw(st.booleans())),
-        tree.value,
-        order=data.draw(orders()),
-        failing=failing,
-        ahead=ahead,
-        stop_after=stop_after,
-        trials=tree.trials,
-    )
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
-@given(tree=trees(shares=[0.0]), order=orders())
-@settings(max_examples=25, deadline=None)
-def test_a_search_in_which_nothing_fails_has_a_complete_trial(algorithm, tree, order):
-    played = play(algorithm, setting(len(tree)), tree.value, order=order, trials=tree.trials)
-    assert "complete" in played.ends.values()
-
-
-@pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
-@given(tree=trees(), adaptive=st.booleans(), data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_a_resumed_synchronous_search_is_told_as_the_one_that_was_not_interrupted(algorithm, tree, adaptive, data):
-    about = setting(len(tree), adaptive=adaptive)
-    expected = play(algorithm, about, tree.value, failing=tree.failing(), trials=tree.trials)
-    ahead = data.draw(st.integers(0, len(tree)))
-    resumed = play(algorithm, about, tree.value, failing=tree.failing(), ahead=ahead, trials=tree.trials)
-    assert (resumed.asked, resumed.told, resumed.ends) == (expected.asked, expected.told, expected.ends)
-    assert resumed.proposed_after[ahead:] == expected.proposed_after[ahead:]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)

@@ -17,7 +17,7 @@ from hpstage.errors import HistoryChanged
 from hpstage.plan.facts import DriverLeft
 from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 STEPS = 16
 

@@ -27,7 +27,7 @@ from hpstage.optuna import StageTreeSampler
 from hpstage.optuna.companions import Companions, Wish
 from hpstage.optuna.influence import begins, parting
 from hpstage.optuna.sampler_state import SamplerState
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 from tests.unit.searches import schedules
 
 STEPS = 100

@@ -23,7 +23,7 @@ from hpstage.progress.render import render
 from hpstage.scheduler.remaining import Outlook
 from hpstage.search import optimize as front_door
 from hpstage.store import MemoryJournal
-from tests.toys import Failing
+from hpstage.testing.toys import Failing
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

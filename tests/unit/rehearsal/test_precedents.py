@@ -15,7 +15,7 @@ from hpstage.plan.log import open_existing_plan
 from hpstage.plan.messages import BoundaryReached
 from hpstage.rehearsal.stand_in_metrics import Precedent
 from hpstage.store import MemoryJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 from tests.unit.rehearsal.test_preflight import STEPS, quiet_optuna, random, space  # noqa: F401  quiet_optuna is a fixture
 
 SYNCHRONOUS = [SuccessiveHalving(15, 4, tree_aware=False), SuccessiveHalving(15, 2), MedianStopping(interval=20)]

@@ -21,7 +21,7 @@ from hpstage.rehearsal.costs import Timing, by_values, costs_of_plan, measured
 from hpstage.rehearsal.preflight import most_needed, values_met
 from hpstage.schedule.space import describe
 from hpstage.store import MemoryJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 from tests.unit.searches import histories, trial
 
 STEPS = 120
@@ -330,7 +330,7 @@ def test_the_most_checkpoints_that_are_needed_at_one_time():
 
 SCRIPT = """
 from hpstage import schedule as s
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 def space(trial):
     drop = trial.suggest_categorical("drop", [10, 20])

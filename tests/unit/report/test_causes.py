@@ -20,7 +20,7 @@ from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import Causes, causes_of
 from hpstage.store.memory import MemoryJournal
-from tests.toys import Failing
+from hpstage.testing.toys import Failing
 from tests.unit.searches import Search, searches, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -47,7 +47,7 @@ from hpstage.report.views.savings import steps
 from hpstage.report.views.stage_tree import MOST_ROWS
 from hpstage.report.views.timeline import MOST_BARS, bars
 from hpstage.store.memory import MemoryJournal
-from tests.toys import Failing
+from hpstage.testing.toys import Failing
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -23,7 +23,7 @@ from hpstage.plan.log import open_plan
 from hpstage.plan.messages import Chain, ChainEnded
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
 TRIALS = [trial(i, {"a": s.piecewise({0: 1, 4: 1 + i})}, 12) for i in range(4)]

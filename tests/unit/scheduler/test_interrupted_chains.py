@@ -15,7 +15,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.log import open_plan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 from tests.unit.searches import WORKLOAD, Search, trial
 
 

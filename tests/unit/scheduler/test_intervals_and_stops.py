@@ -28,7 +28,7 @@ from hpstage.plan.messages import BoundaryReached, Report
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store import MemoryJournal
-from tests.toys import Tape, alone
+from hpstage.testing.toys import Tape, alone
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
 

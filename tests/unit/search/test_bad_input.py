@@ -23,7 +23,7 @@ from hpstage.checkpoints import CheckpointStore, FolderCheckpoints
 from hpstage.errors import CheckpointError, CheckpointFull, StateError, StoreError, TrainingError, UsageError
 from hpstage.plan.facts import Kept, StateKey
 from hpstage.store import MemoryJournal, SQLiteJournal
-from tests.toys import Tape, alone
+from hpstage.testing.toys import Tape, alone
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -16,7 +16,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, PopulationBasedTraining, SuccessiveHalving
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
 

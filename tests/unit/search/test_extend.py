@@ -18,7 +18,7 @@ from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, Populat
 from hpstage.errors import UsageError
 from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
-from tests.toys import Tape, alone
+from hpstage.testing.toys import Tape, alone
 from tests.unit.search.test_resume import Fuse, Fused
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

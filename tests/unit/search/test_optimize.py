@@ -16,7 +16,7 @@ from hpstage import schedule as s
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, OptunaPruner, SuccessiveHalving
 from hpstage.errors import ScheduleError, StoreError, TrainingError, UsageError
 from hpstage.store import MemoryJournal
-from tests.toys import Failing, Tape, alone
+from hpstage.testing.toys import Failing, Tape, alone
 from tests.unit.searches import schedules
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -213,8 +213,8 @@ def test_another_workload_is_refused_and_named():
 
 def test_what_was_edited_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    source = "from tests.toys import Tape\nclass Edited(Tape):\n    version = None\n    def evaluate(self):\n        "
-    helper = "return {'score': gain(), 'hash': 0.0}\ndef gain():\n    return "
+    source = "from hpstage.testing.toys import Tape\nclass Edited(Tape):\n    version = None\n    def evaluate(self):\n"
+    helper = "        return {'score': gain(), 'hash': 0.0}\ndef gain():\n    return "
     (tmp_path / "edited_helper.py").write_text(f"{source}{helper}1.0\n")
     import edited_helper  # type: ignore[import-not-found]
 

@@ -43,7 +43,7 @@ from hpstage.report.sums import savings_of
 from hpstage.report.views.merge_rate import merge_rate_view
 from hpstage.report.views.timeline import timeline_view
 from hpstage.store.memory import MemoryJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 from tests.unit.reports import Page, search
 from tests.unit.searches import WORKLOAD, trial
 

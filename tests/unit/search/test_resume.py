@@ -19,7 +19,7 @@ from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.invariants import validate
 from hpstage.store import MemoryJournal
-from tests.toys import Tape
+from hpstage.testing.toys import Tape
 from tests.unit.searches import Search, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

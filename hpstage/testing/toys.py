@@ -1,10 +1,16 @@
-"""Small exact trainables, with an oracle that trains a trial alone in a plain loop."""
+"""Small exact trainables, with an oracle that trains a trial alone in a plain loop.
+
+Code of hpstage's is not part of a workload's identity: what derives from one that states a ``version`` states its own.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from hpstage.schedule import Scalar, Schedule
 
@@ -70,3 +76,46 @@ class Failing(Tape):
         if self.bad:
             raise ValueError("evaluation fails under a=5")
         return super().evaluate()
+
+
+class Counter:
+    """Adds up ``x``. A text in its place raises: ``"boom"`` in training, or says where: ``"boom in setup"``, ``"boom in
+    evaluate"``; under ``"nan"`` the sum is none.
+
+    With a gate, step ``held`` and those after it wait until the file ``gate`` is there.
+    """
+
+    def __init__(self, gate: Path | None = None, held: int = 0) -> None:
+        self.gate = str(gate) if gate else None
+        self.held = held
+        self.x: Scalar = None
+        self.total = 0.0
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        self.x, self.total = hp["x"], 0.0
+        if self.x == "boom in setup":
+            raise ArithmeticError("boom in setup")
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        if self.gate is not None and step >= self.held:
+            Path(self.gate + ".reached").touch()
+            while not os.path.exists(self.gate):
+                os.sched_yield()
+        if hp["x"] == "boom":
+            raise ArithmeticError(f"boom at step {step}")
+        if hp["x"] == "nan":
+            self.total = math.nan
+        elif isinstance(hp["x"], int | float):
+            self.total += hp["x"]
+
+    def evaluate(self) -> dict[str, float]:
+        if self.x == "boom in evaluate":
+            raise ArithmeticError("boom in evaluate")
+        return {"total": self.total, "pid": float(os.getpid())}
+
+    def state_dict(self) -> dict[str, float]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: object) -> None:
+        assert isinstance(state, dict)
+        self.total = state["total"]

@@ -1,50 +1,19 @@
-"""What the tests of the Dask executor train, the chains that they hand it, and how they wait."""
+"""Chains for the tests of executors, and how to wait for their reports."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from hpstage.cluster import DaskExecutor
+from hpstage.executor import Executor
 from hpstage.plan.facts import ChainId, NodeId, StateKey, StateReached, WorkerId
 from hpstage.plan.keys import History
 from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainEnded, Report, Stage, WorkerJoined
 from hpstage.schedule import Constant, Scalar
 
 NODE = NodeId(1)
-
-
-class Counter:
-    """Trains by counting. With a gate, step ``held`` and those after it wait until the file ``gate`` is there."""
-
-    def __init__(self, gate: Path | None = None, held: int = 0) -> None:
-        self.gate = str(gate) if gate else None
-        self.held = held
-        self.total = 0.0
-
-    def setup(self, hp: Mapping[str, Scalar]) -> None:
-        self.total = 0.0
-
-    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        if self.gate is not None and step >= self.held:
-            Path(self.gate + ".reached").touch()
-            while not os.path.exists(self.gate):
-                os.sched_yield()
-        if hp["x"] == "boom":
-            raise ArithmeticError(f"boom at step {step}")
-        self.total += float(hp["x"] or 0)
-
-    def evaluate(self) -> dict[str, float]:
-        return {"total": self.total, "pid": float(os.getpid())}
-
-    def state_dict(self) -> dict[str, float]:
-        return {"total": self.total}
-
-    def load_state_dict(self, state: object) -> None:
-        assert isinstance(state, dict)
-        self.total = state["total"]
 
 
 def key(step: int) -> StateKey:
@@ -77,7 +46,7 @@ def chain(name: str, stop: int, *boundaries: int, start: int = 0, x: Scalar = 1.
     )
 
 
-def until(executor: DaskExecutor, enough: Callable[[list[Report]], bool], seconds: float = 120.0) -> list[Report]:
+def until(executor: Executor, enough: Callable[[list[Report]], bool], seconds: float = 120.0) -> list[Report]:
     """Reports up to and with those that are enough."""
     reports: list[Report] = []
     deadline = time.monotonic() + seconds
@@ -87,12 +56,13 @@ def until(executor: DaskExecutor, enough: Callable[[list[Report]], bool], second
     return reports
 
 
-def workers(executor: DaskExecutor, count: int = 2) -> list[WorkerId]:
+def workers(executor: Executor, count: int = 2) -> list[WorkerId]:
+    """So many workers, as they join."""
     joined = until(executor, lambda seen: sum(isinstance(report, WorkerJoined) for report in seen) == count)
     return [report.worker for report in joined if isinstance(report, WorkerJoined)]
 
 
-def ended(executor: DaskExecutor, *names: str) -> list[Report]:
+def ended(executor: Executor, *names: str) -> list[Report]:
     """Reports until all these chains have ended."""
 
     def enough(seen: list[Report]) -> bool:

@@ -1,0 +1,175 @@
+"""AlgorithmContract: what every implementation of the Algorithm port must do."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+
+from hpstage.algorithm import Algorithm, Setting
+from hpstage.errors import UsageError
+from hpstage.testing.play import Played, Proposed, Target, play
+
+_SEEDS = range(40)
+
+
+class _Trials(Proposed):
+    """Whether a pruner would give a trial up is drawn: for each state and step the same."""
+
+    def __init__(self, lines: list[str] | None, salt: str, pruned_share: float) -> None:
+        super().__init__(lines)
+        self.salt = salt
+        self._pruned_share = pruned_share
+
+    def of_state(self, what: str, index: int, step: int) -> random.Random:
+        return random.Random(f"{what} {self.salt} {self.prefix(index, step)} {step}")
+
+    def should_prune(self, index: int, step: int) -> bool:
+        return self.of_state("pruner", index, step).random() < self._pruned_share
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """A search in which all that an algorithm does not decide is drawn from a seed."""
+
+    seed: str
+    setting: Setting
+    lines: list[str] | None  # what trials are trained on, a letter for each step
+    failing_share: float
+    values: tuple[float, ...]
+    order: tuple[int, ...]
+    pruned_share: float = 0.3
+    ahead: int = 0
+    stop_after: int = 10**9
+
+    def play(self, algorithm: Algorithm, *, sign: int = 1) -> Played:
+        trials = _Trials(self.lines, self.seed, self.pruned_share)
+        return play(
+            algorithm,
+            self.setting,
+            lambda index, step: sign * trials.of_state("value", index, step).choice(self.values),
+            order=self.order,
+            failing=_Failing(trials, self.failing_share),
+            ahead=self.ahead,
+            stop_after=self.stop_after,
+            trials=trials,
+        )
+
+
+class _Failing(Container[Target]):
+    """Of states, as where the user's code fails, and of single trials, as where a worker is lost too often."""
+
+    def __init__(self, trials: _Trials, share: float) -> None:
+        self._trials = trials
+        self._share = share
+
+    def __contains__(self, target: object) -> bool:
+        assert isinstance(target, tuple)
+        index, step = target
+        alone = random.Random(f"alone {self._trials.salt} {index} {step}").random() < self._share / 4
+        return alone or self._trials.of_state("failure", index, step).random() < self._share
+
+
+class AlgorithmContract:
+    """Subclass it, name the subclass ``Test...`` and override the fixture ``algorithm``.
+
+    ``class TestMyAlgorithm(AlgorithmContract): ...``. Searches are of 1 to 30 trials of ``steps`` steps; settings that
+    the algorithm refuses are left out.
+    """
+
+    steps: ClassVar[int] = 9
+
+    @pytest.fixture
+    def algorithm(self) -> Algorithm:
+        """The algorithm; it must accept 30 trials of ``steps`` steps."""
+        raise NotImplementedError("override the fixture algorithm")
+
+    def test_every_trial_ends_once_whatever_fails_and_in_whatever_order_results_arrive(
+        self, algorithm: Algorithm
+    ) -> None:
+        for scene in self._scenes(algorithm):
+            draw = random.Random(f"interrupted {scene.seed}")
+            n = scene.setting.n_trials or 0
+            replace(scene, ahead=draw.randint(0, n), stop_after=draw.choice([0, 1, 5, 20, 10**9])).play(algorithm)
+
+    def test_a_search_in_which_everything_fails_comes_to_its_end(self, algorithm: Algorithm) -> None:
+        for scene in self._scenes(algorithm):
+            assert set(replace(scene, failing_share=1.0).play(algorithm).ends.values()) == {"failed"}
+
+    def test_a_search_in_which_nothing_fails_has_a_complete_trial(self, algorithm: Algorithm) -> None:
+        for scene in self._scenes(algorithm):
+            smooth = replace(scene, failing_share=0.0, pruned_share=0.0)
+            assert "complete" in smooth.play(algorithm).ends.values()
+
+    def test_without_a_number_of_trials_a_search_goes_on_until_it_is_stopped_or_is_refused(
+        self, algorithm: Algorithm
+    ) -> None:
+        endless = Setting(steps=self.steps, n_trials=None, maximize=False, adaptive=False)
+        try:
+            algorithm.check(endless)
+        except UsageError:
+            return
+        assert len(play(algorithm, endless, lambda index, step: float(index * step % 7), stop_after=300).told) >= 300
+
+    def test_decisions_are_a_function_of_what_was_told(self, algorithm: Algorithm) -> None:
+        """Neither the generators that others use, nor other searches of the same description, play a part."""
+        for scene in self._scenes(algorithm):
+            first = scene.play(algorithm)
+            random.random()
+            assert scene.play(copy.deepcopy(algorithm)) == first == scene.play(algorithm)
+
+    def test_an_interrupted_search_that_is_told_again_decides_and_proposes_the_same(self, algorithm: Algorithm) -> None:
+        """What an interrupted call had proposed is there before anything is told. Of an asynchronous search the order
+        in which results arrived is gone: it comes to its end."""
+        for scene in self._scenes(algorithm):
+            expected = scene.play(algorithm)
+            ahead = random.Random(f"ahead {scene.seed}").randint(0, scene.setting.n_trials or 0)
+            again = replace(scene, ahead=ahead).play(algorithm)
+            if algorithm.synchronous:
+                assert (again.asked, again.told, again.forks, again.ends) == (
+                    expected.asked,
+                    expected.told,
+                    expected.forks,
+                    expected.ends,
+                )
+                assert again.proposed_after[ahead:] == expected.proposed_after[ahead:]
+
+    def test_to_maximize_is_to_minimize_what_is_left_below_zero(self, algorithm: Algorithm) -> None:
+        for scene in self._scenes(algorithm):
+            other = replace(scene, setting=replace(scene.setting, maximize=not scene.setting.maximize))
+            assert scene.play(algorithm) == other.play(algorithm, sign=-1)
+
+    def test_its_repr_tells_it_from_others_and_stays_as_it_is(self, algorithm: Algorithm) -> None:
+        before = repr(algorithm)
+        assert type(algorithm).__name__ in before
+        assert " at 0x" not in before
+        next(self._scenes(algorithm)).play(algorithm)
+        assert repr(algorithm) == before == repr(copy.deepcopy(algorithm))
+
+    def _scenes(self, algorithm: Algorithm) -> Iterator[_Scene]:
+        """Random searches, the first of 30 trials."""
+        for seed in _SEEDS:
+            draw = random.Random(seed)
+            n = 30 if seed == 0 else draw.randint(1, 30)
+            setting = Setting(steps=self.steps, n_trials=n, maximize=draw.random() < 0.5, adaptive=draw.random() < 0.5)
+            try:
+                algorithm.check(setting)
+            except UsageError:
+                assert seed, f"{algorithm} refuses 30 trials of {self.steps} steps"
+                continue
+            # Few values, so that they tie often, and trials with common beginnings.
+            values = (-2.0, -1.0, 0.0, 1.0, 2.0)
+            lines = ["".join(draw.choice("aab") * 2 for _ in range(self.steps)) for _ in range(n)]
+            yield _Scene(
+                seed=str(seed),
+                setting=setting,
+                lines=lines if draw.random() < 0.5 else None,
+                failing_share=draw.choice([0.0, 0.2, 0.5, 0.8]),
+                values=(*values, math.inf, -math.inf) if draw.random() < 0.3 else values,
+                order=tuple(draw.randrange(31) for _ in range(200)),
+            )

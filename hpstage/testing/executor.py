@@ -1,0 +1,379 @@
+"""ExecutorContract: what every implementation of the Executor port must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from msgspec.structs import replace
+
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.errors import InternalError, UsageError
+from hpstage.executor import Executor
+from hpstage.plan.facts import ChainId, StateRef, WorkerId, to_numbers
+from hpstage.plan.messages import Amendment, BoundaryMissed, BoundaryReached, ChainEnded, Report
+from hpstage.testing.chains import (
+    NODE,
+    boundary,
+    chain,
+    ended,
+    key,
+    outcome,
+    reached,
+    seen,
+    stage,
+    until,
+    wait_for,
+    workers,
+)
+from hpstage.testing.toys import Counter
+
+Open = Callable[..., Executor]
+ENDLESS = 10**9
+"""Steps of a chain that does not come to its end."""
+
+
+class ExecutorContract:
+    """Subclass it, name the subclass ``Test...`` and override the fixture ``make_executor``.
+
+    ``class TestMyExecutor(ExecutorContract): ...``. Workers must reach the files of the tests.
+    """
+
+    n_workers: ClassVar[int] = 1
+    """How many workers there are from the beginning."""
+    trains: ClassVar[bool] = True
+    """Whether a trainable is really trained, and states really kept."""
+    within_wait: ClassVar[bool] = False
+    """Whether chains train in the caller's thread, while it waits, and stand still in between."""
+
+    @pytest.fixture
+    def make_executor(self) -> Callable[[], Executor]:
+        """A function that makes an executor, not yet opened; the suite closes it."""
+        raise NotImplementedError("override the fixture make_executor")
+
+    def settle(self, executor: Executor) -> None:
+        """Return when the orders that were given have reached the workers; by default they have at once."""
+
+    def first(self, executor: Executor) -> WorkerId:
+        """The first worker, when all have joined."""
+        return workers(executor, self.n_workers)[0]
+
+    @pytest.fixture
+    def open_executor(self, make_executor: Callable[[], Executor], tmp_path: Path) -> Iterator[Open]:
+        with ExitStack() as closing:
+
+            def open_executor(trainable: object = None) -> Executor:
+                executor = make_executor()
+                closing.callback(executor.close)
+                executor.open(
+                    Counter() if trainable is None else trainable, FolderCheckpoints(tmp_path / "states", "w")
+                )
+                return executor
+
+            yield open_executor
+
+    @pytest.fixture
+    def executor(self, open_executor: Open) -> Executor:
+        return open_executor()
+
+    @pytest.fixture
+    def held_at_5(self, open_executor: Open, tmp_path: Path) -> Callable[[int], Executor]:
+        """A function that starts the chain ``"c"`` of so many steps, and returns when it stands at step 5, reported.
+
+        It goes on when the file ``gate`` is there.
+        """
+
+        def start(steps: int) -> Executor:
+            gate = tmp_path / "gate"
+            if self.within_wait:
+                gate.touch()
+            executor = open_executor(Counter(gate, held=5))
+            executor.start(self.first(executor), chain("c", steps, 5))
+            until(executor, lambda reports: bool(reached(reports, "c")))
+            if not self.within_wait:
+                wait_for(tmp_path / "gate.reached")
+            return executor
+
+        return start
+
+    # --- opening and closing ------------------------------------------------------------------------------
+
+    def test_opening_tells_what_the_workers_are_and_the_pool_they_are_of(
+        self, make_executor: Callable[[], Executor], tmp_path: Path
+    ) -> None:
+        """The place of the checkpoints may come later: it may depend on what is told."""
+        executor = make_executor()
+        try:
+            described = executor.open(Counter(), None).described
+            assert described and all(isinstance(text, str) for pair in described.items() for text in pair)
+            assert executor.pool == executor.pool != ""
+            executor.use(FolderCheckpoints(tmp_path / "states", "w"))
+            executor.start(self.first(executor), chain("c", 3))
+            assert outcome(ended(executor, "c"), "c").outcome == "done"
+        finally:
+            executor.close()
+
+    def test_what_cannot_be_trained_is_refused_before_anything_is(self, open_executor: Open) -> None:
+        if not self.trains:
+            pytest.skip("nothing is trained here")
+        with pytest.raises(UsageError):
+            open_executor(3)
+
+    def test_every_worker_joins_once(self, executor: Executor) -> None:
+        assert len(set(workers(executor, self.n_workers))) == self.n_workers
+        assert executor.wait(0.0) == []
+
+    def test_trying_out_evaluates_untrained_and_leaves_no_trace(self, executor: Executor) -> None:
+        metrics = executor.try_out({"x": 1.0})
+        assert metrics is None or metrics["total"] == 0.0
+        executor.start(self.first(executor), chain("c", 3))
+        [last] = reached(ended(executor, "c"), "c")
+        assert last.source == "fresh"
+        self._check_total(last.metrics, 3.0)
+
+    def test_closing_is_idempotent_before_opening_with_chains_that_run_and_afterwards(
+        self, make_executor: Callable[[], Executor], executor: Executor
+    ) -> None:
+        unopened = make_executor()
+        unopened.close()
+        unopened.close()
+        executor.start(self.first(executor), chain("c", ENDLESS))
+        executor.close()
+        executor.close()
+
+    def test_waking_lets_wait_return_though_there_is_nothing_to_report(self, executor: Executor) -> None:
+        executor.wake()
+        worker = self.first(executor)
+        if self.within_wait and self.trains:
+            executor.start(worker, chain("c", ENDLESS))
+            executor.wake()
+            assert executor.wait(None) == []
+
+    # --- a chain's reports --------------------------------------------------------------------------------
+
+    def test_a_chain_reports_its_boundaries_in_order_and_ends_once(self, executor: Executor) -> None:
+        worker, before = self.first(executor), executor.clock()
+        executor.start(worker, chain("c", 30, 10, 20))
+        reports = ended(executor, "c")
+        passed = reached(reports, "c")
+        assert [(r.start, r.step, r.node, r.worker) for r in passed] == [
+            (0, 10, NODE, worker),
+            (10, 20, NODE, worker),
+            (20, 30, NODE, worker),
+        ]
+        for r in passed:
+            assert r.kept is not None and r.kept.key == key(r.step)
+            self._check_total(r.metrics, r.step)
+        end = outcome(reports, "c")
+        assert (end.outcome, end.worker, end.node, end.step, end.wasted_steps) == ("done", worker, NODE, 30, 0)
+        assert isinstance(reports[-1], ChainEnded)
+        times = [before, *(r.at for r in passed), end.at, executor.clock()]
+        assert times == sorted(times)
+        assert executor.wait(0.0) == []
+
+    def test_only_what_a_boundary_asks_for_is_done_there(self, executor: Executor) -> None:
+        bare = replace(boundary(5), evaluate=False, keep=False)
+        executor.start(self.first(executor), replace(chain("c", 10), boundaries=(bare, replace(bare, step=10))))
+        assert [(r.step, r.metrics, r.kept) for r in reached(ended(executor, "c"), "c")] == [
+            (5, None, None),
+            (10, None, None),
+        ]
+
+    def test_chains_side_by_side_report_each_in_order(self, executor: Executor) -> None:
+        everyone = workers(executor, self.n_workers)
+        names = [f"c{number}" for number in range(len(everyone))]
+        for worker, name in zip(everyone, names, strict=True):
+            executor.start(worker, chain(name, 50, *range(10, 50, 10)))
+        reports = ended(executor, *names)
+        for worker, name in zip(everyone, names, strict=True):
+            assert [(r.step, r.worker) for r in reached(reports, name)] == [
+                (step, worker) for step in range(10, 51, 10)
+            ]
+            assert [report for report in reports if _chain_of(report) == name][-1] == outcome(reports, name)
+
+    def test_a_chain_goes_on_from_a_kept_state_wherever_that_was_trained(self, executor: Executor) -> None:
+        everyone = workers(executor, self.n_workers)
+        executor.start(everyone[0], chain("a", 10))
+        ended(executor, "a")
+        for name, worker, sources in (("b", everyone[0], {"continued"}), ("c", everyone[-1], {"live", "disk"})):
+            executor.start(worker, chain(name, 20, start=10))
+            [last] = reached(ended(executor, name), name)
+            assert last.start == 10
+            assert last.source in sources
+            self._check_total(last.metrics, 20.0)
+
+    def test_a_kept_state_is_evaluated_without_training(self, executor: Executor) -> None:
+        worker = self.first(executor)
+        executor.start(worker, chain("a", 10))
+        ended(executor, "a")
+        again = replace(boundary(10), keep=False)
+        executor.start(worker, replace(chain("b", 20, start=10), boundaries=(again, boundary(20))))
+        passed = reached(ended(executor, "b"), "b")
+        assert [(r.start, r.step) for r in passed] == [(10, 10), (10, 20)]
+        self._check_total(passed[0].metrics, 10.0)
+
+    def test_a_source_that_is_not_kept_ends_its_chain_as_unreadable_and_leaves_the_worker(
+        self, executor: Executor
+    ) -> None:
+        worker = self.first(executor)
+        executor.start(worker, chain("lost", 20, start=10))
+        reports = ended(executor, "lost")
+        assert outcome(reports, "lost").outcome == "unreadable"
+        assert reached(reports, "lost") == []
+        self._check_works(executor, worker)
+
+    def test_a_second_chain_on_a_busy_worker_is_refused(self, executor: Executor) -> None:
+        worker = self.first(executor)
+        executor.start(worker, chain("a", ENDLESS))
+        with pytest.raises(InternalError, match="idle"):
+            executor.start(worker, chain("b", 5))
+        executor.stop(ChainId("a"))
+        assert outcome(ended(executor, "a"), "a").outcome == "stopped"
+
+    # --- orders to a chain that runs ----------------------------------------------------------------------
+
+    def test_a_running_chain_takes_amendments_in_the_order_in_which_they_were_given(
+        self, held_at_5: Callable[[int], Executor], tmp_path: Path
+    ) -> None:
+        executor = held_at_5(10)
+        for start in range(10, 100, 10):
+            executor.amend(Amendment(ChainId("c"), (stage(start, start + 10),), (boundary(start + 10),)))
+        executor.amend(Amendment(ChainId("c"), (), (boundary(3),)))
+        self.settle(executor)
+        (tmp_path / "gate").touch()
+        reports = ended(executor, "c")
+        assert [r.step for r in reached(reports, "c")] == list(range(10, 101, 10))
+        assert [(r.node, r.step) for r in reports if isinstance(r, BoundaryMissed)] == [(NODE, 3)]
+        assert outcome(reports, "c").outcome == "done"
+
+    def test_the_end_of_a_running_chain_is_moved(self, held_at_5: Callable[[int], Executor], tmp_path: Path) -> None:
+        executor = held_at_5(ENDLESS)
+        executor.amend(Amendment(ChainId("c"), (), (boundary(20),), end=StateRef(NODE, 20)))
+        self.settle(executor)
+        (tmp_path / "gate").touch()
+        reports = ended(executor, "c")
+        assert [r.step for r in reached(reports, "c")] == [20]
+        assert (outcome(reports, "c").outcome, outcome(reports, "c").step) == ("done", 20)
+
+    def test_a_running_chain_stops_at_its_next_step_and_says_what_was_wasted(self, executor: Executor) -> None:
+        worker = self.first(executor)
+        executor.start(worker, chain("c", ENDLESS, 10))
+        reports = until(executor, lambda heard: bool(reached(heard, "c")))
+        executor.stop(ChainId("c"))
+        end = outcome(reports + ended(executor, "c"), "c")
+        assert end.outcome == "stopped"
+        assert end.step is not None
+        assert end.wasted_steps == end.step - 10
+        self._check_works(executor, worker)
+
+    def test_a_running_chain_keeps_states_by_itself_and_the_one_at_which_it_is_stopped(
+        self, executor: Executor
+    ) -> None:
+        """Its steps may be faster than any message; it names its states itself."""
+        worker = self.first(executor)
+        executor.start(worker, replace(chain("c", ENDLESS), keep_every=50))
+        reports = until(executor, lambda heard: len(reached(heard, "c")) >= 3)
+        executor.stop(ChainId("c"), keep=True)
+        reports += ended(executor, "c")
+        end, passed = outcome(reports, "c"), reached(reports, "c")
+        assert end.step is not None
+        assert [r.step for r in passed] == sorted({*range(50, end.step + 1, 50), end.step})
+        assert [r.kept.key for r in passed if r.kept is not None] == [seen().key(r.step) for r in passed]
+        assert end.wasted_steps == 0
+        executor.start(worker, replace(chain("d", end.step + 10, start=end.step), source=seen().key(end.step)))
+        [last] = reached(ended(executor, "d"), "d")
+        assert last.source == "continued"
+        self._check_total(last.metrics, end.step + 10)
+
+    def test_an_order_that_overtakes_its_chain_is_carried_out(self, executor: Executor) -> None:
+        worker = self.first(executor)
+        for number in range(5):
+            executor.start(worker, chain(f"c{number}", ENDLESS))
+            executor.stop(ChainId(f"c{number}"))
+            assert outcome(ended(executor, f"c{number}"), f"c{number}").outcome == "stopped"
+
+    def test_orders_to_a_chain_that_is_over_or_never_was_are_passed_over(self, executor: Executor) -> None:
+        worker = self.first(executor)
+        executor.start(worker, chain("over", 3))
+        ended(executor, "over")
+        for name in ("over", "unknown"):
+            executor.amend(Amendment(ChainId(name), (stage(3, 9),), (boundary(9),)))
+            executor.stop(ChainId(name))
+        executor.start(worker, chain("c", 6))
+        reports = ended(executor, "c")
+        assert [r.step for r in reached(reports, "c")] == [6]
+        assert outcome(reports, "c").outcome == "done"
+        assert {_chain_of(report) for report in reports} == {"c"}
+
+    # --- the user's code fails ----------------------------------------------------------------------------
+
+    def test_an_error_in_training_ends_its_chain_with_the_traceback_after_what_was_reached(
+        self, executor: Executor
+    ) -> None:
+        self._need_training()
+        worker = self.first(executor)
+        stages = (stage(0, 5), stage(5, 10, "boom"))
+        executor.start(worker, replace(chain("bad", 10, 5), stages=stages))
+        reports = ended(executor, "bad")
+        end = outcome(reports, "bad")
+        assert [r.step for r in reached(reports, "bad")] == [5]
+        assert (end.outcome, end.node, end.step, end.wasted_steps) == ("failed", NODE, 5, 0)
+        assert end.failure is not None
+        assert end.failure.summary == "ArithmeticError: boom at step 5"
+        assert "builtins.ArithmeticError" in end.failure.kinds
+        assert "toys.py" in end.failure.traceback
+        self._check_works(executor, worker)
+
+    def test_an_error_in_setup_ends_its_chain(self, executor: Executor) -> None:
+        self._need_training()
+        worker = self.first(executor)
+        executor.start(worker, chain("bad", 5, x="boom in setup"))
+        reports = ended(executor, "bad")
+        end = outcome(reports, "bad")
+        assert end.outcome == "failed"
+        assert end.failure is not None and end.failure.summary == "ArithmeticError: boom in setup"
+        assert reached(reports, "bad") == []
+        self._check_works(executor, worker)
+
+    def test_an_error_in_evaluate_is_reported_where_it_came_and_training_goes_on(self, executor: Executor) -> None:
+        self._need_training()
+        executor.start(self.first(executor), chain("c", 10, 5, x="boom in evaluate"))
+        reports = ended(executor, "c")
+        failures = [r.failure for r in reports if isinstance(r, BoundaryReached)]
+        assert [failure.summary for failure in failures if failure] == ["ArithmeticError: boom in evaluate"] * 2
+        assert [(r.step, r.metrics, r.kept is None) for r in reached(reports, "c")] == [
+            (5, None, False),
+            (10, None, False),
+        ]
+        assert outcome(reports, "c").outcome == "done"
+
+    def test_a_metric_that_is_no_number_is_told_as_such(self, executor: Executor) -> None:
+        self._need_training()
+        executor.start(self.first(executor), chain("c", 3, x="nan"))
+        [last] = reached(ended(executor, "c"), "c")
+        assert last.metrics is not None and last.metrics["total"] == "nan"
+
+    # --- what the tests share -----------------------------------------------------------------------------
+
+    def _need_training(self) -> None:
+        if not self.trains:
+            pytest.skip("nothing is trained here")
+
+    def _check_total(self, metrics: dict[str, float | str] | None, total: float) -> None:
+        assert metrics is not None
+        if self.trains:
+            assert to_numbers(metrics)["total"] == total
+
+    def _check_works(self, executor: Executor, worker: WorkerId) -> None:
+        executor.start(worker, chain("good", 5))
+        reports = ended(executor, "good")
+        assert outcome(reports, "good").outcome == "done"
+        assert {_chain_of(report) for report in reports} == {"good"}
+        assert executor.wait(0.0) == []
+
+
+def _chain_of(report: Report) -> ChainId | None:
+    return report.reached.chain if isinstance(report, BoundaryReached) else getattr(report, "chain", None)

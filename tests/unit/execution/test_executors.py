@@ -1,0 +1,30 @@
+"""Executors of this process under the port's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hpstage.execution.inline import InlineExecutor
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.executor import Executor
+from hpstage.testing import ExecutorContract
+
+
+class TestInlineExecutor(ExecutorContract):
+    within_wait = True
+
+    @pytest.fixture
+    def make_executor(self) -> Callable[[], Executor]:
+        return InlineExecutor
+
+
+class TestSimulatedExecutor(ExecutorContract):
+    n_workers = 2
+    trains = False
+    within_wait = True
+
+    @pytest.fixture
+    def make_executor(self) -> Callable[[], Executor]:
+        return lambda: SimulatedExecutor(self.n_workers)
