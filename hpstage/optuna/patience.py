@@ -17,6 +17,7 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from hpstage.errors import StoreError
 from hpstage.store.redaction import redacted, shown_cause
@@ -173,36 +174,36 @@ class PatientStorage(BaseStorage):
         return self._again(attempt)
 
     def _again(self, work: Callable[[], T]) -> T:
-        began = None
-        pause, longest = _PAUSES
-        while True:
-            try:
-                done = work()
-            except Exception as error:
-                if not _may_pass(error):
-                    raise
-                now = time.monotonic()
-                began = now if began is None else began
-                if now == began:
-                    logger.warning(
-                        "The storage of the study does not answer (%s: %s); waiting for it. Training goes on.",
-                        type(error).__name__,
-                        redacted(str(error), *self._urls),
-                    )
-                if now - began > _REFUSALS * self._patience and self._answers():
-                    raise  # it is there, and refuses this
-                if now - began > self._patience:
-                    raise StoreError(
-                        f"the study's storage has been away for {now - began:.0f} s ({type(error).__name__}: "
-                        f"{redacted(str(error), *self._urls)}); all that was trained is kept: bring it back and run "
-                        f"the same command again"
-                    ) from shown_cause(error, *self._urls)
-                time.sleep(pause)
-                pause = min(longest, 2 * pause)
-            else:
-                if began is not None:
-                    logger.warning("The storage of the study is back after %.1f s.", time.monotonic() - began)
-                return done
+        try:
+            return work()
+        except Exception as error:
+            if not _may_pass(error):
+                raise
+            logger.warning(
+                "The storage of the study does not answer (%s); waiting for it. Training goes on.", self._shown(error)
+            )
+        began = time.monotonic()
+        refused, away = stop_after_delay(_REFUSALS * self._patience), stop_after_delay(self._patience)
+        retrying = Retrying(
+            retry=retry_if_exception(_may_pass),
+            wait=wait_exponential(multiplier=_PAUSES[0], max=_PAUSES[1]),
+            stop=lambda state: (refused(state) and self._answers()) or away(state),
+            reraise=True,
+        )
+        try:
+            done = retrying(work)
+        except Exception as error:
+            if not _may_pass(error) or self._answers():
+                raise  # it is there, and refuses this
+            raise StoreError(
+                f"the study's storage has been away for {time.monotonic() - began:.0f} s ({self._shown(error)}); all "
+                f"that was trained is kept: bring it back and run the same command again"
+            ) from shown_cause(error, *self._urls)
+        logger.warning("The storage of the study is back after %.1f s.", time.monotonic() - began)
+        return done
+
+    def _shown(self, error: Exception) -> str:
+        return f"{type(error).__name__}: {redacted(str(error), *self._urls)}"
 
     def _answers(self) -> bool:
         """Does the storage answer a question that every storage can answer?"""
@@ -213,7 +214,7 @@ class PatientStorage(BaseStorage):
         return True
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_pass(error: BaseException) -> bool:
     """May the same call succeed later?
 
     Raises:
