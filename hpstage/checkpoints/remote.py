@@ -184,6 +184,7 @@ class Remote:
 
     def attempt(self, action: Callable[[], T]) -> T:
         """The result of ``action``, tried again a few times if it may pass then. Raises ``OSError``."""
+        # Not tenacity: the error that it keeps holds its own frames, and with them the state that is being saved.
         for pause in _PAUSES:
             try:
                 with _as_oserror():

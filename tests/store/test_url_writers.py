@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from hpstage.checkpoints import UrlCheckpoints, url
 from hpstage.checkpoints import format as files
@@ -167,3 +170,16 @@ def test_a_server_without_conditional_writes_still_keeps_the_first_checkpoint(
     with pytest.raises(FileExistsError):
         store._place(KEY).write_new(files.MANIFEST, b"other")
     assert len(names(store)) == 3
+
+
+def test_a_state_that_was_saved_is_freed_with_its_last_reference(store: UrlCheckpoints) -> None:
+    """Of 10 GB, not when the garbage is collected: no error that is kept may hold the frames of ``save``."""
+    state = torch.zeros(3)
+    last = weakref.ref(state)
+    gc.disable()
+    try:
+        store.save(KEY, {"w": state}, step=1, parent=None)
+        del state
+        assert last() is None
+    finally:
+        gc.enable()
