@@ -6,6 +6,7 @@ import math
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,15 +25,8 @@ StepSeconds = Callable[[Mapping[str, Scalar]], float]
 # Steps that are timed under each set of values, after one that is not; and the seconds after which they are enough.
 _STEPS = 5
 _SECONDS = 2.0
-# Pulls the effect of values that were measured little towards none; in shares of the average measurement.
-_RIDGE = 0.1
-# A hyper-parameter counts if it brings the error down to this share of what it was without it; one of more values than
-# these is taken for a continuous one, and does not.
+# A hyper-parameter counts if it brings the error down to this share of what it was without it.
 _GAIN = 0.8
-_LEVELS = 32
-# Parts into which timings are split to see what counts, and how many are looked at for that.
-_FOLDS = 10
-_TELLING = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +50,7 @@ class Timing:
 
 
 def costs_of_plan(plan: SearchPlan) -> Costs:
-    """Costs as they were when the plan was trained: means, and for steps the effects of the values.
+    """Costs as they were when the plan was trained: means, and for steps the median and the effects of the values.
 
     Raises:
         UsageError: nothing was trained on the plan.
@@ -134,66 +128,43 @@ def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Co
 
 
 def by_values(timings: Sequence[Timing]) -> StepSeconds:
-    """Seconds per step as a product of one effect per value (a batch of 256 takes 0.6 of the mean, ...).
+    """Seconds per step: the median, times one effect per value (a batch of 256 takes 0.6 of it, ...).
 
-    Fitted to the logarithms by ridge regression, weighted by steps. A value that was not measured has no effect, nor
-    has a hyper-parameter by which timings that are left out of the fit are told no better: what else went on on the
-    machine is not to be taken for an effect of the learning rate. The measured sum is kept.
+    An effect is the median ratio of a value's timings to what was told without it: the few that were taken while
+    something else went on on the machine do not move it. A value that was not measured has none, nor has a
+    hyper-parameter that tells the timings little better than chance would.
     """
-    found: dict[str, set[Scalar]] = {}
-    for timing in timings:
-        for name, value in timing.values.items():
-            found.setdefault(name, set()).add(value)
-    candidates = [name for name, values in found.items() if 1 < len(values) <= _LEVELS]
-    # The longest tell the most, and choosing by some thousands is choosing by all.
-    telling = sorted(timings, key=lambda timing: -timing.steps)[:_TELLING]
-    names: list[str] = []
-    error = _error(telling, names)
-    while candidates:
-        errors = {name: _error(telling, [*names, name]) for name in candidates}
-        best = min(candidates, key=lambda name: errors[name])
-        if not errors[best] < _GAIN * error:
-            break
-        error = errors[best]
-        candidates.remove(best)
-        names.append(best)
-    fitted = _fit(timings, names)
-    scale = sum(timing.seconds for timing in timings) / sum(
-        timing.steps * math.exp(fitted(timing.values)) for timing in timings
-    )
-    return lambda values: scale * math.exp(fitted(values))
+    median = statistics.median(timing.seconds / timing.steps for timing in timings)
+    left = [math.log(timing.seconds / timing.steps / median) for timing in timings]
+    effects: dict[str, dict[Scalar | None, float]] = {}
+    # Of few values first: a rate that each trial draws anew would be told all that its batch size does.
+    names = {name for timing in timings for name in timing.values}
+    candidates = sorted(names, key=lambda name: (len({timing.values.get(name) for timing in timings}), name))
+    while True:
+        for name in candidates:
+            values = [timing.values.get(name) for timing in timings]
+            effect = _medians(values, left)
+            rest = [one - effect[value] for one, value in zip(left, values, strict=True)]
+            if _error(timings, rest, len(effect)) < _GAIN * _error(timings, left, 0):
+                break
+        else:
+            return lambda values: median * math.exp(sum(of.get(values.get(name), 0.0) for name, of in effects.items()))
+        candidates.remove(name)
+        effects[name], left = effect, rest
 
 
-def _fit(timings: Sequence[Timing], names: Sequence[str]) -> StepSeconds:
-    """The logarithm of seconds per step, by the values of ``names`` alone."""
-    import numpy as np
-
-    columns: dict[tuple[str, Scalar | None], int] = {}
-    rows = [[(name, timing.values.get(name)) for name in names] for timing in timings]
-    for row in rows:
-        for item in row:
-            columns.setdefault(item, len(columns))
-    weights = np.array([timing.steps for timing in timings], dtype=float)
-    logs = np.log([timing.seconds / timing.steps for timing in timings])
-    mean = float(weights @ logs / weights.sum())
-    design = np.zeros((len(timings), len(columns)))
-    for number, row in enumerate(rows):
-        design[number, [columns[item] for item in row]] = 1.0
-    penalty = _RIDGE * weights.mean() * np.eye(len(columns))
-    solved = np.linalg.solve(design.T * weights @ design + penalty, design.T * weights @ (logs - mean))
-    effects = {item: float(solved[column]) for item, column in columns.items()}
-    return lambda values: mean + sum(effects.get((name, values.get(name)), 0.0) for name in names)
+def _medians(values: Sequence[Scalar | None], left: Sequence[float]) -> dict[Scalar | None, float]:
+    groups: dict[Scalar | None, list[float]] = defaultdict(list)
+    for value, one in zip(values, left, strict=True):
+        groups[value].append(one)
+    return {value: statistics.median(group) for value, group in groups.items()}
 
 
-def _error(timings: Sequence[Timing], names: Sequence[str]) -> float:
-    """How badly timings are told by the others, by the values of ``names``: weighted squares of logarithms."""
-    total = 0.0
-    folds = min(_FOLDS, len(timings))
-    for fold in range(folds):
-        rest = [timing for number, timing in enumerate(timings) if number % folds != fold]
-        if not rest:
-            return math.inf
-        fitted = _fit(rest, names)
-        for timing in timings[fold::folds]:
-            total += timing.steps * (math.log(timing.seconds / timing.steps) - fitted(timing.values)) ** 2
-    return total
+def _error(timings: Sequence[Timing], left: Sequence[float], effects: int) -> float:
+    """Absolute deviations, weighted by steps, per degree of freedom: to fit each timing with one effect is no gain.
+
+    Beyond a factor of e all count the same, so that the few that are far off do not drown the others.
+    """
+    free = len(timings) - effects
+    total = sum(timing.steps * min(abs(one), 1.0) for timing, one in zip(timings, left, strict=True))
+    return total / free if free else math.inf
