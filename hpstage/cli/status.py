@@ -148,7 +148,7 @@ def status_of(account: Account, journal: Journal) -> Status:
             chains.append(
                 ChainStatus(id, chain.worker, chain.driver, account.chains[id].began, node, step, last.node, last.stop)
             )
-    used, total = math.fsum(account.plan.payments.used.values()), math.fsum(book.alone.values())
+    used, alone = sum(study.seconds_used for study in studies), sum(study.seconds_alone for study in studies)
     return Status(
         plan=PlanStatus(
             workload=plan.workload,
@@ -160,9 +160,9 @@ def status_of(account: Account, journal: Journal) -> Status:
             steps_trained=plan.totals.steps_trained,
             steps_wasted=plan.totals.steps_wasted,
             merge_rate=plan.merge_rate,
-            seconds_alone=total,
+            seconds_alone=alone,
             seconds_used=used,
-            seconds_saved=total - used,
+            seconds_saved=alone - used,
             failures=len(account.failures()),
             differences=len(plan.differences),
             checkpoints=len(plan.kept),

@@ -70,6 +70,7 @@ class SearchPlan:
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
         self.tallies: dict[str, Tally] = {}  # of the studies
+        self._tally_of: dict[TrialId, Tally] = {}
         self.payments = Payments()
         self.failures: list[StageFailed] = []
         # Steps in which training raised, as long as a driver is on the plan: all that are there at one time agree that
@@ -119,7 +120,9 @@ class SearchPlan:
     def _waste(self, fact: ChainLost) -> Waste:
         waste = self.payments.waste(fact)
         self.totals.waste(fact)
-        self.tally_of(waste.trial).totals.waste(fact)
+        totals = self.tally_of(waste.trial).totals
+        totals.waste(fact)
+        totals.paid_seconds += waste.seconds
         if fact.blames:
             self.losses.setdefault(StateRef(fact.node, fact.step), []).append(fact)
         return waste
@@ -161,12 +164,15 @@ class SearchPlan:
         charge = self.payments.charge(fact, next(iter(state.waiting), None))
         if self.losses:
             self.losses.pop(StateRef(node.id, fact.start), None)
-        for tally in self.tallies.values():
-            tally.repace(node, fact, self.step_seconds)
+        if node.trained:
+            for tally in self.tallies.values():
+                tally.repace(node, fact)
         node.trained += fact.step - fact.start
         node.seconds += fact.train_seconds
         self.totals.reach(fact)
-        self.tally_of(charge.trial).totals.reach(fact)
+        totals = self.tally_of(charge.trial).totals
+        totals.reach(fact)
+        totals.paid_seconds += charge.seconds
         if fact.metrics is not None:
             numbers = to_numbers(fact.metrics)
             state.metrics = numbers if state.metrics is None else state.metrics | numbers
@@ -365,8 +371,11 @@ class SearchPlan:
         return tally
 
     def tally_of(self, trial: TrialId) -> Tally:
-        """That of the study that has the trial."""
-        return self.tally(self.study_of(trial))
+        """That of the study that has the trial, which was proposed before anything was asked of it."""
+        tally = self._tally_of.get(trial)
+        if tally is None:
+            tally = self._tally_of[trial] = self.tally(self.study_of(trial))
+        return tally
 
     def merged(self, trials: Iterable[PlannedTrial]) -> Merged:
         """What these trials ask for, each alone and all together. O(their segments)."""

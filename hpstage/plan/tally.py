@@ -15,6 +15,8 @@ class StudyTotals(Totals):
     """Sums over a study's trials. Steps are distinct among its own; what was trained is what its trials paid for
     (:mod:`hpstage.plan.payments`)."""
 
+    paid_seconds: float = 0.0
+    """Of workers, by all trials; rounded, so that the studies of a plan add up exactly."""
     answers: int = 0
     """Targets that have a result."""
     alone_train_seconds: float = 0.0
@@ -62,9 +64,9 @@ class Tally:
                 self._answered[node.id] = self._answered.get(node.id, 0) + steps
                 self.totals.alone_train_seconds += steps * pace(node)
 
-    def repace(self, node: Node, fact: StateReached, pace: Callable[[Node], float]) -> None:
-        """What is about to be reached tells more of a node's seconds per step."""
+    def repace(self, node: Node, fact: StateReached) -> None:
+        """What is about to be folded tells more of a node's seconds per step; it was trained before."""
         steps = self._answered.get(node.id)
-        trained = node.trained + fact.step - fact.start
-        if steps and trained:
-            self.totals.alone_train_seconds += steps * ((node.seconds + fact.train_seconds) / trained - pace(node))
+        if steps:
+            after = (node.seconds + fact.train_seconds) / (node.trained + fact.step - fact.start)
+            self.totals.alone_train_seconds += steps * (after - node.seconds / node.trained)

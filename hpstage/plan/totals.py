@@ -44,13 +44,15 @@ class Totals:
         self.steps_trained += fact.step - fact.start
         self.train_seconds += fact.train_seconds
         self.load_seconds += fact.load_seconds
-        self.evaluate_seconds += fact.evaluate_seconds
-        self.save_seconds += fact.save_seconds
         if fact.source is not None:
             self.sources[fact.source] = self.sources.get(fact.source, 0) + 1
             self.loads += fact.source in ("live", "disk")
-        self.evaluations += fact.metrics is not None
-        self.saves += fact.kept is not None
+        if fact.metrics is not None:
+            self.evaluations += 1
+        self.evaluate_seconds += fact.evaluate_seconds
+        if fact.kept is not None:
+            self.saves += 1
+        self.save_seconds += fact.save_seconds
 
     def waste(self, fact: ChainLost) -> None:
         self.steps_wasted += fact.steps

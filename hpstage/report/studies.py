@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from hpstage.plan.facts import TrialId, to_metric
+from hpstage.plan.payments import rounded
 from hpstage.plan.searches import SearchRecord
 from hpstage.report.account import Account
 from hpstage.report.book import Book
@@ -67,8 +68,7 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
         "RUNNING" if account.is_open(id) else "OPEN" for id, ended in zip(ids, ends, strict=True) if not ended
     )
     totals = plan.tally(study).totals
-    seconds = math.fsum(book.alone[id] for id in ids)
-    used = math.fsum(account.plan.payments.used.get(id, 0.0) for id in ids)
+    alone, used = rounded(totals.alone_seconds(plan.totals)), totals.paid_seconds
     over = record is None or record.ended
     return StudyRow(
         study=study,
@@ -80,9 +80,9 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
         steps_asked=totals.steps_asked,
         steps_unique=totals.steps_unique,
         merge_rate=totals.merge_rate,
-        seconds_alone=seconds,
+        seconds_alone=alone,
         seconds_used=used,
-        seconds_saved=seconds - used,
+        seconds_saved=alone - used,
     )
 
 
