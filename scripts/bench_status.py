@@ -7,8 +7,7 @@ trained. Each figure is of a process of its own, from its start to its end.
 
 status_s, tree_s, report_s  wall seconds of ``hpstage status --json``, ``hpstage tree`` and ``hpstage report``
 status_cpu_s, ...          their seconds of processor time, which other processes disturb less
-status_mib, ...            their largest resident memory; of a report that of its largest process
-report_all_mib             what all processes of a report hold together at most, shared pages once; of another run
+status_mib, ...            their largest resident memory
 report_page_mib            the page that was written
 stages, trials, records    what the journal holds
 """
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 
@@ -76,24 +75,6 @@ def run(folder: Path, *words: str) -> tuple[float, float, float, bytes]:
     return time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, written
 
 
-def together(folder: Path, *words: str) -> float:
-    """MiB that a command and its children hold at most (proportional set size, looked up every 20 ms)."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hpstage", words[0], str(folder), *words[1:]], stdout=subprocess.DEVNULL
-    )
-    most = 0
-    while process.poll() is None:
-        held = 0
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        with suppress(OSError):  # it ends while it is looked at
-            for id in (str(process.pid), *children.read_text().split()):
-                lines = Path(f"/proc/{id}/smaps_rollup").read_text().splitlines()
-                held += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        most = max(most, held)
-        time.sleep(0.02)
-    return most / 1024
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -111,7 +92,6 @@ def main() -> int:
         status_s, status_cpu_s, status_mib, written = run(folder, "status", "--json")
         tree_s, tree_cpu_s, tree_mib, _ = run(folder, "tree")
         report_s, report_cpu_s, report_mib, _ = run(folder, "report", str(folder / "report"))
-        all_mib = together(folder, "report", str(folder / "report"))
         page_bytes = (folder / "report" / "index.html").stat().st_size
     plan = json.loads(written)["plan"]
     figures = {
@@ -127,7 +107,6 @@ def main() -> int:
         "report_s": report_s,
         "report_cpu_s": report_cpu_s,
         "report_mib": report_mib,
-        "report_all_mib": all_mib,
         "report_page_mib": page_bytes / 2**20,
     }
     for figure, value in figures.items():

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpstage.cli.terminal import echo
-from hpstage.report.account import keep, uncollected
+from hpstage.report.account import keep
 from hpstage.report.book import open_book
 from hpstage.text import clean
 
@@ -33,18 +33,8 @@ def report(
     hpstage report STORE reports/digits --study digits --tables
     hpstage report "redis://head:6379?prefix=NAME"
     """
-    from hpstage.report.drawing import Drawer, DrawerBeside  # brings multiprocessing
-
-    with DrawerBeside() if _can_fork() else Drawer() as drawer, uncollected():
-        book = open_book(store, study)
-        from hpstage.report.writing import write_book
-
-        first = write_book(folder, book, drawer, tables=tables)
+    book = open_book(store, study)
     keep(book)
-    echo(clean(first))
+    from hpstage.report.writing import write_book  # brings matplotlib
 
-
-def _can_fork() -> bool:
-    """Not where processes cannot be forked, or where this one has threads already."""
-    threads = Path("/proc/self/task")
-    return threads.is_dir() and len(list(threads.iterdir())) == 1
+    echo(clean(write_book(folder, book, tables=tables)))

@@ -1,6 +1,6 @@
 """What was searched: tables and data frames of a plan, and its report (a page, its pictures). From the journal alone.
 
-What needs matplotlib is loaded when a report is written: who only reads a store has no use for it.
+What needs matplotlib or jinja2 is loaded when a report is written: who only reads a store has no use for it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ def write_report(
         UsageError: the plan has no such study, or nothing can be written in the folder.
         StoreError: there is no plan, or it cannot be read.
     """
-    from hpstage.report.drawing import Drawer
     from hpstage.report.writing import write_book
 
-    return write_book(Path(folder), open_book(source, study), Drawer(), tables=tables)
+    return write_book(Path(folder), open_book(source, study), tables=tables)

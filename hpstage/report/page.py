@@ -13,7 +13,7 @@ from hpstage.driver.differences import explain
 from hpstage.plan.facts import ForkVerified, StageFailed, StateDiffers, TrialId
 from hpstage.plan.savings import Savings
 from hpstage.report.book import Book
-from hpstage.report.gallery import Picture
+from hpstage.report.pictures import Picture
 from hpstage.report.pauses import Pauses
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.report.sums import failures_of

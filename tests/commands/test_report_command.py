@@ -55,16 +55,6 @@ def test_the_report_is_that_of_the_store_and_its_place_is_printed(
     assert len(read(page.with_name("trials.csv"))) == 11
 
 
-def test_a_report_that_is_made_by_several_processes_is_the_same(store: Path, tmp_path: Path) -> None:
-    page = write_report(tmp_path / "one process", store)
-    words = [sys.executable, "-W", "error", "-m", "hpstage", "report", str(store), str(tmp_path / "forks"), "--tables"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
-    for path in page.parent.iterdir():
-        other = tmp_path / "forks" / path.name
-        assert path.read_bytes() == other.read_bytes(), path.name
-
-
 def test_a_report_is_without_tables_unless_they_are_asked_for(store: Path, tmp_path: Path) -> None:
     told("report", store, tmp_path / "page")
     page = write_report(tmp_path / "library", store, tables=False)

@@ -1,25 +1,29 @@
-"""The picture of the merge rate as the search went on: steps asked, distinct, and trained."""
+"""The merge rate as the search went on: steps asked, distinct, and trained."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
+from hpstage.plan.facts import NodeId, TrialId
+from hpstage.report.book import Book
 from hpstage.report.pictures import style
-from hpstage.report.views.merge_rate import MergeRateView
 
+_POINTS = 1000  # of a curve: more cannot be told apart
 _HEIGHT = 3.4
 _STEEP = 8.0  # a merge rate that was ever so many times what it came to is drawn on a logarithmic axis
 
 
 @style.in_our_style
-def draw(view: MergeRateView) -> Figure:
-    """See :func:`hpstage.report.draw_merge_rate`."""
-    drawn = view.moments
-    if not drawn:
+def draw_merge_rate(book: Book) -> Figure:
+    """Above the merge rate (steps asked / distinct steps), below the steps, against time."""
+    drawn = _thinned(moments(book))
+    if not drawn or not drawn[-1].asked:
         return style.nothing("No trial was asked for: there is no merge rate.")
     last = drawn[-1]
     unit, name = style.time_unit(last.seconds)
@@ -54,6 +58,89 @@ def draw(view: MergeRateView) -> Figure:
     below.set_ylim(bottom=0.0)
     style.counts(below.yaxis)
     below.set_xlim(0.0, max(x[-1], 1e-9))
-    without = ", without the pauses between calls" if view.pauses else ""
+    without = ", without the pauses between calls" if book.pauses.gaps else ""
     style.label(below, x=f"{name} since the first stage began{without}", y="steps")
     return figure
+
+
+class Moment(msgspec.Struct, frozen=True, gc=False):
+    """What had been asked of a book's trials, and trained for them, ``seconds`` after the first stage began, without
+    the pauses between calls."""
+
+    seconds: float
+    asked: int
+    distinct: int
+    trained: int
+
+    @property
+    def rate(self) -> float:
+        return self.asked / self.distinct if self.distinct else 1.0
+
+
+def moments(book: Book) -> list[Moment]:
+    """The book's history: what had come to pass at each time when something was asked, or a stage was done.
+
+    ``distinct`` counts the steps among ``asked`` that differ, whoever trains them, so that the rate at the end is the
+    search's merge rate; ``trained`` those that the book's trials paid for, repetitions included. Requests have no time
+    of their own: each is put at the latest time of a worker that the journal told before it.
+    """
+    first = min(book.began, default=None)
+    if first is None:
+        first = min((ask.at for ask in book.account.asks if ask.at is not None), default=0.0)
+    asked, trained = _asked(book, first), _trained(book, first)
+    found: list[Moment] = []
+    steps, done = (0, 0), 0
+    for seconds in sorted({*asked, *trained}):
+        steps, done = asked.get(seconds, steps), trained.get(seconds, done)
+        found.append(Moment(seconds, *steps, done))
+    return found
+
+
+def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
+    """The steps that were asked for, and the distinct ones among them, up to each time when something was."""
+    is_whole = len(book.trials) == len(book.account.plan.trials)
+    reach: dict[NodeId, int] = {}
+    reached: dict[TrialId, int] = {}
+    asked = distinct = 0
+    found: dict[float, tuple[int, int]] = {}
+    now = first
+    for ask in book.account.asks:
+        # Never back: a host's clock may be wrong, and requests stay in their order.
+        if ask.at is not None and ask.at > now:
+            now = ask.at
+        if is_whole:
+            found[now] = ask.steps_asked, ask.steps_unique
+            continue
+        trial = book.trials.get(ask.trial)
+        if trial is None:
+            continue
+        for node, start, stop in trial.legs(ask.step):
+            fresh = stop - reach.get(node.id, start)
+            if fresh > 0:
+                distinct += fresh
+                reach[node.id] = stop
+        asked += ask.step - reached.get(ask.trial, 0)
+        reached[ask.trial] = ask.step
+        found[now] = asked, distinct
+    return dict(zip(book.pauses.all_elapsed(first, found), found.values(), strict=True))
+
+
+def _trained(book: Book, first: float) -> dict[float, int]:
+    """The steps that were trained up to each time when a stage was done."""
+    facts = [charge.fact for charge in book.charges]
+    times = book.pauses.all_elapsed(first, [fact.at for fact in facts])
+    done = sorted(zip(times, [fact.step - fact.start for fact in facts], strict=True))
+    found: dict[float, int] = {}
+    trained = 0
+    for at, steps in done:
+        trained += steps
+        found[at] = trained
+    return found
+
+
+def _thinned(found: Sequence[Moment]) -> list[Moment]:
+    """The last of each thousandth of the time: counts only grow, and so lose nothing that could be seen."""
+    if len(found) <= _POINTS:
+        return list(found)
+    span = max(found[-1].seconds, 1e-9)
+    return list({int(_POINTS * moment.seconds / span): moment for moment in found}.values())

@@ -1,8 +1,10 @@
-"""The picture of the metric: curves that are one as long as trials train as one, and part where they do."""
+"""The metric: curves that are one as long as trials train as one, and part where they do."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -10,24 +12,33 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from hpstage.report.names import plain
+from hpstage.plan.facts import NodeId
+from hpstage.report.book import Book
+from hpstage.report.lanes import Lane, foremost
+from hpstage.report.measured import Measured, can_be_drawn
+from hpstage.report.names import plain, trial_name
 from hpstage.report.pictures import style
-from hpstage.report.views.metrics import MetricsView
 from hpstage.text import count_of
 
+_MOST_ROWS = 600  # of the stage tree, whose nodes are drawn: more than that are a blot
 _HEIGHT = 3.6
 _COMMON = 1e3  # between the largest of the common values and the smallest; beyond, the axis is logarithmic
 _FAR = 10.0  # times the width of the common values
 
 
 @style.in_our_style
-def draw(view: MetricsView) -> Figure:
-    """See :func:`hpstage.report.draw_metrics`."""
-    if view.metric is None:
+def draw_metrics(book: Book) -> Figure:
+    """The first objective against the training step; each node is drawn once, and the best trial's way on top."""
+    metric, lanes, found = book.metric, book.lanes, book.measured
+    if metric is None or not lanes:
         return style.nothing("No trial was asked for: there are no curves.")
-    drawn = view.curves
+    best = None if book.best is None else book.trials[book.best]
+    way = {} if best is None else {node.id: stop for node, _, stop in best.legs(best.asked)}
+    shown = foremost(lanes, book.ranking, _MOST_ROWS, always=way)
+    drawn = curves(shown, found)
     if not drawn:
-        return style.nothing(f"There is no finite value of {plain(view.metric)}.")
+        return style.nothing(f"There is no finite value of {plain(metric)}.")
+    points = [(lane.node.id, step, value) for lane in shown for step, value in found[lane.node.id].points]
     figure, axes = style.figure(_HEIGHT)
     count = len(drawn)
     width, alpha = (0.9, 0.8) if count <= 60 else (0.6, 0.5) if count <= 300 else (0.4, 0.25)
@@ -42,7 +53,7 @@ def draw(view: MetricsView) -> Figure:
             zorder=2,
         )
     )
-    x, y = zip(*view.points, strict=True)
+    _, x, y = zip(*points, strict=True)
     size = 9.0 if count <= 60 else 4.0 if count <= 300 else 1.5
     axes.scatter(x, y, s=size, color=style.BLUE, alpha=alpha, linewidths=0, zorder=3)
     handles = [
@@ -56,31 +67,31 @@ def draw(view: MetricsView) -> Figure:
             label="node (the wider, the more trials)",
         )
     ]
-    if view.best is not None:
-        xs, ys = zip(*view.way, strict=True) if view.way else ((), ())
-        name = f"best: trial {view.best}"
+    if best is not None:
+        passed = [(step, value) for node, step, value in points if step <= way.get(node, -1)]
+        xs, ys = zip(*passed, strict=True) if passed else ((), ())
+        name = f"best: trial {trial_name(book, best.id)}"
         [line] = axes.plot(xs, ys, color=style.VERMILION, linewidth=1.8, marker="o", markersize=3, label=name, zorder=4)
         handles.append(line)
-    outside = _limit(axes, [value for _, value in view.points], view.maximize)
-    end = max(step for step, _ in view.points)
-    axes.set_xlim(0.0, 1.015 * end)
+    outside = _limit(axes, y, book.maximize)
+    axes.set_xlim(0.0, 1.015 * max(x))
     axes.grid(color=style.TRACK, linewidth=0.5)
     axes.tick_params(axis="y", length=0)
     style.counts(axes.xaxis)
-    style.label(axes, x="training step", y=plain(view.metric, 40))
-    notes = [count_of(view.trials, "trial")]
-    if view.hidden:
-        notes.append(f"{count_of(view.hidden, 'node')} left out")
+    style.label(axes, x="training step", y=plain(metric, 40))
+    notes = [count_of(len(book.trials), "trial")]
+    if len(lanes) > len(shown):
+        notes.append(f"{count_of(len(lanes) - len(shown), 'node')} left out")
     if outside:
         notes.append(f"{count_of(outside, 'value')} beyond the axis")
-    if view.not_finite:
-        notes.append(f"{view.not_finite:,} not finite")
+    if not_finite := _not_finite(shown, metric):
+        notes.append(f"{not_finite:,} not finite")
     style.title(axes, ", ".join(notes))
     style.legend(axes, handles)
     return figure
 
 
-def _limit(axes: Axes, values: list[float], maximize: bool) -> int:
+def _limit(axes: Axes, values: Sequence[float], maximize: bool) -> int:
     """Scale the y axis to all values but those that diverged. Returns how many these are.
 
     The middle eight tenths of the values tell what is common. Where they go over more than three decades, the axis is
@@ -105,3 +116,40 @@ def _limit(axes: Axes, values: list[float], maximize: bool) -> int:
     else:
         axes.set_ylim(bottom, top)
     return len(ranked) - len(kept)
+
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What was measured on a node, led by the last that was measured before it on its line, if anything was."""
+
+    node: NodeId
+    points: list[Point]
+    trials: int
+
+
+def curves(shown: Sequence[Lane], found: dict[NodeId, Measured]) -> list[Curve]:
+    """A curve for each lane on which something was measured. ``shown``: parents before children, with all parents."""
+    tails: dict[NodeId, list[Point]] = {}  # of each node, all that was measured on its line where its children look
+    drawn = []
+    for lane in shown:
+        node = lane.node
+        own: list[Point] = [(float(step), value) for step, value in found[node.id].points]
+        inherited = [] if node.parent is None else tails[node.parent.id]
+        before = [point for point in inherited if point[0] <= node.start][-1:]
+        # A child may part before the first measurement on its parent: then it goes on from the grandparent's.
+        tails[node.id] = [*before, *own]
+        if own:
+            drawn.append(Curve(node.id, [*before, *own], lane.trials))
+    return drawn
+
+
+def _not_finite(shown: Sequence[Lane], metric: str) -> int:
+    return sum(
+        state.metrics is not None and metric in state.metrics and not can_be_drawn(state.metrics[metric])
+        for lane in shown
+        for step, state in lane.node.states.items()
+        if step <= lane.reach
+    )

@@ -1,16 +1,18 @@
-"""The picture of what was saved: from every trial alone to what was used, cause by cause; and what workers did."""
+"""What was saved: a waterfall from every trial alone to what was used, cause by cause; and what workers did."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from hpstage.report.causes import Causes
+from hpstage.report.book import Book
+from hpstage.report.causes import Causes, causes_of
 from hpstage.report.pictures import style
-from hpstage.report.pictures.timeline import COLOURS
-from hpstage.report.views.savings import Step, steps
-from hpstage.report.views.timeline import EVALUATE, LOAD, SAVE, TRAIN, WASTED
+from hpstage.report.pictures.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
 
 _ROW = 0.21  # inches per cause
 _BELOW = 0.95  # inches of the lower panel
@@ -22,8 +24,9 @@ _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
 
 
 @style.in_our_style
-def draw(found: Causes) -> Figure:
-    """See :func:`hpstage.report.draw_savings`."""
+def draw_savings(book: Book) -> Figure:
+    """Above, worker time by cause (:mod:`hpstage.report.causes` tells what is assumed); below, what workers did."""
+    found = causes_of(book)
     if not found.full and not found.used:
         return style.nothing("No trial has a result: there is nothing to compare.")
     most = max(found.full, found.used)
@@ -115,3 +118,33 @@ def _decimals(most: float) -> int:
 
 def _percent(share: float) -> str:
     return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A bar of the waterfall: a sum (``total``), or what is added to it. Seconds."""
+
+    label: str
+    seconds: float
+    total: bool = False
+
+
+def steps(found: Causes) -> Iterator[Step]:
+    """The waterfall. What is added leads from each total to the next, exactly; causes of no seconds are left out."""
+    if found.early_stopping:
+        yield Step("every trial alone, to its end", found.full, total=True)
+        yield Step("stopped early", -found.early_stopping)
+    yield Step("every trial alone, as asked", found.alone, total=True)
+    changes = [
+        Step("prefix shared with a trial of the study", -found.shared_prefix),
+        Step("shared with another study", -found.other_study),
+        Step("loading, were it all from disk", found.from_disk),
+        Step("live states instead of disk", -found.live),
+        Step("saving", found.save),
+        Step("thrown away", found.wasted),
+        Step("trained again", found.again),
+        Step("trained without a result", found.unanswered),
+        Step("measured, not mean times", found.estimates),
+    ]
+    yield from (change for change in changes if change.seconds)
+    yield Step("used", found.used, total=True)

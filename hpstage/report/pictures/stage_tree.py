@@ -1,10 +1,9 @@
-"""The picture of the stage tree: where trials train as one, where they part, and what became of them."""
+"""The stage tree: where trials train as one, where they part, and what became of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -13,11 +12,19 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from hpstage.plan.facts import NodeId
+from hpstage.report import lanes as lay_out
+from hpstage.report.book import Book
+from hpstage.report.lanes import Lane
 from hpstage.report.measured import merit
-from hpstage.report.names import plain
+from hpstage.report.names import plain, trial_name
 from hpstage.report.pictures import style
-from hpstage.report.views.stage_tree import Branch, StageTreeView
 from hpstage.text import count_of
+
+MOST_ROWS = 140
+"""Rows that are drawn: more than that cannot be told apart on a page."""
+_MOST_NAMED = 89  # rows: with more there is no room for the numbers of trials
+_NAMED = 4  # trials that are named at the end of a line
 
 _ROW = 0.15  # inches per row, as long as there is room
 _AROUND = 0.9  # inches above and below the rows
@@ -29,45 +36,62 @@ Segment = tuple[tuple[float, float], tuple[float, float]]
 
 
 @style.in_our_style
-def draw(view: StageTreeView) -> Figure:
-    """See :func:`hpstage.report.draw_stage_tree`."""
-    shown = view.branches
-    if not shown:
+def draw_stage_tree(book: Book) -> Figure:
+    """Each node a line from the step where it begins to where the book's trials leave it; the best trial's way marked.
+
+    Colour is the best value of the metric found on a line or below it, and, for dots, the value measured there; width
+    is the number of trials that train as one. Of a tree with more than 140 rows, those lines are drawn that most trials
+    go along, among equals the best; a tick shows where others part, and the legend tells how many.
+    """
+    lanes, maximize = book.lanes, book.maximize
+    if not lanes:
         return style.nothing("No trial was asked for: there is no stage tree.")
-    count = 1 + max(branch.row for branch in shown)
+    best = None if book.best is None else book.trials[book.best]
+    way = [] if best is None else list(best.legs(best.asked))
+    shown = lay_out.foremost(lanes, book.ranking, MOST_ROWS, always=[node.id for node, _, _ in way])
+    rows = lay_out.rows(shown)
+    its = {lane.node.id: book.measured[lane.node.id] for lane in shown}
+    count = 1 + max(rows.values())
     height = min(style.TALLEST, max(_LOWEST, _AROUND + _ROW * count))
     pitch = 72 * (height - _AROUND) / max(_FEWEST, count)  # points from row to row
     figure, axes = style.figure(height)
 
-    values = [branch.value for branch in shown if branch.value is not None]
+    values = [own.value for own in its.values() if own.value is not None]
     if len(set(values)) == 1:
-        values = [value for branch in shown for _, value in branch.points]
-    scale, shades = _scale(values, view.maximize), style.shades(view.maximize)
-    tints: list[style.Colour] = [
-        style.FAINT if branch.value is None else shades(float(scale(branch.value))) for branch in shown
-    ]
+        values = [value for own in its.values() for _, value in own.points]
+    scale, shades = _scale(values, maximize), style.shades(maximize)
+    tints: dict[NodeId, style.Colour] = {
+        id: style.FAINT if own.value is None else shades(float(scale(own.value))) for id, own in its.items()
+    }
     thin = min(1.2, max(0.5, 0.25 * pitch))
-    most = math.log(max(2, *(branch.trials for branch in shown)))
-    widths = [thin * (1 + 1.4 * math.log(branch.trials) / most) for branch in shown]
+    most = math.log(max(2, *(lane.trials for lane in shown)))
+    widths = [thin * (1 + 1.4 * math.log(lane.trials) / most) for lane in shown]
 
     legend = []
-    if view.way:
-        points = [point for row, start, stop in view.way for point in ((start, row), (stop, row))]
+    if best is not None and way:
+        points = [(step, rows[node.id]) for node, start, stop in way for step in (start, stop)]
         axes.add_collection(LineCollection([points], colors=style.VERMILION, linewidths=max(widths) + 2.0, zorder=1))
-        legend.append(Line2D([], [], color=style.VERMILION, linewidth=2.5, label=f"best: trial {view.best}"))
-    _connect(axes, shown, tints, thin, maximize=view.maximize)
-    lines: list[Segment] = [((branch.start, branch.row), (branch.stop, branch.row)) for branch in shown]
-    axes.add_collection(LineCollection(lines, colors=tints, linewidths=widths, zorder=3, capstyle="butt"))
-    dots = [(step, branch.row, value) for branch in shown for step, value in branch.points]
+        name = f"best: trial {trial_name(book, best.id)}"
+        legend.append(Line2D([], [], color=style.VERMILION, linewidth=2.5, label=name))
+    # Up to its parent's line from each; the best on top, where several lie on each other.
+    ranked = sorted(shown, key=lambda lane: merit(its[lane.node.id].value, maximize=maximize))
+    joins = [(lane.node, lane.node.parent) for lane in ranked if lane.node.parent is not None]
+    ups: list[Segment] = [((node.start, rows[above.id]), (node.start, rows[node.id])) for node, above in joins]
+    colours = [tints[node.id] for node, _ in joins]
+    axes.add_collection(LineCollection(ups, colors=colours, linewidths=0.6 * thin, zorder=2))
+    lines: list[Segment] = [((lane.node.start, rows[lane.node.id]), (lane.reach, rows[lane.node.id])) for lane in shown]
+    axes.add_collection(
+        LineCollection(lines, colors=list(tints.values()), linewidths=widths, zorder=3, capstyle="butt")
+    )
+    dots = [(step, rows[id], value) for id, own in its.items() for step, value in own.points]
     if dots:
-        x, y, colours = zip(*dots, strict=True)
+        x, y, found = zip(*dots, strict=True)
         size = min(11.0, max(1.5, (0.6 * pitch) ** 2))
-        axes.scatter(x, y, s=size, c=colours, norm=scale, cmap=shades, edgecolors="white", linewidths=0.25, zorder=4)
-    hidden = view.nodes - len(shown)
-    if hidden:
-        legend.append(_tick_off(axes, shown, hidden))
+        axes.scatter(x, y, s=size, c=found, norm=scale, cmap=shades, edgecolors="white", linewidths=0.25, zorder=4)
+    if len(lanes) > len(shown):
+        legend.append(_tick_off(axes, shown, rows, len(lanes) - len(shown)))
 
-    end = max(branch.stop for branch in shown)
+    end = max(lane.reach for lane in shown)
     axes.set_xlim(-0.005 * end, 1.01 * end)
     middle, half = (count - 1) / 2, max(_FEWEST, count) / 2
     axes.set_ylim(middle + half + 0.2, middle - half - 0.2)
@@ -75,12 +99,13 @@ def draw(view: StageTreeView) -> Figure:
     axes.grid(axis="x", color=style.TRACK, linewidth=0.5)
     style.counts(axes.xaxis)
     style.label(axes, x="training step")
-    trials, nodes = count_of(view.trials, "trial"), count_of(view.nodes, "node")
-    style.title(axes, f"{trials} in {nodes}" + (" (the wider, the more trials)" if view.trials > 1 else ""))
+    trials, nodes = count_of(len(book.trials), "trial"), count_of(len(lanes), "node")
+    style.title(axes, f"{trials} in {nodes}" + (" (the wider, the more trials)" if len(book.trials) > 1 else ""))
     style.legend(axes, legend)
-    _name_ends(axes, shown)
+    if count <= _MOST_NAMED:
+        _name_ends(axes, shown, rows, _ends(book, shown))
     if values:
-        _show_scale(figure, scale, shades, plain(view.metric, 24), _extend(values, scale, view.maximize))
+        _show_scale(figure, scale, shades, plain(book.metric, 24), _extend(values, scale, maximize))
     return figure
 
 
@@ -100,24 +125,11 @@ def _show_scale(figure: Figure, scale: Normalize, shades: Colormap, metric: str,
     bar.outline.set_visible(False)
 
 
-def _connect(
-    axes: Axes, shown: Sequence[Branch], tints: Sequence[style.Colour], width: float, *, maximize: bool
-) -> None:
-    """From each line up to its parent's; the best on top, where several lie on each other."""
-    below = [
-        (merit(branch.value, maximize=maximize), branch, shown[branch.parent].row, tint)
-        for branch, tint in zip(shown, tints, strict=True)
-        if branch.parent is not None
-    ]
-    below.sort(key=itemgetter(0))
-    segments: list[Segment] = [((branch.start, row), (branch.start, branch.row)) for _, branch, row, _ in below]
-    colours = [tint for *_, tint in below]
-    axes.add_collection(LineCollection(segments, colors=colours, linewidths=0.6 * width, zorder=2))
-
-
-def _tick_off(axes: Axes, shown: Sequence[Branch], hidden: int) -> Line2D:
+def _tick_off(axes: Axes, shown: Sequence[Lane], rows: Mapping[NodeId, int], hidden: int) -> Line2D:
     """A tick where lines part that are not drawn. Returns what the legend says of them."""
-    places = {(step, branch.row) for branch in shown for step in branch.hidden}
+    places = {
+        (child.node.start, rows[lane.node.id]) for lane in shown for child in lane.children if child.node.id not in rows
+    }
     ticks: list[Segment] = [((step, row), (step, row + 0.42)) for step, row in sorted(places)]
     axes.add_collection(LineCollection(ticks, colors=style.GREY, linewidths=0.5, zorder=2))
     roots = "" if places else ", from the first step on"
@@ -126,15 +138,16 @@ def _tick_off(axes: Axes, shown: Sequence[Branch], hidden: int) -> Line2D:
     )
 
 
-def _name_ends(axes: Axes, shown: Sequence[Branch]) -> None:
+def _name_ends(axes: Axes, shown: Sequence[Lane], rows: Mapping[NodeId, int], ends: Mapping[NodeId, str]) -> None:
     """The trials that end on a line, beside its end; above it where another line goes on from there."""
-    goes_on = {(branch.row, branch.start) for branch in shown}
-    for branch in shown:
-        if branch.ends:
-            above = (branch.row, branch.stop) in goes_on
+    goes_on = {(rows[lane.node.id], lane.node.start) for lane in shown}
+    for lane in shown:
+        if lane.node.id in ends:
+            place = rows[lane.node.id], lane.reach
+            above = place in goes_on
             axes.annotate(
-                branch.ends,
-                (branch.stop, branch.row),
+                ends[lane.node.id],
+                place[::-1],
                 xytext=(-2, 1.5) if above else (3, 0),
                 textcoords="offset points",
                 ha="right" if above else "left",
@@ -164,3 +177,20 @@ def _extend(values: Sequence[float], scale: Normalize, maximize: bool) -> str:
     if maximize:
         return "min" if min(values) < low else "neither"
     return "max" if max(values) > high else "neither"
+
+
+def _ends(book: Book, shown: Sequence[Lane]) -> dict[NodeId, str]:
+    """Who ends on each lane, if anybody does."""
+    if book.study is None and len({book.account.plan.study_of(id) for id in book.trials}) > 1:
+        return {}  # numbers would not tell whose
+    found: dict[NodeId, list[str]] = {lane.node.id: [] for lane in shown}
+    for id, trial in book.trials.items():
+        if trial.asked and (names := found.get(trial.node_at(trial.asked).id)) is not None:
+            names.append(trial_name(book, id))
+    return {id: _listed(names) for id, names in found.items() if names}
+
+
+def _listed(names: Sequence[str]) -> str:
+    ordered = sorted(names, key=lambda name: (len(name), name))
+    shown = ", ".join(ordered[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} + {len(names) - _NAMED}"

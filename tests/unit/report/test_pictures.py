@@ -41,11 +41,11 @@ from hpstage.report.lanes import lanes_of
 from hpstage.report.measured import measured
 from hpstage.report.names import plain
 from hpstage.report.pictures import style
-from hpstage.report.views.merge_rate import moments
-from hpstage.report.views.metrics import curves
-from hpstage.report.views.savings import steps
-from hpstage.report.views.stage_tree import MOST_ROWS
-from hpstage.report.views.timeline import MOST_BARS, bars
+from hpstage.report.pictures.merge_rate import moments
+from hpstage.report.pictures.metrics import curves
+from hpstage.report.pictures.savings import steps
+from hpstage.report.pictures.stage_tree import MOST_ROWS
+from hpstage.report.pictures.timeline import MOST_BARS, bars
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Failing
 from tests.unit.searches import WORKLOAD, Search, histories, trial
@@ -153,7 +153,7 @@ def test_a_tree_of_500_trials_is_cut_to_its_most_travelled_rows_and_says_so() ->
 def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_were_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpstage.report.views.stage_tree.MOST_ROWS", 3)
+    monkeypatch.setattr("hpstage.report.pictures.stage_tree.MOST_ROWS", 3)
 
     def measure(key: str, step: int) -> dict[str, float]:
         return {"value": int(key, 16) / 16 ** len(key) - step}

@@ -39,9 +39,9 @@ from hpstage.report.account import Account
 from hpstage.report.book import Book
 from hpstage.report.causes import causes_of
 from hpstage.report.pauses import Pauses
+from hpstage.report.pictures.merge_rate import moments
+from hpstage.report.pictures.timeline import timeline_of
 from hpstage.report.sums import savings_of
-from hpstage.report.views.merge_rate import merge_rate_view
-from hpstage.report.views.timeline import timeline_view
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.unit.reports import Page, search
@@ -106,15 +106,14 @@ def test_pauses_between_calls_are_no_idle_time_and_not_part_of_the_makespan(
     assert start == pytest.approx(over) and stop - start == pytest.approx(NIGHT + at_once.pauses.seconds, abs=1.0)
     for value in (lambda book: savings_of(book).makespan, lambda book: causes_of(book).idle):
         assert value(next_day) == pytest.approx(value(at_once), abs=1e-3)
-    view, other = timeline_view(next_day), timeline_view(at_once)
+    view, other = timeline_of(next_day), timeline_of(at_once)
     assert view is not None and other is not None
     assert view.span == pytest.approx(other.span, abs=1e-3) and len(view.pauses) == 1
     assert [(b.worker, b.activity, round(b.began, 3), round(b.seconds, 3)) for b in view.bars] == [
         (b.worker, b.activity, round(b.began, 3), round(b.seconds, 3)) for b in other.bars
     ]
     rates = [
-        [(round(m.seconds, 3), m.asked, m.distinct, m.trained) for m in merge_rate_view(book).moments]
-        for book in (next_day, at_once)
+        [(round(m.seconds, 3), m.asked, m.distinct, m.trained) for m in moments(book)] for book in (next_day, at_once)
     ]
     assert rates[0] == rates[1]
 
@@ -143,7 +142,7 @@ def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice
     assert savings_of(one).workers == savings_of(other).workers == 3
     assert savings_of(one).lower_bound_seconds == savings_of(other).lower_bound_seconds
     for book in (one, other):
-        view = timeline_view(book)
+        view = timeline_of(book)
         assert view is not None
         there = [sum(stop - start for start, stop in periods) for periods in view.there]
         assert sum(there) == pytest.approx(3 * view.span) and all(len(periods) == 1 for periods in view.there)
