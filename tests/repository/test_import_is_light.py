@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-HEAVY = {"dask", "distributed", "torch", "redis", "optuna", "matplotlib", "numpy", "sklearn", "pandas"}
+HEAVY = {"dask", "distributed", "torch", "redis", "optuna", "matplotlib", "numpy", "sklearn", "pandas", "jinja2"}
 PURE = [
     "hpstage",
     "hpstage.schedule",

@@ -21,13 +21,17 @@ from hpstage.errors import StoreError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import (
     ChainId,
+    ForkVerified,
     NodeId,
     SearchStarted,
     StageFailed,
+    StateDiffers,
     StateReached,
     TargetAsked,
+    TrialAdded,
     TrialEnded,
     TrialId,
+    TrialProposed,
     UserFailure,
     WorkerId,
 )
@@ -296,6 +300,57 @@ def test_what_users_typed_is_read_on_the_page_as_they_typed_it(tmp_path: Path) -
     assert f"metric {HOSTILE} (minimize)" in one.text
     rows = read(tmp_path / "trials.csv")
     assert rows[0][f"params_{HOSTILE}"].startswith(HOSTILE) and rows[0]["value"] == "inf"
+
+
+@pytest.mark.parametrize("objectives", [1, 2])
+def test_every_name_and_value_on_the_page_is_text(tmp_path: Path, objectives: int) -> None:
+    def tag(what: str) -> str:
+        return f"<b {what}> & \" '"
+
+    study = tag("study")
+    trials = [
+        TrialAdded(TrialId(f"{study}/{tag(f'id {i}')}"), {tag("schedule"): s.piecewise({0: tag("one"), 4: i})}, 8)
+        for i in range(3)
+    ]
+    started = SearchStarted(
+        study,
+        tag("algorithm"),
+        tuple(tag(f"metric {i}") for i in range(objectives)),
+        8,
+        3,
+        tag("sampler"),
+        0.0,
+        directions=("minimize",) * objectives,
+    )
+    run = Search(SimulatedExecutor(1))
+    run.driver.log.write([started])
+    params = {tag("parameter"): tag("value")}
+    run.driver.add(trials, [TrialProposed(study, i, trials[i].trial, {}, params=params) for i in range(2)])
+    worker = WorkerId(tag("worker"))
+    run.driver.log.write(
+        [
+            *(TargetAsked(trial.trial, 8) for trial in trials),
+            # Two that are equal: both are on the front. Of the third only the id is known.
+            *(TrialEnded(study, trial.trial, "COMPLETE", (0.0,) * objectives, 8, 0.0) for trial in trials[:2]),
+            StageFailed(NodeId(0), 4, True, UserFailure(tag("summary"), tag("traceback"))),
+            StageFailed(NodeId(0), 2, False, UserFailure("", "")),
+            StateDiffers(NodeId(0), 4, worker, 1.0, tag("leaf"), (tag("first"), tag("again"))),
+            ForkVerified(ChainId("c"), worker, NodeId(0), 2, 2, 1.0, 1.0, difference=tag("difference")),
+        ]
+    )
+    everywhere = {*started.metric, *params, *params.values(), study, tag("id 2"), tag("summary"), tag("traceback")}
+    everywhere |= {tag("leaf"), tag("first"), tag("again"), tag("difference")}
+    if objectives == 1:  # a front shows no schedules
+        everywhere |= {tag("schedule"), tag("one")}
+    one = Page(write_report(tmp_path, run.journal))
+    write(run.journal, SearchStarted(tag("other"), "", ("x",), 8, 1, "", 1.0, directions=("minimize",)))
+    two = Page(write_report(tmp_path, run.journal))
+    for page, said in (
+        (one, everywhere | {started.algorithm, started.sampler}),
+        (two, everywhere | {tag("other"), f"{started.metric[0]} 0 (trial {tag('id 0')})"}),
+    ):
+        assert "b" not in page.tags
+        assert {name for name in said if name not in page.text} == set()
 
 
 def test_failures_are_shown_with_their_trials_and_their_traceback(tmp_path: Path) -> None:
