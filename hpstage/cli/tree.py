@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,8 +15,9 @@ from hpstage.errors import UsageError
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
 from hpstage.report.account import Account, keep, new_account
-from hpstage.report.book import open_book
+from hpstage.report.book import Book, open_book
 from hpstage.report.files import replacing
+from hpstage.report.lanes import Lane
 from hpstage.schedule.forms import Constant, Form
 from hpstage.store.opening import open_journal
 from hpstage.text import clean, count_of, shortened
@@ -30,18 +30,6 @@ _KINDS = ("png", "svg", "pdf")
 _INDENT = 40  # columns; what is deeper is not moved further
 
 Progress = Literal["failed", "running", "waiting", "done", "dropped"]
-
-
-@dataclass(slots=True)
-class Branch:
-    """A node as far as the trials that are shown go along it. ``below``: nodes beneath it that are left out."""
-
-    node: Node
-    reach: int
-    trials: int = 0
-    children: list[Branch] = field(default_factory=list)
-    shown: bool = False
-    below: int = 0
 
 
 def tree(
@@ -77,8 +65,7 @@ def tree(
         account = new_account(journal)
         account.catch_up(journal)
         keep(account)
-    roots = branches(account, study)
-    for line in draw(account, roots, depth=depth, lines=lines):
+    for line in draw(account, _lanes(account, study), depth=depth, lines=lines):
         echo(line)
 
 
@@ -100,82 +87,59 @@ def _draw(store: str, study: str | None, path: Path) -> None:
     echo(clean(path))
 
 
-def branches(account: Account, study: str | None) -> list[Branch]:
-    """The roots of the tree that the trials pass; of one ``study``, if it is given.
+def _lanes(account: Account, study: str | None) -> dict[NodeId, Lane]:
+    """The lanes of the tree that the trials pass; of one ``study``, if it is given.
 
     Raises:
         UsageError: the plan has no trial of the study.
     """
-    found: dict[NodeId, Branch] = {}
-    known: dict[str, None] = {}
-    for id, trial in account.plan.trials.items():
-        name = account.plan.study_of(id)
-        known[name] = None
-        if study is not None and name != study:
-            continue
-        for node, _, stop in trial.legs(trial.asked):
-            branch = found.setdefault(node.id, Branch(node, stop))
-            branch.reach = max(branch.reach, stop)
-            branch.trials += 1
-    if study is not None and study not in known:
+    book = Book(account, study)
+    if study is not None and not book.trials:
+        known = dict.fromkeys(map(account.plan.study_of, account.plan.trials))
         there = ", ".join(clean(name) for name in list(known)[:20]) or "none"
         raise UsageError(f"the plan has no trial of study {clean(study)!r}; there are: {there}")
-    roots = []
-    for branch in found.values():
-        parent = branch.node.parent
-        if parent is None:
-            roots.append(branch)
-        else:
-            found[parent.id].children.append(branch)
-    return roots
+    return book.lanes
 
 
-def draw(account: Account, roots: list[Branch], *, depth: int | None, lines: int) -> Iterator[str]:
+def draw(account: Account, lanes: dict[NodeId, Lane], *, depth: int | None, lines: int) -> Iterator[str]:
     """The lines of the tree. What there is no room for is counted where it hangs, and at the end."""
-    if not roots:
+    if not lanes:
         yield "No trial was asked for: there is no tree."
         return
-    left_out = _choose(roots, depth, lines)
+    shown = _choose(lanes, depth, lines)
+    below = dict.fromkeys(lanes, 0)  # nodes beneath each that are left out
+    for id, lane in reversed(lanes.items()):  # children before their parents
+        if lane.node.parent is not None:
+            below[lane.node.parent.id] += below[id] + (id not in shown)
     progress = _progress(account)
-    ordered = sorted(roots, key=lambda branch: branch.node.id)
-    waiting = [(branch, 0) for branch in reversed(ordered) if branch.shown]
+    roots = [lanes[id] for id in sorted(shown, reverse=True) if lanes[id].node.parent is None]
+    waiting = [(lane, 0) for lane in roots]
     while waiting:
-        branch, level = waiting.pop()
-        yield f"{' ' * min(_INDENT, 2 * level)}{_describe(account, branch, progress)}"
-        shown = [child for child in branch.children if child.shown]
-        shown.sort(key=lambda child: (-child.node.start, -child.node.id))
+        lane, level = waiting.pop()
+        children = [child for child in lane.children if child.node.id in shown]
+        hidden = below[lane.node.id] if len(children) < len(lane.children) else 0
+        yield f"{' ' * min(_INDENT, 2 * level)}{_describe(account, lane, progress, hidden)}"
+        children.sort(key=lambda child: (-child.node.start, -child.node.id))
         # Where a line only goes on, it is not moved: a trial of a hundred changes stays on the screen.
-        goes_on = len(branch.children) == 1 and branch.children[0].node.start == branch.reach
+        goes_on = len(lane.children) == 1 and lane.children[0].node.start == lane.reach
         inner = level if goes_on else level + 1
-        waiting += [(child, inner) for child in shown]
-    if left_out:
-        yield f"... {count_of(left_out, 'node')} left out (--lines, --depth, --study)"
+        waiting += [(child, inner) for child in children]
+    if len(shown) < len(lanes):
+        yield f"... {count_of(len(lanes) - len(shown), 'node')} left out (--lines, --depth, --study)"
 
 
-def _choose(roots: list[Branch], depth: int | None, lines: int) -> int:
-    """Mark what is shown: nearest the root first, then where most trials pass. Returns how many are left out."""
-    queue = [(0, -root.trials, root.node.id, root) for root in roots]
+def _choose(lanes: dict[NodeId, Lane], depth: int | None, lines: int) -> set[NodeId]:
+    """What is shown: nearest the root first, then where most trials pass."""
+    queue = [(0, -lane.trials, lane.node.id) for lane in lanes.values() if lane.node.parent is None]
     heapq.heapify(queue)
-    left_out = 0
-    for _ in range(lines):
-        if not queue:
-            break
-        level, _, _, branch = heapq.heappop(queue)
-        branch.shown = True
+    shown: set[NodeId] = set()
+    while queue and len(shown) < lines:
+        level, _, id = heapq.heappop(queue)
+        shown.add(id)
         if depth is None or level + 1 < depth:
-            for child in branch.children:
-                heapq.heappush(queue, (level + 1, -child.trials, child.node.id, child))
-    # Parents were created before their children.
-    ordered: list[Branch] = []
-    walk = list(roots)
-    while walk:
-        branch = walk.pop()
-        ordered.append(branch)
-        walk += branch.children
-    for branch in reversed(ordered):
-        branch.below = sum(child.below + (not child.shown) for child in branch.children)
-        left_out += not branch.shown
-    return left_out
+            for child in lanes[id].children:
+                heapq.heappush(queue, (level + 1, -child.trials, child.node.id))
+    return shown
 
 
 def _progress(account: Account) -> dict[NodeId, Progress]:
@@ -195,19 +159,19 @@ def _progress(account: Account) -> dict[NodeId, Progress]:
     return found
 
 
-def _describe(account: Account, branch: Branch, progress: dict[NodeId, Progress]) -> str:
-    node = branch.node
+def _describe(account: Account, lane: Lane, progress: dict[NodeId, Progress], hidden: int) -> str:
+    node = lane.node
     said = progress.get(node.id, "dropped")
-    if said in ("waiting", "dropped") and account.trained.get(node.id, 0) >= branch.reach:
+    if said in ("waiting", "dropped") and account.trained.get(node.id, 0) >= lane.reach:
         said = "done"
-    parts = [f"#{node.id}", f"{node.start:,}-{branch.reach:,}", _changes(node), said]
+    parts = [f"#{node.id}", f"{node.start:,}-{lane.reach:,}", _changes(node), said]
     kept = sorted(step for step, state in node.states.items() if state.kept is not None)
     if kept:
         steps = ", ".join(f"{step:,}" for step in kept[-_KEPT:])
         parts.append(f"kept at {steps}" + (f" and {len(kept) - _KEPT:,} more" if len(kept) > _KEPT else ""))
-    parts.append(count_of(branch.trials, "trial"))
-    if branch.below and not all(child.shown for child in branch.children):
-        parts.append(f"(+ {count_of(branch.below, 'node')} below)")
+    parts.append(count_of(lane.trials, "trial"))
+    if hidden:
+        parts.append(f"(+ {count_of(hidden, 'node')} below)")
     return "  ".join(parts)
 
 
