@@ -7,7 +7,8 @@ for a trial of an earlier process).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import optuna
@@ -16,6 +17,7 @@ from optuna.samplers import BruteForceSampler, GridSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from hpstage.errors import UsageError
 from hpstage.optuna.identity import study_identity
 
 # A grid's own notes on a trial; and those on a trial that is none of its points.
@@ -75,6 +77,18 @@ class Ledger:
     def trial(self, storage_id: int) -> FrozenTrial:
         """The trial as it stands; not to be changed."""
         return self.study._storage.get_trial(storage_id)
+
+    @contextmanager
+    def optimize_loop(self) -> Iterator[None]:
+        """Let callbacks and samplers call ``study.stop()``, as they may within ``study.optimize``."""
+        local = self.study._thread_local
+        if local.in_optimize_loop:
+            raise UsageError("optimize() was called from within a running study; nested searches are not possible")
+        local.in_optimize_loop, self.study._stop_flag = True, False
+        try:
+            yield
+        finally:
+            local.in_optimize_loop = False
 
     # --- beginnings ---------------------------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import Space, describe
-from hpstage.search.optimize import _BLIND, optimize
+from hpstage.search.optimize import optimize
+from hpstage.search.request import BLIND
 from hpstage.search.result import Result
 from hpstage.store import MemoryJournal
 from hpstage.text import duration, hours, size
@@ -218,7 +219,7 @@ def preflight(
         chain = samplers(optuna.create_study(sampler=own))
         if n_trials is None and not isinstance(chain[-1], _ENDING):
             raise UsageError(f"{type(own).__name__} has no end of its own; give n_trials")
-        exact = isinstance(algorithm, FullTraining) and len(chain) == 1 and isinstance(own, _BLIND)
+        exact = isinstance(algorithm, FullTraining) and len(chain) == 1 and isinstance(own, BLIND)
         direction: Literal["maximize", "minimize"] = (
             "maximize" if precedent is not None and precedent.maximize else "minimize"
         )

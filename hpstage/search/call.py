@@ -1,0 +1,175 @@
+"""One call of ``optimize`` under way: what it asks for, and all that is opened for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.checkpoints.eviction import Eviction
+from hpstage.driver.driver import Driver
+from hpstage.driver.membership import taking_part
+from hpstage.errors import UsageError
+from hpstage.executor import Executor
+from hpstage.optuna.ledger import Ledger, samplers
+from hpstage.optuna.patience import patient
+from hpstage.optuna.stage_tree_sampler import StageTreeSampler
+from hpstage.plan.facts import SearchStarted, WorkerId
+from hpstage.plan.keys import workload_key
+from hpstage.progress import Progress
+from hpstage.progress.display import Display
+from hpstage.schedule import Scalar
+from hpstage.search.request import Request
+from hpstage.search.session import Session, missing_metric
+from hpstage.search.signals import Interruption
+from hpstage.search.trials import Roster, name_in
+from hpstage.store import Journal
+from hpstage.store.opening import Places, open_places
+from hpstage.training.identity.workload import by_name, code_identity
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger("hpstage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What stays the same whichever driver carries the call out."""
+
+    request: Request
+    executor: Executor
+    places: Places
+    ledger: Ledger
+    eviction: Eviction
+    progress: Progress
+    interruption: Interruption
+    deadline: float | None
+    join: Callable[[Iterable[WorkerId]], AbstractContextManager[Driver]]
+    """Take part in the plan, with workers that an earlier driver has left idle."""
+
+    def session(self, driver: Driver) -> Session:
+        request, study = self.request, self.request.study
+        chain = samplers(study)
+        for sampler in chain:
+            if isinstance(sampler, StageTreeSampler):
+                sampler.attach(request.space, request.steps)
+        started = SearchStarted(
+            study=name_in(driver.plan, self.ledger),
+            algorithm=repr(request.algorithm),
+            metric=request.metrics,
+            steps=request.steps,
+            n_trials=request.n_trials,
+            sampler=" over ".join(type(sampler).__qualname__ for sampler in chain),
+            at=time.time(),
+            extends=request.extend,
+            identity=self.ledger.identity(),
+            directions=tuple(direction.name.lower() for direction in study.directions),
+        )
+        return Session(
+            self.ledger,
+            driver,
+            Roster(self.ledger, driver, started, request.space, before_first=self._try_out),
+            request.algorithm,
+            request.setting,
+            started,
+            callbacks=request.callbacks,
+            catch=request.catch,
+            deadline=self.deadline,
+            interruption=self.interruption,
+            on_change=lambda session: self.progress.update(session, driver),
+        )
+
+    def _try_out(self, initial: Mapping[str, Scalar]) -> None:
+        found = self.executor.try_out(initial)
+        for name in self.request.metrics:
+            if found is not None and name not in found:
+                raise UsageError(missing_metric(name, found))
+
+
+@contextmanager
+def open_call(
+    request: Request,
+    executor: Executor | Client | None,
+    store: str | os.PathLike[str] | Journal | None,
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None,
+    display: Display | None,
+    interruption: Interruption,
+) -> Iterator[Call]:
+    """Bring up the workers, and open the places where the plan and its states are kept."""
+    with ExitStack() as closing:
+        if display is not None:
+            display.tell("Setting up the workers")  # which takes seconds
+        workers = as_executor(executor)
+        closing.callback(workers.close)
+        environment = workers.open(request.trainable, None)
+        interruption.started(workers.wake)
+        for remark in environment.remarks:
+            logger.info("%s", remark)
+        for remark in environment.warnings:
+            logger.warning("%s", remark)
+        described = dict(environment.identity or code_identity(request.trainable))
+        described["sharing"] = "on" if request.sharing else "off"
+        described |= {f"environment:{name}": text for name, text in environment.described.items()}
+        # Where it is not deterministic, the user has said that equal steps may give other bits.
+        exact = environment.described.get("deterministic") != "no"
+        workload = workload_key(described)
+        name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
+        places = open_places(store, checkpoints, name=name, workload=workload, closing=closing)
+        workers.use(places.checkpoints)
+        closing.enter_context(workers.show(places.journal))
+        closing.enter_context(patient(request.study))
+        eviction = Eviction(places.checkpoints, request.checkpoint_budget)
+        closing.callback(eviction.close)
+        ledger = Ledger(request.study)
+        deadline = None if request.timeout is None else time.monotonic() + request.timeout
+        page = None if display is None else workers.page
+        yield Call(
+            request=request,
+            executor=workers,
+            places=places,
+            ledger=ledger,
+            eviction=eviction,
+            progress=closing.enter_context(Progress(display, request.study, page=page, deadline=deadline)),
+            interruption=interruption,
+            deadline=deadline,
+            join=lambda idle: taking_part(
+                places.journal,
+                places.checkpoints,
+                workers,
+                ledger,
+                workload=workload,
+                described=described,
+                loaded=by_name(environment.loaded),
+                sharing=request.sharing,
+                checkpoint_every=request.checkpoint_every,
+                verify=request.verify if exact else "off",
+                eviction=eviction,
+                workers=idle,
+            ),
+        )
+
+
+def as_executor(executor: object) -> Executor:
+    """The executor that ``executor=`` names."""
+    if isinstance(executor, Executor):
+        return executor
+    from hpstage.cluster import DaskExecutor
+
+    if executor is None:
+        return DaskExecutor()
+    from distributed import Client
+
+    if isinstance(executor, Client):
+        return DaskExecutor(executor)
+    if isinstance(executor, type):
+        raise UsageError(f"executor is the class {executor.__name__}; give an instance: {executor.__name__}()")
+    raise UsageError(
+        f"executor is a {type(executor).__name__}; give a dask.distributed.Client, an Executor such as "
+        f"InlineExecutor(), or None for a local cluster"
+    )

@@ -1,0 +1,111 @@
+"""What a call of ``optimize`` asks for, checked before a worker is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import optuna
+
+from hpstage.algorithm import Algorithm, Setting
+from hpstage.errors import UsageError
+from hpstage.optuna.ledger import samplers
+from hpstage.plan.messages import Verify
+from hpstage.schedule.space import Space
+from hpstage.search.session import Callback
+from hpstage.training.lent import see_free
+
+# Samplers whose proposals do not depend on results.
+BLIND = (
+    optuna.samplers.RandomSampler,
+    optuna.samplers.GridSampler,
+    optuna.samplers.BruteForceSampler,
+    optuna.samplers.QMCSampler,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The arguments of a call; :func:`hpstage.optimize` says what they mean.
+
+    Raises:
+        UsageError: they cannot be searched with; the one to blame is named.
+    """
+
+    study: optuna.Study
+    trainable: object
+    space: Space
+    metrics: tuple[str, ...]
+    steps: int
+    n_trials: int | None
+    timeout: float | None
+    algorithm: Algorithm
+    callbacks: tuple[Callback, ...]
+    catch: tuple[type[Exception], ...]
+    extend: bool
+    sharing: bool
+    checkpoint_every: int | None
+    checkpoint_budget: int | None  # bytes
+    verify: Verify
+
+    def __post_init__(self) -> None:
+        if isinstance(self.trainable, type):
+            name = self.trainable.__name__
+            raise UsageError(f"{name} is a class: pass an instance of it, {name}(...)")
+        see_free(self.trainable)
+        if self.verify not in get_args(Verify):
+            raise UsageError(f"verify is {self.verify!r}; give one of {', '.join(map(repr, get_args(Verify)))}")
+        _check_study(self.study, self.metrics)
+        if not callable(self.space):
+            kind = type(self.space).__name__
+            raise UsageError(f"space is a {kind}; give a function of an optuna.Trial that returns a dict")
+        _check_count("steps", self.steps)
+        for name, count in (("n_trials", self.n_trials), ("checkpoint_every", self.checkpoint_every)):
+            if count is not None:
+                _check_count(name, count)
+        if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout > 0):
+            raise UsageError(f"timeout is {self.timeout!r}; it must be a number of seconds above zero, or None")
+        _check_algorithm(self.algorithm, len(self.metrics))
+        self.algorithm.check(self.setting)
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(
+            steps=self.steps,
+            n_trials=self.n_trials,
+            maximize=self.study.directions[0] == optuna.study.StudyDirection.MAXIMIZE,
+            adaptive=not isinstance(samplers(self.study)[-1], BLIND),
+        )
+
+
+def _check_study(study: object, metrics: tuple[object, ...]) -> None:
+    if not isinstance(study, optuna.Study):
+        raise UsageError(f"study is a {type(study).__name__}; give an optuna.Study (optuna.create_study(...))")
+    for metric in metrics:
+        if not isinstance(metric, str) or not metric:
+            raise UsageError(f"metric is {metric!r}; give the name of one of the numbers that evaluate() returns")
+    for what, name in (("the study's name", study.study_name), *(("metric", name) for name in metrics)):
+        if any("\ud800" <= c <= "\udfff" for c in str(name)):
+            raise UsageError(f"{what} is {name!r}, which is not valid Unicode and cannot be stored; give another")
+    if len(metrics) != len(study.directions):
+        raise UsageError(
+            f"the study has {len(study.directions)} objective{'s' * (len(study.directions) > 1)}, but metric names "
+            f"{len(metrics)}; give one name per direction, in their order"
+        )
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} is {value!r}; it must be a whole number above zero")
+
+
+def _check_algorithm(algorithm: object, objectives: int) -> None:
+    if isinstance(algorithm, type):
+        raise UsageError(f"algorithm is the class {algorithm.__name__}; give an instance: {algorithm.__name__}(...)")
+    if not isinstance(algorithm, Algorithm):
+        raise UsageError(f"algorithm is {algorithm!r}; give an instance of one from hpstage.algos")
+    if objectives > 1 and not algorithm.multi_objective:
+        raise UsageError(
+            f"{type(algorithm).__name__} compares trials by one value, but the study has {objectives} objectives; "
+            f"use FullTraining, or a study with one direction"
+        )

@@ -1,0 +1,66 @@
+"""A call of ``optimize`` carried out, by one driver or several in a row, and summed up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from itertools import dropwhile
+
+from hpstage.driver.driver import Driver
+from hpstage.errors import HistoryChanged, LeaseLost
+from hpstage.plan.facts import WorkerId
+from hpstage.plan.log import read_facts
+from hpstage.plan.savings import savings
+from hpstage.report.whole import seconds_at_work
+from hpstage.search.call import Call
+from hpstage.search.result import Result
+from hpstage.search.session import Session
+
+logger = logging.getLogger("hpstage")
+
+
+def run(call: Call) -> Result:
+    """Search until the search is over; where others have taken this driver's part over, join them again."""
+    began = time.monotonic()
+    workers: list[WorkerId] = []
+    while True:
+        driver: Driver | None = None
+        try:
+            with call.join(workers) as driver:
+                session = call.session(driver)
+                steps_before = driver.plan.tally(session.name).totals.steps_trained
+                with call.ledger.optimize_loop():
+                    session.run()
+                call.eviction.settle(driver.log)
+                call.interruption.check()
+            break
+        except LeaseLost:
+            logger.warning(
+                "This process stood still, or was cut off from the store, for so long that others took its part "
+                "over. It joins them again and goes on where the search is now."
+            )
+        except HistoryChanged as error:
+            logger.warning("%s. This process begins again by itself.", error)
+        if driver is not None:
+            workers = driver.abandon()
+    result = _result(call, driver, session, steps_before, time.monotonic() - began)
+    call.progress.finish(session, driver)
+    return result
+
+
+def _result(call: Call, driver: Driver, session: Session, steps_before: int, makespan: float) -> Result:
+    plan, name = driver.plan, session.name
+    search, facts = plan.searches[name], tuple(read_facts(call.places.journal))
+    whole = search.before.steps_trained == steps_before
+    if not whole:  # all else counts from where the search began, in an earlier call
+        makespan = seconds_at_work(dropwhile(lambda fact: fact != search.started, facts))
+    saved = savings(
+        plan,
+        name,
+        [trial.id for trial in session.trials if trial.id in plan.trials],
+        failed=session.failed,
+        whole=whole,
+        makespan=makespan,
+        workers=driver.scheduler.most_workers,
+    )
+    return Result(call.request.study, saved, call.places.folder, plan, facts, name)
