@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -16,9 +16,10 @@ import msgspec
 import xxhash
 
 from hpstage.checkpoints import format as files
+from hpstage.checkpoints.formatted import FormattedCheckpoints
 from hpstage.checkpoints.processes import host_identity, is_alive
-from hpstage.checkpoints.state_tree import flatten, summary
-from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
+from hpstage.checkpoints.state_tree import FlatState
+from hpstage.checkpoints.store import Manifest, Usage, is_key, key_path
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
 from hpstage.plan.facts import Kept, StateKey
@@ -37,7 +38,7 @@ _ABANDONED = 24 * 3600.0
 _BUFFER = 1 << 18
 
 
-class FolderCheckpoints(CheckpointStore):
+class FolderCheckpoints(FormattedCheckpoints):
     """Checkpoints of one ``workload`` under the folder ``path``, local or on a shared file system.
 
     ``<path>/<key[:2]>/<key>/`` holds the files of :mod:`hpstage.checkpoints.format`. A checkpoint is written
@@ -62,12 +63,8 @@ class FolderCheckpoints(CheckpointStore):
     def __repr__(self) -> str:
         return f"FolderCheckpoints({str(self.path)!r}, workload={self.workload!r})"
 
-    def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
+    def _save(self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None) -> Kept:
         folder = self._folder(key)
-        if (kept := self._kept(key)) is not None:
-            digest, marks = summary(state)
-            return msgspec.structs.replace(kept, digest=digest, marks=marks)
-        flat = flatten(state)
         self.prove()
         with self._explained(key, "write"), self._aside() as aside:
             self._make(aside)
@@ -82,20 +79,6 @@ class FolderCheckpoints(CheckpointStore):
                     return msgspec.structs.replace(kept, digest=manifest.digest, marks=manifest.marks)
                 self._remove(folder)
         return manifest.as_kept()
-
-    def load(self, key: StateKey) -> object:
-        def read() -> object:
-            manifest = self._manifest(key)
-            with self._explained(key, "read"), self._present(key):
-                return files.read(FolderPlace(self._folder(key)), manifest)
-
-        return self._sought(read)
-
-    def verify(self, key: StateKey) -> None:
-        self._sought(lambda: self._verified(key))
-
-    def manifest(self, key: StateKey) -> Manifest:
-        return self._sought(lambda: self._manifest(key))
 
     def _manifest(self, key: StateKey) -> Manifest:
         folder = self._folder(key)
@@ -201,14 +184,6 @@ class FolderCheckpoints(CheckpointStore):
             probe.mkdir()
             return probe.stat().st_mtime
 
-    def _sought(self, find: Callable[[], T]) -> T:
-        """What ``find`` finds, which is missing only where the place is the right one."""
-        try:
-            return find()
-        except CheckpointMissing:
-            self.prove()
-            return find()  # the mount may have come back in between
-
     def _folders(self) -> Iterator[os.DirEntry[str]]:
         """Folders that may hold a checkpoint, in the order of their keys."""
         for prefix in _entries(self.path):
@@ -217,22 +192,11 @@ class FolderCheckpoints(CheckpointStore):
                     if is_key(folder.name):
                         yield folder
 
+    def _place(self, key: StateKey) -> FolderPlace:
+        return FolderPlace(self._folder(key))
+
     def _folder(self, key: StateKey) -> Path:
         return self.path / key_path(key)
-
-    def _kept(self, key: StateKey) -> Kept | None:
-        """The checkpoint that is kept already, if every byte of it is sound."""
-        try:
-            return self._verified(key).as_kept()
-        except (CheckpointMissing, CheckpointCorrupt):
-            return None
-
-    def _verified(self, key: StateKey) -> Manifest:
-        """The manifest, every byte that it tells of being sound."""
-        manifest = self._manifest(key)
-        with self._explained(key, "read"), self._present(key):
-            files.verify(FolderPlace(self._folder(key)), manifest)
-        return manifest
 
     @contextmanager
     def _aside(self) -> Iterator[Path]:
@@ -265,7 +229,7 @@ class FolderCheckpoints(CheckpointStore):
                     folder.rename(aside)
 
     @contextmanager
-    def _present(self, key: StateKey) -> Iterator[None]:
+    def _present(self, key: StateKey, manifest: Manifest | None = None) -> Iterator[None]:
         """Tell a checkpoint that is missing, or is deleted while it is read, from one that lacks a file."""
         folder = self._folder(key)
         missing = CheckpointMissing(f"no checkpoint of state {key} under {self.path}")

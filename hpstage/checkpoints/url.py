@@ -6,16 +6,17 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import msgspec
 
 from hpstage.checkpoints import format as files
+from hpstage.checkpoints.formatted import FormattedCheckpoints
 from hpstage.checkpoints.remote import Remote, RemoteReader, RemoteWriter, is_definite
-from hpstage.checkpoints.state_tree import flatten, summary
-from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_key, key_path
+from hpstage.checkpoints.state_tree import FlatState
+from hpstage.checkpoints.store import Manifest, Usage, is_key, key_path
 from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
 from hpstage.plan.facts import Kept, StateKey
@@ -33,7 +34,7 @@ _PLACE = ".place/name"
 _TOKEN = re.compile(r"state-([0-9a-f]{1,64})\.(?:safetensors|json)")
 
 
-class UrlCheckpoints(CheckpointStore):
+class UrlCheckpoints(FormattedCheckpoints):
     """Checkpoints of one ``workload`` below ``url``. The name says what names the place, as with a folder.
 
     ``<url>/<key[:2]>/<key>/`` holds the files of :mod:`hpstage.checkpoints.format`, as in a folder of
@@ -106,12 +107,8 @@ class UrlCheckpoints(CheckpointStore):
     def __repr__(self) -> str:
         return f"UrlCheckpoints({self.url!r}, workload={self.workload!r})"
 
-    def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
+    def _save(self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None) -> Kept:
         place = self._place(key)
-        if (kept := self._kept(key)) is not None:
-            digest, marks = summary(state)
-            return msgspec.structs.replace(kept, digest=digest, marks=marks)
-        flat = flatten(state)
         token = uuid.uuid4().hex
         with self._explained(key, "write"):
             try:
@@ -130,20 +127,6 @@ class UrlCheckpoints(CheckpointStore):
             except BaseException:
                 self._discard(place, token)
                 raise
-
-    def load(self, key: StateKey) -> object:
-        def read() -> object:
-            manifest = self._manifest(key)
-            with self._explained(key, "read"), self._present(key, manifest):
-                return files.read(self._place(key), manifest)
-
-        return self._sought(read)
-
-    def verify(self, key: StateKey) -> None:
-        self._sought(lambda: self._verified(key))
-
-    def manifest(self, key: StateKey) -> Manifest:
-        return self._sought(lambda: self._manifest(key))
 
     def _manifest(self, key: StateKey) -> Manifest:
         place = self._place(key)
@@ -198,28 +181,6 @@ class UrlCheckpoints(CheckpointStore):
 
     def _place(self, key: StateKey) -> UrlPlace:
         return UrlPlace(self._remote, key_path(key))
-
-    def _kept(self, key: StateKey) -> Kept | None:
-        """The checkpoint that is kept already, if every byte of it is sound."""
-        try:
-            return self._verified(key).as_kept()
-        except (CheckpointMissing, CheckpointCorrupt):
-            return None
-
-    def _verified(self, key: StateKey) -> Manifest:
-        """The manifest, every byte that it tells of being sound."""
-        manifest = self._manifest(key)
-        with self._explained(key, "read"), self._present(key, manifest):
-            files.verify(self._place(key), manifest)
-        return manifest
-
-    def _sought(self, find: Callable[[], T]) -> T:
-        """What ``find`` finds, which is missing only where the place is the right one."""
-        try:
-            return find()
-        except CheckpointMissing:
-            self.prove()
-            return find()  # it may have been out of reach in between
 
     def _publish(self, key: StateKey, manifest: Manifest) -> Kept:
         """Write the manifest, if no sound checkpoint is there."""
