@@ -12,10 +12,9 @@ from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import difference, explain
 from hpstage.driver.inquest import Inquest
 from hpstage.driver.lease_keeper import Presence
+from hpstage.driver.patience import Patience
 from hpstage.errors import (
     CheckpointFull,
-    CheckpointUnreachable,
-    ClusterError,
     LeaseLost,
     StateError,
 )
@@ -98,8 +97,7 @@ class Driver:
         self._strict = exact and strict
         self._inquest = inquest
         self._looked = 0.0
-        self._alone_since: float | None = None
-        self._cut_off_since: float | None = None
+        self._patience = Patience(scheduler)
         for worker in workers:
             scheduler.take_note(WorkerJoined(worker, executor.clock()))
 
@@ -237,28 +235,13 @@ class Driver:
                 for notice in self.scheduler.take_note(report):
                     logger.warning("%s", notice)
                 if isinstance(report, WorkerJoined | WorkerLeft):
-                    self._alone_since = None if self.scheduler.workers else time.monotonic()
+                    self._patience.workers_changed()
             del self._taken[: len(taken)]
         if inexact is not None:
             raise inexact
         if full and not (self._eviction is not None and self._eviction.make_room(self.log, full)):
             raise CheckpointFull(next(iter(full.values())))
-        patience = self._executor.worker_timeout
-        trouble = self.scheduler.trouble()
-        if trouble is None:
-            self._cut_off_since = None
-        elif self._cut_off_since is None:
-            self._cut_off_since = time.monotonic()
-        elif time.monotonic() - self._cut_off_since > patience and not self.scheduler.running:
-            raise CheckpointUnreachable(
-                f"no worker has been able to use the checkpoints for {patience:.0f} s ({trouble}); fix that and run "
-                f"the same command again: nothing that was reached is lost"
-            )
-        if self._alone_since is not None and time.monotonic() - self._alone_since > patience:
-            raise ClusterError(
-                f"all workers have been gone for {patience:.0f} s; start workers and run the same command again: "
-                f"nothing that was reached is lost"
-            )
+        self._patience.check(self._executor.worker_timeout)
 
     def _understood(self, reports: Iterable[Report]) -> Iterator[Report]:
         """Reports as they are to be understood; of a state that a worker could not read, once it is clear whose fault

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hpstage.errors import InternalError
 from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
@@ -60,7 +59,7 @@ from hpstage.scheduler.preemption import Yielding
 from hpstage.scheduler.remaining import Outlook, look_out
 from hpstage.scheduler.reports import Reports
 from hpstage.scheduler.stage_tree import StageTree
-from hpstage.scheduler.workers import Worker
+from hpstage.scheduler.workers import Workers
 
 # The driver of a plan that no other works on.
 _ALONE = DriverId("")
@@ -104,7 +103,7 @@ class Scheduler:
         self._tree = StageTree(plan)
         self.driver = driver
         self._now = 0.0  # the latest time that was told
-        self._workers: dict[WorkerId, Worker] = {}
+        self.workers = Workers()
         self._running: dict[ChainId, Orders] = {}  # of this driver's chains
         layer = Layer(
             plan,
@@ -115,12 +114,11 @@ class Scheduler:
             running=self._running,
         )
         self._yielding = Yielding(plan, self._tree, layer)
-        self._covers = Covers(plan, self._tree, self._workers, driver, pool)
-        self._reports = Reports(plan, self._running, self._workers, max_losses)
+        self._covers = Covers(plan, self._tree, self.workers, driver, pool)
+        self._reports = Reports(plan, self._running, self.workers, max_losses)
         self._dispatch = Dispatch(
-            plan, self._tree, layer, self._yielding, driver, self._workers, self._running, verify != "off"
+            plan, self._tree, layer, self._yielding, driver, self.workers, self._running, verify != "off"
         )
-        self.most_workers = 0
         self.draining = False  # no chain is started or prolonged any more
         self.leaving = False  # and those that run end as soon as can be
         plan.forget(driver)  # what an earlier life of this driver left
@@ -168,7 +166,7 @@ class Scheduler:
             case BoundaryReached(reached):
                 self.tick(reached.at)
                 if reached.kept is not None:
-                    return self._unbench(reached.worker)
+                    return self.workers.unbench(reached.worker)
             case BoundaryMissed():
                 self._missed(report)
             case ForkVerified():
@@ -176,19 +174,15 @@ class Scheduler:
             case ChainEnded():
                 self.tick(report.at)
                 if report.outcome == "cut_off":
-                    return self._bench(report)
+                    return self.workers.bench(report.worker, report.message, self._now)
                 if report.outcome in ("done", "stopped", "failed"):
-                    return self._unbench(report.worker)
+                    return self.workers.unbench(report.worker)
             case WorkerJoined():
                 self.tick(report.at)
-                if report.worker in self._workers:
-                    raise InternalError(f"worker {report.worker} joined twice")
-                worker = self._workers[report.worker] = Worker(report.worker)
-                self._covers.find_on(worker)
-                self.most_workers = max(self.most_workers, len(self._workers))
+                self._covers.find_on(self.workers.join(report.worker))
             case WorkerLeft():
                 self.tick(report.at)
-                self._workers.pop(report.worker, None)
+                self.workers.pop(report.worker, None)
         return []
 
     def tick(self, now: float) -> None:
@@ -206,26 +200,6 @@ class Scheduler:
         cover = self._tree.line(self._plan.nodes[report.node]).covers.get(report.chain)
         if cover is not None and cover.start < report.step <= cover.stop and report.position < cover.stop:
             self._tree.cover(report.chain, Span(report.node, report.position, cover.stop))
-
-    def _bench(self, report: ChainEnded) -> list[str]:
-        worker = self._workers.get(report.worker)
-        if worker is None:
-            return []
-        known = worker.trouble
-        seconds = worker.bench(report.message, self._now)
-        if known == report.message:
-            return []
-        return [
-            f"Worker {worker.id} cannot use the checkpoints: {report.message}. It is given no work for "
-            f"{seconds:.0f} s, then tried again and again; nothing is lost by it."
-        ]
-
-    def _unbench(self, id: WorkerId) -> list[str]:
-        worker = self._workers.get(id)
-        if worker is None or not worker.benched:
-            return []
-        worker.unbench()
-        return [f"Worker {id} can use the checkpoints again."]
 
     # --- what is known ------------------------------------------------------------------------------------
 
@@ -290,7 +264,7 @@ class Scheduler:
 
     def _advance(self, orders: Orders, fact: StateReached) -> None:
         if fact.kept is not None:
-            self._workers[orders.chain.worker].remember(StateRef(fact.node, fact.step))
+            self.workers[orders.chain.worker].remember(StateRef(fact.node, fact.step))
         while orders.marks and orders.marks[0] <= fact.step:
             orders.marks.pop(0)
 
@@ -347,24 +321,14 @@ class Scheduler:
         if self.leaving:
             instructions += self._yielding.part(running)
         else:
-            able = sum(worker.back_at <= self._now for worker in self._workers.values())
-            instructions += self._yielding.settle(running, able, self._now)
+            instructions += self._yielding.settle(running, self.workers.able(self._now), self._now)
         return instructions
 
     # --- reading ------------------------------------------------------------------------------------------
 
-    @property
-    def workers(self) -> list[WorkerId]:
-        return list(self._workers)
-
     def back_at(self) -> float | None:
         """When the next benched worker is tried again; ``None`` if none is benched."""
-        return min((worker.back_at for worker in self._workers.values() if worker.back_at > self._now), default=None)
-
-    def trouble(self) -> str | None:
-        """Why no worker can use the checkpoints, if none can."""
-        troubles = [worker.trouble for worker in self._workers.values() if worker.benched]
-        return troubles[0] if troubles and len(troubles) == len(self._workers) else None
+        return self.workers.back_at(self._now)
 
     def source_of(self, chain: ChainId) -> StateKey | None:
         """The key of the state that one of this driver's chains starts from."""
@@ -392,7 +356,7 @@ class Scheduler:
         """Assert every cross-collection invariant. For tests: O(plan)."""
         validate(self._plan)
         self._tree.validate()
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             assert worker.chain is None or worker.chain in self._plan.chains
         for id, orders in self._running.items():
             chain = orders.chain

@@ -48,7 +48,7 @@ class StageTree:
         return self._lines[node.id]
 
     def line_of(self, span: Span) -> Line:
-        return self.line(self._plan.nodes[span.node])
+        return self._lines[span.node] if span.node < len(self._lines) else self.line(self._plan.nodes[span.node])
 
     # --- changes ------------------------------------------------------------------------------------------
 

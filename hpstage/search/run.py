@@ -61,6 +61,6 @@ def _result(call: Call, driver: Driver, session: Session, steps_before: int, mak
         failed=session.failed,
         whole=whole,
         makespan=makespan,
-        workers=driver.scheduler.most_workers,
+        workers=driver.scheduler.workers.most,
     )
     return Result(call.request.study, saved, call.places.folder, plan, facts, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -21,13 +20,10 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import Scalar, Schedule
 from hpstage.schedule.space import Space, describe, grown
-
-logger = logging.getLogger("hpstage")
+from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_what_is_left
 
 # User attributes of a fork: the donor's number, and the step up to which it is the donor.
 _ORIGIN = ("hpstage:donor", "hpstage:forked_at")
-# User attribute of a trial: the plan on which it is searched. One study may be searched on several.
-_PLAN = "hpstage:plan"
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -85,7 +81,7 @@ class Roster(Trials):
         self._begin()
         known = {trial.number for trial in self.trials}
         for frozen in self._ledger.trials():
-            ours = frozen.user_attrs.get(_PLAN) == self._driver.plan.id and not frozen.state.is_finished()
+            ours = frozen.user_attrs.get(PLAN) == self._driver.plan.id and not frozen.state.is_finished()
             if ours and frozen.number not in known and self._id(frozen.number) not in self._driver.plan.trials:
                 if frozen.intermediate_values or not self._ledger.can_be_made_again(frozen):
                     self._ledger.withdraw(frozen)
@@ -111,10 +107,10 @@ class Roster(Trials):
                     f"extend=True, but this store knows no search of study {self._ledger.name!r}; leave extend out to "
                     f"begin one"
                 )
-            _check_extension(record.started, self._started)
+            check_extension(record.started, self._started)
             self._take_over(record, [self._started])
         else:
-            self._warn_of_what_is_left(record)
+            warn_of_what_is_left(self._driver.plan, self._ledger, record, self._started)
             state = self._sampler.take()
             self._driver.log.write([self._started, TrialProposed(self._started.study, None, None, state)])
 
@@ -122,7 +118,7 @@ class Roster(Trials):
         """Go on with the trials of a search; one that extends it begins with them."""
         by_number = {trial.number: trial for trial in self._ledger.trials()}
         trials = [(p, by_number[p.number]) for p in record.proposed if p.number is not None]
-        longer = self._lengthened(trials)
+        longer = lengthened(self._driver.plan, self._ledger, self._space, self._started.steps, trials)
         self._driver.log.write(begin)
         for added in longer:
             self._plan(added, [])
@@ -141,68 +137,6 @@ class Roster(Trials):
                 trial.barred = UserFailure(summary="failed in an earlier session", traceback="")
         self.unclaimed = [trial for trial in self.trials if trial.fork is not None]
         self._sampler.put([proposed.sampler for proposed in record.proposed])
-
-    def _lengthened(self, trials: Sequence[tuple[TrialProposed, FrozenTrial]]) -> list[TrialAdded]:
-        """The trials of an earlier search with schedules of this one's steps. Changes nothing."""
-        steps = self._started.steps
-        longer: dict[TrialId, TrialAdded] = {}
-        origins: dict[TrialId, TrialId] = {}
-        for proposed, frozen in trials:
-            planned = self._driver.plan.trials.get(proposed.trial or TrialId(""))
-            if planned is None:
-                continue  # a fork that could not be
-            origins[planned.id] = planned.id if proposed.extends is None else origins[proposed.extends]
-            schedules = dict(planned.schedules)
-            if planned.steps < steps:
-                try:
-                    first = int(str(origins[planned.id]).rpartition("/")[2])
-                    schedules = describe(self._space, self._ledger.stand_in(frozen, first), steps)
-                except UsageError:
-                    raise
-                except ValueError as error:  # of Optuna, about its parameters
-                    raise UsageError(
-                        f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
-                        f"proposed with ({error}); extend a search with its own space"
-                    ) from error
-                if proposed.fork is not None:
-                    schedules = grown(longer[proposed.fork.donor].schedules, proposed.fork.step, schedules)
-                for name, before in planned.schedules.items():
-                    if name not in schedules or schedules[name].until(planned.steps) != before:
-                        raise UsageError(
-                            f"trial {frozen.number} had another schedule of {name!r} in its first {planned.steps} "
-                            f"steps; an extension goes on with what was trained: let space() return the same schedules "
-                            f"up to there"
-                        )
-            longer[planned.id] = TrialAdded(planned.id, schedules, max(planned.steps, steps))
-        return list(longer.values())
-
-    def _warn_of_what_is_left(self, record: SearchRecord | None) -> None:
-        """Say what a new search leaves behind."""
-        name = self._started.study
-        if record is not None and not record.ended and record.open:
-            logger.warning(
-                "Study %r holds an interrupted search with other arguments (%s); its open trials stay as they are. "
-                "Make its call again to go on with it, or add extend=True to take over its trials.",
-                name,
-                record.started.algorithm,
-            )
-        elif record is not None and record.started.steps < self._started.steps:
-            logger.warning(
-                "The last search of study %r had %d steps; this one proposes new trials of %d. Add extend=True to "
-                "carry on the trials that are there.",
-                name,
-                record.started.steps,
-                self._started.steps,
-            )
-        for trial in self._ledger.trials():
-            searched = "hpstage:search" in trial.user_attrs and trial.state != TrialState.FAIL
-            if searched and trial.user_attrs.get(_PLAN) != self._driver.plan.id:
-                logger.warning(
-                    "Study %r holds trials of another plan (other code, data, environment or store): nothing of "
-                    "them is reused, and its best trial may be one of them. Use another study_name to keep them apart.",
-                    name,
-                )
-                return
 
     # --- new trials ---------------------------------------------------------------------------------------
 
@@ -257,7 +191,7 @@ class Roster(Trials):
 
     def _attrs(self, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
         """By which a trial is known whose making was cut off."""
-        return {"hpstage:search": self._started.study, _PLAN: self._driver.plan.id, **more}
+        return {"hpstage:search": self._started.study, PLAN: self._driver.plan.id, **more}
 
     def _cut_off_with(self, attrs: Mapping[str, Any]) -> FrozenTrial | None:
         for frozen in self._cut_off:
@@ -358,16 +292,3 @@ def name_in(plan: SearchPlan, ledger: Ledger) -> str:
     if record is None or record.started.identity == identity:
         return ledger.name
     return f"{ledger.name}@{identity[:8]}"
-
-
-def _check_extension(last: SearchStarted, now: SearchStarted) -> None:
-    if last.metric != now.metric:
-        raise UsageError(
-            f"extend=True, but the last search of the study was for metric {', '.join(last.metric)}; extend it for the "
-            f"same metric, or use another study"
-        )
-    if last.steps > now.steps:
-        raise UsageError(
-            f"extend=True with steps={now.steps}, but the study's trials have {last.steps} steps already; extend them "
-            f"to as many or more"
-        )

@@ -1,0 +1,38 @@
+"""How long a search waits for workers that can work."""
+
+from __future__ import annotations
+
+import time
+
+from hpstage.errors import CheckpointUnreachable, ClusterError
+from hpstage.scheduler.scheduler import Scheduler
+
+
+class Patience:
+    """Ends the search when all workers have been gone, or none could use the checkpoints, for ``seconds``."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._alone_since: float | None = None
+        self._cut_off_since: float | None = None
+
+    def workers_changed(self) -> None:
+        self._alone_since = None if self._scheduler.workers else time.monotonic()
+
+    def check(self, seconds: float) -> None:
+        now = time.monotonic()
+        trouble = self._scheduler.workers.trouble()
+        if trouble is None:
+            self._cut_off_since = None
+        elif self._cut_off_since is None:
+            self._cut_off_since = now
+        elif now - self._cut_off_since > seconds and not self._scheduler.running:
+            raise CheckpointUnreachable(
+                f"no worker has been able to use the checkpoints for {seconds:.0f} s ({trouble}); fix that and run "
+                f"the same command again: nothing that was reached is lost"
+            )
+        if self._alone_since is not None and now - self._alone_since > seconds:
+            raise ClusterError(
+                f"all workers have been gone for {seconds:.0f} s; start workers and run the same command again: "
+                f"nothing that was reached is lost"
+            )

@@ -1,0 +1,98 @@
+"""What earlier calls have left of a study's searches, as a call finds it. Changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpstage.errors import UsageError
+from hpstage.optuna.ledger import Ledger
+from hpstage.plan.facts import SearchStarted, TrialAdded, TrialId, TrialProposed
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.searches import SearchRecord
+from hpstage.schedule.space import Space, describe, grown
+
+logger = logging.getLogger("hpstage")
+
+# User attribute of a trial: the plan on which it is searched. One study may be searched on several.
+PLAN = "hpstage:plan"
+
+
+def check_extension(last: SearchStarted, now: SearchStarted) -> None:
+    if last.metric != now.metric:
+        raise UsageError(
+            f"extend=True, but the last search of the study was for metric {', '.join(last.metric)}; extend it for the "
+            f"same metric, or use another study"
+        )
+    if last.steps > now.steps:
+        raise UsageError(
+            f"extend=True with steps={now.steps}, but the study's trials have {last.steps} steps already; extend them "
+            f"to as many or more"
+        )
+
+
+def lengthened(
+    plan: SearchPlan, ledger: Ledger, space: Space, steps: int, trials: Sequence[tuple[TrialProposed, FrozenTrial]]
+) -> list[TrialAdded]:
+    """The trials of an earlier search with schedules of so many steps."""
+    longer: dict[TrialId, TrialAdded] = {}
+    origins: dict[TrialId, TrialId] = {}
+    for proposed, frozen in trials:
+        planned = plan.trials.get(proposed.trial or TrialId(""))
+        if planned is None:
+            continue  # a fork that could not be
+        origins[planned.id] = planned.id if proposed.extends is None else origins[proposed.extends]
+        schedules = dict(planned.schedules)
+        if planned.steps < steps:
+            try:
+                first = int(str(origins[planned.id]).rpartition("/")[2])
+                schedules = describe(space, ledger.stand_in(frozen, first), steps)
+            except UsageError:
+                raise
+            except ValueError as error:  # of Optuna, about its parameters
+                raise UsageError(
+                    f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
+                    f"proposed with ({error}); extend a search with its own space"
+                ) from error
+            if proposed.fork is not None:
+                schedules = grown(longer[proposed.fork.donor].schedules, proposed.fork.step, schedules)
+            for name, before in planned.schedules.items():
+                if name not in schedules or schedules[name].until(planned.steps) != before:
+                    raise UsageError(
+                        f"trial {frozen.number} had another schedule of {name!r} in its first {planned.steps} "
+                        f"steps; an extension goes on with what was trained: let space() return the same schedules "
+                        f"up to there"
+                    )
+        longer[planned.id] = TrialAdded(planned.id, schedules, max(planned.steps, steps))
+    return list(longer.values())
+
+
+def warn_of_what_is_left(plan: SearchPlan, ledger: Ledger, record: SearchRecord | None, now: SearchStarted) -> None:
+    """Say what a new search leaves behind."""
+    name = now.study
+    if record is not None and not record.ended and record.open:
+        logger.warning(
+            "Study %r holds an interrupted search with other arguments (%s); its open trials stay as they are. "
+            "Make its call again to go on with it, or add extend=True to take over its trials.",
+            name,
+            record.started.algorithm,
+        )
+    elif record is not None and record.started.steps < now.steps:
+        logger.warning(
+            "The last search of study %r had %d steps; this one proposes new trials of %d. Add extend=True to "
+            "carry on the trials that are there.",
+            name,
+            record.started.steps,
+            now.steps,
+        )
+    for trial in ledger.trials():
+        searched = "hpstage:search" in trial.user_attrs and trial.state != TrialState.FAIL
+        if searched and trial.user_attrs.get(PLAN) != plan.id:
+            logger.warning(
+                "Study %r holds trials of another plan (other code, data, environment or store): nothing of "
+                "them is reused, and its best trial may be one of them. Use another study_name to keep them apart.",
+                name,
+            )
+            return
