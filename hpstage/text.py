@@ -1,8 +1,13 @@
-"""How numbers, durations, sizes and names are written for people. Pure."""
+"""How numbers, durations, sizes, names and tables are written for people. Pure."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
+
 _HOUR, _MINUTE = 3600, 60
+# Columns of a console that wraps nothing.
+_UNBOUNDED = 1_000_000
 
 
 def clean(name: object) -> str:
@@ -44,6 +49,10 @@ def hours(seconds: float) -> str:
     return f"{round(seconds / _HOUR, 4) + 0.0:,.4f}"  # + 0.0: not -0.0000
 
 
+def worker_hours(seconds: float) -> str:
+    return f"{hours(seconds)} h"
+
+
 def size(bytes: float) -> str:
     """In the unit that suits: ``12 bytes``, ``1.2 MB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
@@ -51,3 +60,26 @@ def size(bytes: float) -> str:
             return f"{bytes:.0f} {unit}" if unit == "bytes" else f"{bytes:.1f} {unit}"
         bytes /= 1000
     return f"{bytes:,.1f} TB"
+
+
+def aligned(rows: Sequence[tuple[str, str]]) -> str:
+    """One line for each name and its value."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Rows of as many cells each, the first ``left`` columns to the left, the others to the right; never wrapped."""
+    # Where a table is shown, not wherever a number is written.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for place in range(len(rows[0])):
+        grid.add_column(justify="left" if place < left else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*map(Text, row))  # as it is: names are no markup
+    shown = io.StringIO()
+    Console(file=shown, width=_UNBOUNDED, color_system=None, force_jupyter=False).print(grid)
+    return "\n".join(line.rstrip() for line in shown.getvalue().rstrip("\n").split("\n"))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from hpstage.checking.ways import AGAIN
+from hpstage.text import count_of, table
 
 Verdict = Literal["equal", "differs", "refused", "failed", "not tried"]
 _WIDTH = 116
@@ -49,7 +50,7 @@ class Finding:
             return "before the first step"
         if self.verdict == "differs":
             return f"{begun}after step {self.step}"
-        return f"{begun}{self.step} step{'' if self.step == 1 else 's'} trained"
+        return f"{begun}{count_of(self.step, 'step')} trained"
 
     def __str__(self) -> str:
         if self.verdict != "differs":
@@ -73,6 +74,11 @@ class Way:
     verdict: Verdict
     steps: int
     seconds: float
+
+    def cells(self) -> tuple[str, ...]:
+        tried = self.verdict != "not tried"
+        took = (f"{self.steps} steps", f"{self.seconds:.1f} s") if tried else ("", "")
+        return (self.name, self.verdict, *took)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +115,7 @@ class CheckReport:
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
-        width = max(len(way.name) for way in self.ways)
-        lines = [
-            f"{way.name:<{width}}  {way.verdict:<9}  {way.steps:>4} steps  {way.seconds:6.1f} s"
-            if way.verdict != "not tried"
-            else f"{way.name:<{width}}  not tried"
-            for way in self.ways
-        ]
+        lines = [table([way.cells() for way in self.ways], left=2)]
         trained = sum(way.steps for way in self.ways)
         end = f"{trained:,} steps trained in {self.seconds:.0f} s"
         if self.ok:

@@ -22,6 +22,7 @@ from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
 from hpstage.store import Leases
 from hpstage.store.opening import open_existing
+from hpstage.text import table
 
 # Checkpoints that are removed between two looks whether a driver has come, and by how many threads.
 _BATCH = 16
@@ -188,9 +189,7 @@ class Collection:
         ):
             if heap.count:
                 rows.append((name, heap.count, heap.bytes))
-        width = max(len(name) for name, _, _ in rows)
-        lines = [f"{'':<{width}}  checkpoints  {'bytes':>15}"]
-        lines += [f"{name:<{width}}  {count:>11,}  {size:>15,}" for name, count, size in rows]
+        cells = [("", "checkpoints", "bytes"), *((name, f"{count:,}", f"{size:,}") for name, count, size in rows)]
         unpublished = self.before.unpublished if self.dry_run else self.after.unpublished
         notes = [
             (self.rests, f"rests of dead writers removed: {self.rests}"),
@@ -201,4 +200,4 @@ class Collection:
             (self.failed, f"written off, but could not be removed: {self.failed}"),
             (self.dry_run, "Nothing was changed (--dry-run)."),
         ]
-        return "\n".join([*lines, *(text for said, text in notes if said)])
+        return "\n".join([table(cells), *(text for said, text in notes if said)])

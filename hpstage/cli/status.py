@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Annotated
@@ -12,7 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from hpstage.cli.terminal import echo, table
+from hpstage.cli.terminal import echo
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.plan.facts import DriverId
@@ -21,7 +22,7 @@ from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
 from hpstage.store.opening import open_journal
-from hpstage.text import clean, count_of, hours
+from hpstage.text import aligned, clean, count_of, hours, shortened, table, worker_hours
 
 # Lines of running chains, studies and drivers on a terminal; --json has all.
 _LINES = 40
@@ -199,16 +200,15 @@ def as_text(found: Status) -> str:
         ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
         ("steps", f"{plan.steps_asked:,} asked, {plan.steps_unique:,} distinct, {plan.steps_trained:,} trained"),
         ("merge rate", f"{plan.merge_rate:.2f}"),
-        ("worker-hours used", f"{hours(plan.seconds_used)} h"),
-        ("saved", f"{hours(plan.seconds_saved)} h of {hours(plan.seconds_alone)} h"),
+        ("worker-hours used", worker_hours(plan.seconds_used)),
+        ("saved", f"{worker_hours(plan.seconds_saved)} of {worker_hours(plan.seconds_alone)}"),
         ("checkpoints", f"{plan.checkpoints:,} ({plan.checkpoint_bytes:,} bytes)"),
     ]
     if plan.failures:
         rows.append(("failed stages", f"{plan.failures:,}"))
     if plan.differences:
         rows.append(("not exact", f"{count_of(plan.differences, 'time')}: see the report"))
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    lines = [aligned(rows)]
     if found.studies:
         head: tuple[str, ...] = ("study", "state", "trials", "best", "steps asked", "merge rate", "h used", "h saved")
         cells = [
@@ -224,14 +224,14 @@ def as_text(found: Status) -> str:
             )
             for study in found.studies[-_LINES:]
         ]
-        lines += ["", *_cut(table(head, cells, left=4), len(found.studies))]
+        lines += ["", table([head, *cells], left=4), *_left_out(found.studies)]
     if found.drivers:
         head = ("driver", "host", "process", "state")
         cells2 = [
             (clean(driver.driver), clean(driver.host), str(driver.pid), "alive" if driver.alive else "gone")
             for driver in found.drivers[-_LINES:]
         ]
-        lines += ["", *_cut(table(head, cells2, left=4), len(found.drivers))]
+        lines += ["", table([head, *cells2], left=4), *_left_out(found.drivers)]
     if found.chains:
         head = ("worker", "chain", "since", "node", "step", "to")
         cells3 = [
@@ -245,15 +245,14 @@ def as_text(found: Status) -> str:
             )
             for chain in found.chains[-_LINES:]
         ]
-        lines += ["", *_cut(table(head, cells3, left=3), len(found.chains))]
+        lines += ["", table([head, *cells3], left=3), *_left_out(found.chains)]
     elif any(study.state == "running" for study in found.studies):
         lines += ["", "no chain is running"]
     return "\n".join(lines)
 
 
-def _cut(lines: list[str], all: int) -> list[str]:
-    left_out = all - (len(lines) - 1)
-    return [*lines, f"... and {left_out:,} earlier (--json has all)"] if left_out else lines
+def _left_out(all: Sequence[object]) -> list[str]:
+    return [f"... and {len(all) - _LINES:,} earlier (--json has all)"] if len(all) > _LINES else []
 
 
 def _trials(study: StudyRow) -> str:
@@ -262,9 +261,8 @@ def _trials(study: StudyRow) -> str:
 
 
 def _told(best: Best) -> str:
-    value = best.value if isinstance(best.value, str) else f"{best.value:.6g}"
     end = f"{best.goal} " if best.goal in ("lowest", "highest") else ""
-    return f"{end}{clean(best.metric)} {value} (trial {clean(best.trial.rpartition('/')[2])})"
+    return f"{end}{clean(best.metric)} {shortened(best.value)} (trial {clean(best.trial.rpartition('/')[2])})"
 
 
 def _clock(at: float) -> str:

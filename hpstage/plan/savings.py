@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.text import hours
+from hpstage.text import aligned, count_of, worker_hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,11 @@ class Savings:
             ("would have been used", _hours(self.worker_seconds_alone)),
             ("saved", _hours(self.saved_seconds)),
             ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
-            ("makespan", f"{self.makespan:.1f} s on {self.workers} worker{'s' if self.workers != 1 else ''}"),
+            ("makespan", f"{self.makespan:.1f} s on {count_of(self.workers, 'worker')}"),
         ]
         if self.failed:
             rows.insert(1, ("failed", f"{self.failed}"))
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+        return aligned(rows)
 
 
 def answered_steps(planned: PlannedTrial) -> list[int]:
@@ -124,7 +123,7 @@ def seconds_alone(plan: SearchPlan, planned: PlannedTrial, answered: Sequence[in
 
 
 def _hours(seconds: float) -> str:
-    return f"{hours(seconds)} h ({round(seconds, 1) + 0.0:,.1f} s)"  # + 0.0: not -0.0
+    return f"{worker_hours(seconds)} ({round(seconds, 1) + 0.0:,.1f} s)"  # + 0.0: not -0.0
 
 
 def savings(

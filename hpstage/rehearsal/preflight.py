@@ -34,7 +34,7 @@ from hpstage.search.optimize import optimize
 from hpstage.search.request import BLIND
 from hpstage.search.result import Result
 from hpstage.store import MemoryJournal
-from hpstage.text import duration, hours, size
+from hpstage.text import aligned, duration, size, table, worker_hours
 
 # Samplers that stop when they have proposed everything.
 _ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
@@ -119,17 +119,15 @@ class Preflight:
             rows.append(("by cost", by_cost))
         if self.timed:
             rows += [
-                ("GPU-hours", self.worker_seconds.text(_hours)),
-                ("without sharing", self.worker_seconds_alone.text(_hours)),
-                ("saved", self.saved_seconds.text(_hours)),
+                ("GPU-hours", self.worker_seconds.text(worker_hours)),
+                ("without sharing", self.worker_seconds_alone.text(worker_hours)),
+                ("saved", self.saved_seconds.text(worker_hours)),
             ]
         rows += [
             ("checkpoints kept", self._checkpoints(self.checkpoints)),
             ("needed at most", self._checkpoints(self.checkpoints_needed)),
         ]
-        width = max(len(name) for name, _ in rows)
-        lines = [f"{name:<{width}}  {value}" for name, value in rows]
-        return "\n".join([*lines, "", *self._table(), "", *self._notes()])
+        return "\n".join([aligned(rows), "", self._table(), "", *self._notes()])
 
     def _checkpoints(self, number: Spread) -> str:
         each = self.checkpoint_bytes
@@ -137,7 +135,7 @@ class Preflight:
             return number.text(_count)
         return f"{number.text(_count)}, {number.text(lambda count: size(count * each))}"
 
-    def _table(self) -> list[str]:
+    def _table(self) -> str:
         style = duration if self.timed else _count
         cells = [["GPUs", "makespan", "lower bound", "makespan / bound", "without sharing, at least"]]
         for fleet in self.fleets:
@@ -145,8 +143,7 @@ class Preflight:
             spreads = fleet.makespan, fleet.lower_bound, fleet.alone_bound
             makespan, bound, alone = (spread.text(style) for spread in spreads)
             cells.append([f"{fleet.workers}", makespan, bound, f"{over:.2f}", alone])
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells]
+        return table(cells, left=0)
 
     def _notes(self) -> Iterator[str]:
         if not self.exact and not self.drawn.high:
@@ -434,7 +431,3 @@ def _count(number: float) -> str:
 
 def _ratio(number: float) -> str:
     return f"{number:.2f}"
-
-
-def _hours(seconds: float) -> str:
-    return f"{hours(seconds)} h"

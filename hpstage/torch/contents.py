@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
+from hpstage.text import size
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.hashing import hashed
 from hpstage.training.identity.walk import Walk
@@ -98,7 +99,7 @@ def contents_of(dataset: Any, made: Mapping[str, object], *, owner: object) -> C
             seen.append(f"self.{attribute}")
     remark = f"{length:,} samples"
     if held or kept_in_files:
-        remark += f", {_megabytes(held + kept_in_files)} of them digested" + (
+        remark += f", {size(held + kept_in_files)} of them digested" + (
             " in parts" if files.sampled or walk.values.sampled else ""
         )
     if computed:
@@ -149,7 +150,3 @@ def _samples(dataset: Any, count: int) -> str:
                 "when the data change"
             ) from None
         return text
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

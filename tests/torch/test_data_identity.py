@@ -286,7 +286,7 @@ def test_one_line_says_what_of_the_data_the_identity_rests_on(caplog: pytest.Log
     np.save(tmp_path / "test.npy", np.zeros(250_000))
     [(level, text)] = searched(ThatDatasetSets(str(tmp_path / "test.npy")), caplog)
     assert level == logging.INFO
-    assert "30 samples, 0.0 MB of them digested" in text
+    assert "30 samples, 7.9 kB of them digested" in text
     assert "set by dataset(): self.test" in text
 
 

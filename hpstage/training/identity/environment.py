@@ -7,6 +7,7 @@ import platform
 import sys
 
 from hpstage.executor import Environment
+from hpstage.text import size
 from hpstage.trainable import Trainable
 from hpstage.training.identity import threads
 from hpstage.training.identity.files import DataFiles
@@ -72,7 +73,7 @@ def _told(trainable: Trainable, identity: Identity, files: DataFiles) -> tuple[l
     contents = see() if see is not None else None
     parts = [contents.remark] if contents is not None else []
     if identity.nbytes:
-        parts.append(f"{identity.nbytes / 1e6:,.1f} MB in attributes and globals")
+        parts.append(f"{size(identity.nbytes)} in attributes and globals")
     if files.names:
         parts.append(f"files of attributes: {', '.join(files.names[:5])}" + (" ..." if len(files.names) > 5 else ""))
     remark = f"data that tell one run's from another's: {'; '.join(parts) or 'none, only the code that loads them'}"
