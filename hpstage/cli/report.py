@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from hpstage.cli.terminal import echo
-from hpstage.report.account import keep
 from hpstage.report.book import open_book
 from hpstage.text import clean
 
@@ -34,7 +33,6 @@ def report(
     hpstage report "redis://head:6379?prefix=NAME"
     """
     book = open_book(store, study)
-    keep(book)
     from hpstage.report.writing import write_book  # brings matplotlib
 
     echo(clean(write_book(folder, book, tables=tables)))

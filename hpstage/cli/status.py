@@ -17,7 +17,7 @@ from hpstage.cli.terminal import echo
 from hpstage.driver.lease_keeper import Presence
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.plan.facts import DriverId
-from hpstage.report.account import Account, keep, new_account
+from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
@@ -112,8 +112,6 @@ def status(
                 except HistoryChanged:  # what is there now is another plan
                     account = new_account(journal)
                     account.catch_up(journal)
-                if not watch:
-                    keep(account)
                 found = status_of(account, journal)
                 text = msgspec.json.encode(found).decode() if as_json else as_text(found)
                 if text != shown:

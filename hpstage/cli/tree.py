@@ -14,7 +14,7 @@ from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
-from hpstage.report.account import Account, keep, new_account
+from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book, open_book
 from hpstage.report.files import replacing
 from hpstage.report.lanes import Lane
@@ -64,7 +64,6 @@ def tree(
         journal = open_journal(store, closing=closing, read_only=True)
         account = new_account(journal)
         account.catch_up(journal)
-        keep(account)
     for line in draw(account, _lanes(account, study), depth=depth, lines=lines):
         echo(line)
 
@@ -78,7 +77,6 @@ def _draw(store: str, study: str | None, path: Path) -> None:
     from hpstage.report import draw_stage_tree, save
 
     book = open_book(store, study)
-    keep(book)
     try:
         with replacing(path) as aside:
             save(draw_stage_tree(book), aside, format=kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +15,6 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.report.observer import Observer
 from hpstage.store import Journal
 
-# New objects that Python looks through for garbage in no time.
-_MANY = 100_000
 # Records that are read at a time.
 _PIECE = 10_000
 
@@ -116,20 +113,7 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if collecting:
-            # What was made meanwhile is to be old: as young it would all be looked through at once. Not where somebody
-            # has frozen something, which would thaw; to count that takes a while.
-            if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
-
-
-def keep(held: object) -> None:
-    """For a process that soon ends, and holds an account till then: neither look for garbage in it again, nor free it
-    at the end. Both take seconds on a large plan.
-    """
-    gc.freeze()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
 def new_account(journal: Journal) -> Account:

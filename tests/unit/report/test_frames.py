@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import warnings
 from fractions import Fraction
@@ -21,7 +20,7 @@ from hpstage.plan.facts import ChainId, NodeId, StageFailed, StateLost, StateRea
 from hpstage.plan.log import open_plan, read_facts
 from hpstage.plan.payments import rounded
 from hpstage.report import Frames, frames
-from hpstage.report.account import new_account, uncollected
+from hpstage.report.account import new_account
 from hpstage.store.memory import MemoryJournal
 from tests.unit.searches import WORKLOAD, Search, searches, trial
 
@@ -266,20 +265,6 @@ def test_folding_piece_by_piece_as_the_journal_grows_comes_to_the_same_account()
         grown.catch_up(growing)
     assert grown.used == whole.used and grown.plan.totals == whole.plan.totals
     assert whole.plan.position == sum(1 for _ in read_facts(journal))
-
-
-def test_what_a_long_fold_makes_is_not_young_afterwards_and_a_short_one_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gc.unfreeze()  # what commands have frozen in this process
-    with uncollected():
-        made = [[i] for i in range(200_000)]
-        assert not gc.isenabled()
-    assert gc.isenabled() and len(made) > len(gc.get_objects(generation=0))
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("counts all that is frozen"))
-    with uncollected(), uncollected():
-        pass
-    assert gc.isenabled()
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=20), st.randoms())
