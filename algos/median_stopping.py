@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from math import isnan
 
 from hpstage.algorithm import Search, Setting, Trials
+from hpstage.algos.early_stopping import EarlyStoppingAlgorithm, EarlyStoppingSearch
 from hpstage.algos.rungs import check_whole, known
-from hpstage.algos.windows import WindowedAlgorithm, WindowedSearch
 
 
 @dataclass(frozen=True)
-class MedianStopping(WindowedAlgorithm):
+class MedianStopping(EarlyStoppingAlgorithm):
     """Stops a trial whose best value so far is worse than the median of the others' running averages at that step.
 
     Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2. Trials are evaluated
@@ -106,7 +106,7 @@ class _Level:
         return low if count % 2 else _sum(low, high) / 2
 
 
-class _MedianSearch(WindowedSearch):
+class _MedianSearch(EarlyStoppingSearch):
     def __init__(self, steps: list[int], min_trials: int, window: int, trials: Trials, *, maximize: bool) -> None:
         super().__init__(steps, window)
         self._min_trials = min_trials
@@ -114,7 +114,7 @@ class _MedianSearch(WindowedSearch):
         self._evaluations = [_Level(step, trials) for step in steps]
         self._curves: dict[int, _Curve] = {}
 
-    def goes_on(self, index: int, level: int, value: float) -> bool:
+    def should_continue(self, index: int, level: int, value: float) -> bool:
         curve = self._curves.setdefault(index, _Curve())
         evaluation = self._evaluations[level]
         evaluation.record(index, curve.add(self._sign * value))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpstage.algorithm import Search, Setting, Trials
-from hpstage.algos.windows import WindowedAlgorithm, WindowedSearch
+from hpstage.algos.early_stopping import EarlyStoppingAlgorithm, EarlyStoppingSearch
 
 
 @dataclass(frozen=True)
-class OptunaPruner(WindowedAlgorithm):
+class OptunaPruner(EarlyStoppingAlgorithm):
     """Trains a trial on until the study's pruner, ``optuna.create_study(pruner=...)``, gives it up.
 
     Trials are evaluated after ``grace`` steps, every ``interval`` steps from there on, and at the end. Each value is
@@ -44,10 +44,10 @@ class OptunaPruner(WindowedAlgorithm):
         return _PrunerSearch(self.evaluations(setting.steps), self.window, trials)
 
 
-class _PrunerSearch(WindowedSearch):
+class _PrunerSearch(EarlyStoppingSearch):
     def __init__(self, steps: list[int], window: int, trials: Trials) -> None:
         super().__init__(steps, window)
         self._trials = trials
 
-    def goes_on(self, index: int, level: int, value: float) -> bool:
+    def should_continue(self, index: int, level: int, value: float) -> bool:
         return level < len(self._steps) - 1 and not self._trials.should_prune(index, self._steps[level])

@@ -40,7 +40,10 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Trial ``index`` is over; its result is the last value told."""
+    """Trial ``index`` is over; its result is the last value told.
+
+    ``complete``: it was trained to its last step; ``pruned``: the algorithm gave it up before.
+    """
 
     index: int
     state: Literal["complete", "pruned"]

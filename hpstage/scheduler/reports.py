@@ -16,14 +16,13 @@ from hpstage.plan.facts import (
     StageFailed,
     StateLost,
     StateReached,
-    StateRef,
     WorkerId,
 )
 from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.poison import poisoned
+from hpstage.scheduler.lost_workers import facts_of_loss
 from hpstage.scheduler.workers import Worker
 
 
@@ -48,7 +47,7 @@ class Reports:
         self._max_losses = max_losses
 
     def is_over(self, report: Report) -> bool:
-        """Is it of a chain that is not running any more (a zombie)? It tells nothing then."""
+        """Whether the report is of a chain that is not running any more (a zombie). It is to be ignored then."""
         match report:
             case BoundaryReached(reached):
                 return reached.chain not in self._running
@@ -65,13 +64,13 @@ class Reports:
                 return [report]
             case ChainEnded(chain, worker, outcome, at):
                 if outcome == "lost":
-                    return self._lost(self._plan.chains[chain], worker, at, outcome, report.message)
+                    return self._lost(chain, worker, at, outcome, report.message)
                 return self._ended(self._plan.chains[chain], report)
             case WorkerLeft(id, at, reason, message):
                 gone = self._workers.get(id)
                 if gone is None or gone.chain is None or gone.chain not in self._running:
                     return []
-                return self._lost(self._plan.chains[gone.chain], id, at, reason, message)
+                return self._lost(gone.chain, id, at, reason, message)
             case BoundaryMissed() | WorkerJoined():
                 return []
 
@@ -120,30 +119,17 @@ class Reports:
         return facts
 
     def _lost(
-        self, chain: OpenChain, worker: WorkerId, at: float, how: ChainOutcome | Departure, message: str
+        self, chain: ChainId, worker: WorkerId, at: float, how: ChainOutcome | Departure, message: str
     ) -> list[Fact]:
-        """The worker vanished under the chain. What lies behind the last state that was kept is trained again."""
-        step = chain.kept
-        ahead = chain.span_at(min(step + 1, chain.spans[-1].stop))  # that is to be trained from there
-        node = self._plan.nodes[ahead.node]
-        lost = ChainLost(
-            chain=chain.id,
-            worker=worker,
-            node=node.id,
-            step=step,
+        return facts_of_loss(
+            self._plan,
+            self._plan.chains[chain],
+            worker,
             at=at,
-            outcome=how,
-            seconds=max(0.0, at - chain.since),
-            steps=0,
+            how=how,
             message=message,
+            max_losses=self._max_losses,
         )
-        facts: list[Fact] = [ChainClosed(chain.id, at), lost]
-        if lost.blames:
-            losses = [*self._plan.losses.get(StateRef(node.id, step), []), lost]
-            if len(losses) >= self._max_losses:
-                failure = poisoned(node, step, losses)
-                facts.append(StageFailed(node=node.id, step=step, evaluating=False, failure=failure))
-        return facts
 
 
 def _other_values(worker: WorkerId, node: Node, step: int) -> str:

@@ -1,4 +1,7 @@
-"""Trials that are evaluated again and again, some at a time, and stopped one by one; shared by several algorithms."""
+"""Early stopping: trials are evaluated at intervals, a window of them at a time, and each is stopped by itself.
+
+What tells such algorithms apart is :meth:`EarlyStoppingSearch.should_continue`, which is all that one has to write.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from hpstage.algos.rungs import check_whole
 from hpstage.errors import UsageError
 
 
-class WindowedAlgorithm(Algorithm):
+class EarlyStoppingAlgorithm(Algorithm):
     """Evaluates trials after ``grace`` steps, every ``interval`` steps from there on, and at the end."""
 
     interval: int
@@ -32,8 +35,8 @@ class WindowedAlgorithm(Algorithm):
         return [*range(self.grace, steps, self.interval), steps]
 
 
-class WindowedSearch(Search):
-    """Keeps ``window`` trials open. What is left to say is which of them go on."""
+class EarlyStoppingSearch(Search):
+    """Keeps ``window`` trials open. Subclasses implement ``should_continue``."""
 
     def __init__(self, steps: list[int], window: int) -> None:
         self._steps = steps
@@ -42,8 +45,8 @@ class WindowedSearch(Search):
         self._later: deque[int] = deque()  # trials that wait for a place in the window
 
     @abstractmethod
-    def goes_on(self, index: int, level: int, value: float) -> bool:
-        """Told the value of evaluation ``level``: is the trial trained to the next? Asked at the last one as well."""
+    def should_continue(self, index: int, level: int, value: float) -> bool:
+        """Whether the trial is trained to its next evaluation, now that ``level`` has this value; asked at the last as well."""
 
     def room(self) -> int:
         return self._window - len(self._levels)
@@ -54,10 +57,10 @@ class WindowedSearch(Search):
 
     def told(self, index: int, step: int, value: float) -> list[Action]:
         level = self._levels[index]
-        goes_on = self.goes_on(index, level, value)
+        continues = self.should_continue(index, level, value)
         if step == self._steps[-1]:
             return self._over(index, [Finish(index, "complete")])
-        if not goes_on:
+        if not continues:
             return self._over(index, [Finish(index, "pruned")])
         self._levels[index] = level + 1
         return [Ask(index, self._steps[level + 1])]

@@ -1,0 +1,80 @@
+"""What happens when a worker dies in the middle of a chain. Pure.
+
+The executor reports it (``WorkerLeft``, or a ``ChainEnded`` whose outcome is ``lost``), after all that the chain had
+reached before. :func:`facts_of_loss` turns that into facts: the chain is closed, and what was trained after its last
+kept state is lost. Folding them (``covers.py``) opens the steps that it did not reach: its last kept state is a ready
+head again, and the next turn (``dispatch.py``) gives that to an idle worker, as it does any other. Where several
+workers in a row have died on the way from one state, the stage is taken to kill them, and its trials fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from hpstage.plan.facts import (
+    ChainClosed,
+    ChainLost,
+    ChainOutcome,
+    Departure,
+    Fact,
+    StageFailed,
+    StateRef,
+    UserFailure,
+    WorkerId,
+)
+from hpstage.plan.nodes import Node
+from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.plan import SearchPlan
+
+
+def facts_of_loss(
+    plan: SearchPlan,
+    chain: OpenChain,
+    worker: WorkerId,
+    *,
+    at: float,
+    how: ChainOutcome | Departure,
+    message: str,
+    max_losses: int,
+) -> list[Fact]:
+    """What follows from the death of a worker under its chain.
+
+    Args:
+        at: when it was noticed.
+        max_losses: workers that may die in a row on the way from one state before its trials fail.
+    """
+    step = chain.kept
+    ahead = chain.span_at(min(step + 1, chain.spans[-1].stop))  # that is to be trained from there
+    node = plan.nodes[ahead.node]
+    lost = ChainLost(
+        chain=chain.id,
+        worker=worker,
+        node=node.id,
+        step=step,
+        at=at,
+        outcome=how,
+        seconds=max(0.0, at - chain.since),
+        steps=0,
+        message=message,
+    )
+    facts: list[Fact] = [ChainClosed(chain.id, at), lost]
+    if lost.blames:
+        losses = [*plan.losses.get(StateRef(node.id, step), []), lost]
+        if len(losses) >= max_losses:
+            facts.append(StageFailed(node.id, step, evaluating=False, failure=_failure(node, step, losses)))
+    return facts
+
+
+def _failure(node: Node, step: int, losses: Sequence[ChainLost]) -> UserFailure:
+    """The failure of a stage whose every worker died, with the story of its attempts."""
+    values = ", ".join(f"{name}={value!r}" for name, value in node.hyperparameters(step).items())
+    attempts = [
+        f"  {datetime.fromtimestamp(lost.at, UTC):%Y-%m-%d %H:%M:%S} UTC: worker {lost.worker} died, "
+        f"{lost.seconds:.1f} s after its last sign{': ' + lost.message if lost.message else ''}"
+        for lost in losses
+    ]
+    return UserFailure(
+        summary=f"{len(losses)} workers died in a row while training from step {step} ({values})",
+        traceback="\n".join(["Each worker that was given this stage died of it, or in it:", *attempts]),
+    )
