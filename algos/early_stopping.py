@@ -46,7 +46,7 @@ class EarlyStoppingSearch(Search):
 
     @abstractmethod
     def should_continue(self, index: int, level: int, value: float) -> bool:
-        """Whether the trial is trained to its next evaluation, now that ``level`` has this value; asked at the last as well."""
+        """Whether the trial goes on to its next evaluation, given the value at ``level``; asked at the last as well."""
 
     def room(self) -> int:
         return self._window - len(self._levels)
