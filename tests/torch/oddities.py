@@ -232,13 +232,13 @@ def _(kept: Any, self: Odd) -> float:
     return len(kept["a"])
 
 
-@odd("a list of many lists", lambda: [[0] for _ in range(5000)])
+@odd("a list of many lists", lambda: [[0] for _ in range(1500)])
 def _(kept: Any, self: Odd) -> float:
     kept[17][0] += 1
     return kept[17][0]
 
 
-@odd("a dict of many lists", lambda: {n: [] for n in range(5000)})
+@odd("a dict of many lists", lambda: {n: [] for n in range(1500)})
 def _(kept: Any, self: Odd) -> float:
     kept[17].append(1)
     return len(kept[17])
@@ -252,7 +252,7 @@ def _(kept: Any, self: Odd) -> float:
     return kept[17]["n"]
 
 
-@odd("a list of many tuples that hold lists", lambda: [(n, [0]) for n in range(5000)])
+@odd("a list of many tuples that hold lists", lambda: [(n, [0]) for n in range(1500)])
 def _(kept: Any, self: Odd) -> float:
     kept[17][1].append(1)
     return len(kept[17][1])

@@ -60,6 +60,7 @@ def test_a_fork_on_a_worker_that_has_trained_before_equals_training_straight_thr
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.one_in(3)
 def test_a_fork_back_to_an_early_step_sees_nothing_of_what_was_trained_after_it(name: str) -> None:
     early = 2
     with begun(name) as trainable:
@@ -73,6 +74,7 @@ def test_a_fork_back_to_an_early_step_sees_nothing_of_what_was_trained_after_it(
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.one_in(3)
 def test_a_trial_sees_nothing_of_the_one_before_it(name: str) -> None:
     expected = straight(name)
     with begun(name) as trainable:
@@ -82,6 +84,7 @@ def test_a_trial_sees_nothing_of_the_one_before_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.one_in(3)
 def test_evaluating_at_every_step_changes_nothing(name: str) -> None:
     expected = straight(name)
     with begun(name) as trainable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import nn
 
 from hpstage.errors import StateError
 from hpstage.training.capture import pure
+from hpstage.training.capture.allowed import creatable
 from hpstage.training.capture.decoding import Decoder
 from hpstage.training.capture.derived import kept_weight
 from hpstage.training.capture.on_disk import opened_file, opened_map, where_file_is, where_map_is
@@ -53,16 +53,11 @@ def test_a_state_brings_no_arguments_for_functions_that_it_may_not_name() -> Non
 
 
 def test_a_state_imports_nothing_by_a_name_that_it_gives() -> None:
-    code = (
-        "import sys, torch; from hpstage.training.capture.allowed import creatable\n"
-        "from hpstage.training.capture.survey import Survey\n"
-        "assert creatable(Survey(), 'torch.nn.utils.no_such', 'A') is None\n"
-        "assert creatable(Survey(), 'this', 'A') is None and 'this' not in sys.modules\n"
-        "assert creatable(Survey(), 'torch.nn.utils.prune', 'L1Unstructured') is not None\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
+    assert "this" not in sys.modules
+    assert creatable(Survey(), "torch.nn.utils.no_such", "A") is None
+    assert creatable(Survey(), "this", "A") is None
+    assert "this" not in sys.modules
+    assert creatable(Survey(), "torch.nn.utils.prune", "L1Unstructured") is not None
 
 
 def test_gradients_through_a_kept_weight_are_refused_and_its_values_are_not() -> None:

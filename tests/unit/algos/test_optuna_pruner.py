@@ -162,7 +162,7 @@ def optunas_own_loop(study: optuna.Study, grace: int, interval: int, n_trials: i
 @pytest.mark.parametrize("learning", [False, True])
 @pytest.mark.parametrize(("grace", "interval"), [(1, 1), (3, 2), (4, 5)])
 @pytest.mark.parametrize("pruner", PRUNERS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_with_a_window_of_one_it_is_optunas_own_loop(pruner, grace, interval, learning):
     mine, reference = create(PRUNERS[pruner](), learning=learning), create(PRUNERS[pruner](), learning=learning)
     run(OptunaPruner(interval, grace, window=1), mine)
@@ -210,7 +210,7 @@ def open_side_by_side(study: optuna.Study, grace: int, interval: int, window: in
     st.integers(1, 12),
     st.frozensets(st.tuples(st.integers(0, TRIALS - 1), st.integers(1, STEPS)), max_size=30),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_side_by_side_the_pruner_is_asked_in_the_order_of_asking(pruner, grace, interval, window, failing):
     mine, reference = create(PRUNERS[pruner]()), create(PRUNERS[pruner]())
     run(OptunaPruner(interval, grace, window), mine, failing=failing)

@@ -146,7 +146,7 @@ def test_radius_0_is_the_base_sampler_to_the_last_bit_and_draw(base: str, known:
 # --- what is proposed -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), radius=st.floats(0.01, 1.0))
 def test_no_value_is_moved_further_than_what_it_saves_allows_and_the_last_to_matter_not_at_all(
     seed: int, radius: float
@@ -164,7 +164,7 @@ def test_no_value_is_moved_further_than_what_it_saves_allows_and_the_last_to_mat
         assert trial.params["last"] == proposed["last"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), radius=st.floats(0.02, 1.0))
 def test_each_trial_shares_the_most_steps_that_the_radius_allows_with_an_earlier_one(seed: int, radius: float) -> None:
     base = Recorded(seed)
@@ -359,7 +359,7 @@ def in_order(trial: Any) -> None:
 
 
 @pytest.mark.parametrize("multivariate", [False, True])
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 100))
 def test_without_a_space_parameters_matter_in_the_order_of_asking(multivariate: bool, seed: int) -> None:
     base = TPESampler(seed=seed, n_startup_trials=4, multivariate=multivariate)

@@ -40,12 +40,14 @@ from hpstage.plan.savings import Savings
 from hpstage.report import open_book, write_report
 from hpstage.report.book import undominated
 from hpstage.report.sums import failures_of, savings_of
+from hpstage.search.result import Result
 from hpstage.store.memory import MemoryJournal
 from tests.unit.reports import HOSTILE, Page, cut, read, search, space, write
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
+STUDIES = ("early", "later")
 PARTS = ("train_seconds", "load_seconds", "evaluate_seconds", "save_seconds")
 
 
@@ -53,9 +55,24 @@ PARTS = ("train_seconds", "load_seconds", "evaluate_seconds", "save_seconds")
 def journal() -> MemoryJournal:
     """Of two studies on one plan."""
     journal = MemoryJournal()
-    search(journal, name="early")
-    search(journal, name="later", seed=1, algorithm=FullTraining())
+    early, later = STUDIES
+    search(journal, name=early)
+    search(journal, name=later, seed=1, algorithm=FullTraining())
     return journal
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """A search, and the page of its report."""
+    result = search()
+    return result, result.write_report(tmp_path_factory.mktemp("reported") / "new" / "folder")
+
+
+@pytest.fixture(scope="module")
+def places(journal: MemoryJournal, tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Path]:
+    """Reports of two studies on one plan, and of the plan."""
+    folder = tmp_path_factory.mktemp("places")
+    return {study: write_report(folder / (study or "plan"), journal, study=study).parent for study in (*STUDIES, None)}
 
 
 def exact(rows: list[dict[str, str]], *names: str) -> Fraction:
@@ -79,9 +96,12 @@ def check_balance(folder: Path) -> None:
     assert len(trials) == saved["trials"]
 
 
-def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(tmp_path: Path) -> None:
+def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
+    reported: tuple[Result, Path], tmp_path: Path
+) -> None:
+    result, reported_by_result = reported
     journal = MemoryJournal()
-    result = search(journal)
+    write(journal, *result.journal)
     mine = savings_of(open_book(journal))
     reports = sum(isinstance(fact, StateReached) for fact in result.journal)
     for field in fields(Savings):
@@ -92,7 +112,8 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(tmp_path
             assert said == pytest.approx(told, abs=reports * 2.0**-20, rel=0), field.name
         else:
             assert said == told, field.name
-    for page in (write_report(tmp_path / "journal", journal), result.write_report(tmp_path / "result")):
+    reported_by_journal = write_report(tmp_path, journal)
+    for page in (reported_by_journal, reported_by_result):
         check_balance(page.parent)
         told = Page(page)
         assert told.row("Trials")[0] == "24"
@@ -103,7 +124,7 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(tmp_path
         assert told.row("Worker time used")[1] == f"{result.savings.gpu_hours_used:.4g} worker-hours"
         assert told.row("Saved")[1] == f"{result.savings.gpu_hours_saved:.4g} worker-hours"
         assert told.row("Makespan")[1].startswith("on 3 workers, ")
-    assert (tmp_path / "journal" / "index.html").read_bytes() == (tmp_path / "result" / "index.html").read_bytes()
+    assert reported_by_journal.read_bytes() == reported_by_result.read_bytes()
 
 
 def test_the_makespan_is_from_the_first_beginning_to_the_last_report() -> None:
@@ -115,9 +136,9 @@ def test_the_makespan_is_from_the_first_beginning_to_the_last_report() -> None:
     assert (saved.workers, saved.saved_seconds) == (1, -0.25)
 
 
-def test_trials_of_a_study_are_those_of_its_storage(tmp_path: Path) -> None:
-    result = search()
-    rows = read(result.write_report(tmp_path).with_name("trials.csv"))
+def test_trials_of_a_study_are_those_of_its_storage(reported: tuple[Result, Path]) -> None:
+    result, page = reported
+    rows = read(page.with_name("trials.csv"))
     told = result.study.trials
     assert [int(row["number"]) for row in rows] == [t.number for t in told]
     assert [row["state"] for row in rows] == [t.state.name for t in told]
@@ -126,9 +147,9 @@ def test_trials_of_a_study_are_those_of_its_storage(tmp_path: Path) -> None:
         assert [float(row[f"params_{name}"]) for row in rows] == [t.params[name] for t in told]
 
 
-def test_shared_steps_are_the_prefixes_that_another_trial_was_asked_for_before(tmp_path: Path) -> None:
-    result = search()
-    rows = read(result.write_report(tmp_path).with_name("trials.csv"))
+def test_shared_steps_are_the_prefixes_that_another_trial_was_asked_for_before(reported: tuple[Result, Path]) -> None:
+    result, page = reported
+    rows = read(page.with_name("trials.csv"))
     prefixes = []
     for mine in result.plan.trials.values():
         prefixes.append(histories([trial(0, dict(mine.schedules), mine.steps)], [mine.asked]))
@@ -138,12 +159,8 @@ def test_shared_steps_are_the_prefixes_that_another_trial_was_asked_for_before(t
         assert int(row["steps_asked"]) - int(row["steps_shared"]) == len(prefixes[i] - others)
 
 
-def test_studies_on_one_plan_have_books_that_share_nothing_and_sum_to_the_plans(
-    journal: MemoryJournal, tmp_path: Path
-) -> None:
-    places = {study: tmp_path / (study or "plan") for study in ("early", "later", None)}
-    for study, place in places.items():
-        write_report(place, journal, study=study)
+def test_studies_on_one_plan_have_books_that_share_nothing_and_sum_to_the_plans(places: dict[str | None, Path]) -> None:
+    for place in places.values():
         check_balance(place)
     for table in ("trials", "stages"):
         whole, early, later = (read(places[study] / f"{table}.csv") for study in (None, "early", "later"))
@@ -165,8 +182,9 @@ def test_studies_on_one_plan_have_books_that_share_nothing_and_sum_to_the_plans(
     assert "later" in alone.texts and "early" not in alone.texts
 
 
-def test_states_of_a_study_are_those_that_its_trials_pass(journal: MemoryJournal, tmp_path: Path) -> None:
-    page = write_report(tmp_path, journal, study="early")
+def test_states_of_a_study_are_those_that_its_trials_pass(
+    journal: MemoryJournal, places: dict[str | None, Path]
+) -> None:
     book = open_book(journal, "early")
     passed = {
         (node.id, step)
@@ -175,7 +193,7 @@ def test_states_of_a_study_are_those_that_its_trials_pass(journal: MemoryJournal
         for step in node.states
         if step <= stop
     }
-    found = {(NodeId(int(row["node"])), int(row["step"])) for row in read(page.with_name("states.csv"))}
+    found = {(NodeId(int(row["node"])), int(row["step"])) for row in read(places["early"] / "states.csv")}
     assert found == passed < {(node.id, step) for node in book.account.plan.nodes for step in node.states}
 
 
@@ -203,9 +221,8 @@ def test_a_study_that_trains_nothing_new_has_a_report(tmp_path: Path) -> None:
     assert sum(int(row["steps_shared"]) for row in rows) == again.savings.steps_asked > again.savings.steps_unique > 0
 
 
-def test_the_best_trial_is_the_studys_with_its_parameters_and_schedules(tmp_path: Path) -> None:
-    result = search()
-    page = Page(result.write_report(tmp_path))
+def test_the_best_trial_is_the_studys_with_its_parameters_and_schedules(reported: tuple[Result, Path]) -> None:
+    result, page = reported[0], Page(reported[1])
     best = result.best_trial
     assert f"Trial {best.number}: value {best.value:.6g}" in page.text
     for name, value in best.params.items():
@@ -264,10 +281,10 @@ def test_undominated_points_are_those_that_no_other_dominates(points: list[tuple
     assert undominated(points) == sorted({b for b in points if not any(dominates(a, b) for a in points)})
 
 
-def test_the_page_needs_nothing_besides_itself(tmp_path: Path) -> None:
-    for _ in range(2):  # the second replaces the first
-        page = search().write_report(tmp_path / "new" / "folder")
-    assert page == tmp_path / "new" / "folder" / "index.html"
+def test_the_page_needs_nothing_besides_itself(reported: tuple[Result, Path]) -> None:
+    result, page = reported
+    assert result.write_report(page.parent) == page, "the second replaces the first"
+    assert page.parts[-3:] == ("new", "folder", "index.html")
     found = Page(page)
     pictures = sorted(path.stem for path in page.parent.glob("*.png"))
     assert len(found.links) == len(pictures) >= 2
@@ -414,7 +431,7 @@ def test_a_plan_of_which_nothing_was_asked_has_a_report(tmp_path: Path) -> None:
 def test_a_plan_that_is_being_searched_has_a_report_at_every_moment(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(journal, n_trials=8)
-    for stop in range(1, len(journal) + 1, 23):
+    for stop in range(1, len(journal) + 1, 46):
         before = cut(journal, stop)
         page = Page(write_report(tmp_path, before))
         check_balance(tmp_path)

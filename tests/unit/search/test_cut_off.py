@@ -21,8 +21,8 @@ from hpstage.testing.toys import Tape
 pytestmark = pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
 
 STORAGES: dict[str, Callable[[Path], BaseStorage]] = {
-    "database": lambda folder: RDBStorage(f"sqlite:///{folder / 'study.db'}"),
     "journal": lambda folder: JournalStorage(JournalFileBackend(str(folder / "study.log"))),
+    "database": lambda folder: RDBStorage(f"sqlite:///{folder / 'study.db'}"),
 }
 SAMPLERS: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
     "random": lambda: optuna.samplers.RandomSampler(seed=1),
@@ -87,8 +87,15 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
     return [(t.number, t.params, t.state, t.values, t.intermediate_values) for t in study.trials]
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("storage", "sampler"),
+    [
+        ("database", "tpe"),
+        ("journal", "random"),
+        pytest.param("database", "random", marks=pytest.mark.slow),
+        pytest.param("journal", "tpe", marks=pytest.mark.slow),
+    ],
+)
 def test_a_trial_that_is_cut_off_while_it_is_proposed_leaves_no_trace(
     storage: str, sampler: str, tmp_path: Path
 ) -> None:
@@ -115,8 +122,9 @@ def test_a_fork_that_is_cut_off_while_it_is_made_leaves_no_trace(tmp_path: Path)
         assert evolve(str(stop_at)) == expected
 
 
-@pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("algorithm", [FullTraining(window=2), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.one_in(2)
 def test_a_study_that_goes_on_in_one_store_leaves_what_it_has_begun_in_another_alone(
     storage: str, algorithm: Algorithm, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,7 +98,7 @@ def test_more_steps_train_only_what_is_new_and_every_line_ends_as_if_it_had_been
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize("change", [{"n_trials": 17}, {"steps": 16}, {"steps": 16, "n_trials": 17}, {}], ids=str)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_an_extended_search_decides_as_one_that_was_as_large_from_the_start(
     algorithm: Algorithm, change: dict[str, int]
 ) -> None:
@@ -162,9 +162,10 @@ def stored(folder: Path) -> optuna.Study:
     return create(JournalStorage(JournalFileBackend(str(folder / "optuna.log"))))
 
 
+@pytest.mark.parametrize("every", [27, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
 def test_an_extension_that_is_interrupted_anywhere_ends_as_if_it_had_not_been(
-    tmp_path: Path, algorithm: Algorithm
+    tmp_path: Path, algorithm: Algorithm, every: int
 ) -> None:
     def both(folder: Path, at: int) -> Fuse:
         folder.mkdir()
@@ -181,7 +182,7 @@ def test_an_extension_that_is_interrupted_anywhere_ends_as_if_it_had_not_been(
 
     both(tmp_path / "undisturbed", 0)
     expected = outcome(stored(tmp_path / "undisturbed"))
-    for at in range(1, 1000, 9):
+    for at in range(7, 1000, every):
         fuse = both(tmp_path / str(at), at)
         if fuse.touched < at:
             break

@@ -46,7 +46,7 @@ def create(seed: int = 0, **options: object) -> optuna.Study:
 
 
 @given(st.lists(st.tuples(schedules(8), schedules(8)), min_size=1, max_size=6), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_every_trial_has_the_metrics_and_state_that_it_has_alone(pairs, data):
     order = data.draw(st.permutations(range(len(pairs))))
 
@@ -316,7 +316,7 @@ def test_a_report_can_be_written_again_and_again(tmp_path):
     """The best trial of a later call may stem from an earlier one."""
     study = create()
     store = {"store": tmp_path / "plan"}
-    for _ in range(3):
+    for _ in range(2):
         result = run(study, n_trials=6, algorithm=SuccessiveHalving(min_steps=2, reduction_factor=2), **store)
         assert result.write_report(tmp_path / "report").exists()
 

@@ -116,16 +116,16 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
     return [(trial.params, trial.state, trial.value, trial.intermediate_values) for trial in study.trials]
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", SEARCHES)
-@pytest.mark.one_in(2)
 def test_an_interruption_anywhere_changes_nothing_of_the_study(kind, every, tmp_path):
     undisturbed = call(tmp_path / "undisturbed", kind)
     expected = outcome(undisturbed.study)
     assert len(expected) == 8
+    first = 1 if every == 1 else 1 + 2 * list(SEARCHES).index(kind)  # elsewhere in each search
     for place in ("train", "space before", "space after", "callback", "tell", "told"):
         stride = every * (1 if kind.endswith("halving") or place != "train" else 5)
-        for at in range(1, 100, stride):
+        for at in range(first, 100, stride):
             folder = tmp_path / f"{place} {at}"
             fuse = Fuse(at)
             try:
