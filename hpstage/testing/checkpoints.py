@@ -198,7 +198,7 @@ class CheckpointContract:
         assert copy.load(KEY) == {"a": 1}
 
     def _pool(self, size: int) -> Pool:
-        return multiprocessing.get_context("spawn").Pool(size) if self.processes else ThreadPool(size)
+        return multiprocessing.get_context("forkserver").Pool(size) if self.processes else ThreadPool(size)
 
     def test_processes_that_save_one_key_at_once_publish_it_once(
         self, open_store: Callable[[], CheckpointStore]

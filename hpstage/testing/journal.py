@@ -142,7 +142,7 @@ class JournalContract:
     def test_processes_append_in_one_order_without_gaps(self, open_journal: Callable[[], Journal]) -> None:
         if not self.between_processes:
             pytest.skip("a journal within one process")
-        with multiprocessing.get_context("spawn").Pool(_WRITERS) as pool:
+        with multiprocessing.get_context("forkserver").Pool(_WRITERS) as pool:
             positions = pool.starmap(_append_in_process, [(open_journal, n) for n in range(_WRITERS)], 1)
             pool.close()
             pool.join()

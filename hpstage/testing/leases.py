@@ -225,7 +225,7 @@ class LeasesContract:
     def test_exactly_one_of_many_processes_gets_each_lease(self, open_store: Callable[[], Store]) -> None:
         if not self.between_processes:
             pytest.skip("leases within one process")
-        with multiprocessing.get_context("spawn").Pool(_OWNERS) as pool:
+        with multiprocessing.get_context("forkserver").Pool(_OWNERS) as pool:
             shares = pool.starmap(_acquire_in_process, [(open_store, owner) for owner in range(_OWNERS)], 1)
             pool.close()
             pool.join()

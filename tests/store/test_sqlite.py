@@ -83,7 +83,7 @@ def _open_when_told(path: Path, start: float) -> int:
 
 
 def test_processes_that_open_a_new_journal_at_once_share_one_log(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    with multiprocessing.get_context("forkserver").Pool(4) as pool:
         pool.map(abs, range(4), 1)
         for attempt in range(5):
             jobs = [(tmp_path / f"{attempt}.db", time.monotonic() + 0.05)] * 4

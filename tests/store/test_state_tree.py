@@ -54,7 +54,7 @@ STATES = st.recursive(
 )
 
 
-@settings(deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(STATES)
 def test_a_copy_has_the_same_types_values_and_order(state: object) -> None:
     assert describe(clone(state)) == describe(state)

@@ -172,12 +172,12 @@ def drive(server: RedisServer | None, examples: int) -> None:
 
 
 def test_memory_and_sqlite_agree() -> None:
-    drive(None, 30)
+    drive(None, 10)
 
 
 @pytest.mark.redis
 def test_memory_sqlite_and_redis_agree(shared_redis: RedisServer) -> None:
-    drive(shared_redis, 40)
+    drive(shared_redis, 20)
 
 
 @pytest.mark.redis

@@ -57,7 +57,7 @@ def test_two_processes_that_ask_first_at_the_same_time_are_told_the_same(
     make: Callable[[Path], BaseStorage], tmp_path: Path
 ) -> None:
     optuna.create_study(study_name="x", storage=make(tmp_path))
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     both_looked, one_has_it = context.Barrier(2), context.Barrier(2)
     found: Queue[tuple[str, str]] = context.Queue()
     processes = [
