@@ -44,18 +44,23 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def library(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the store's report as the library writes it."""
+    return write_report(tmp_path_factory.mktemp("reported") / "library", store)
+
+
 def test_the_report_is_that_of_the_store_and_its_place_is_printed(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert told("report", store, "--tables").strip() == str(Path("hpstage-report") / "index.html")
-    page = write_report(tmp_path / "library", store)
-    for path in page.parent.iterdir():
+    for path in library.parent.iterdir():
         assert path.read_bytes() == (tmp_path / "hpstage-report" / path.name).read_bytes()
-    assert len(read(page.with_name("trials.csv"))) == 11
+    assert len(read(library.with_name("trials.csv"))) == 11
 
 
-def test_a_report_is_without_tables_unless_they_are_asked_for(store: Path, tmp_path: Path) -> None:
+def test_a_report_is_without_tables_unless_they_are_asked_for(store: Path, library: Path, tmp_path: Path) -> None:
     told("report", store, tmp_path / "page")
     page = write_report(tmp_path / "library", store, tables=False)
     names = sorted(path.name for path in page.parent.iterdir())
@@ -64,7 +69,7 @@ def test_a_report_is_without_tables_unless_they_are_asked_for(store: Path, tmp_p
     assert page.read_bytes() == (tmp_path / "page" / "index.html").read_bytes()
     text = Page(page).text
     assert "trials.csv" not in text and "hpstage report --tables" in text
-    with_tables = Page(write_report(tmp_path / "tables", store))
+    with_tables = Page(library)
     assert "trials.csv" in with_tables.text and "--tables" not in with_tables.text
 
 

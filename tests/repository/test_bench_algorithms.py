@@ -26,7 +26,7 @@ def bench() -> ModuleType:
 
 @pytest.mark.filterwarnings("ignore:.*is experimental:optuna.exceptions.ExperimentalWarning")
 def test_synchronous_searches_end_with_the_same_study_with_and_without_sharing(bench: ModuleType) -> None:
-    rows = bench.algorithms(24)
+    rows = bench.algorithms(12)
     assert {"grid", "SHA", "ASHA", "Hyperband", "PBT"} <= {row["algorithm"] for row in rows}
     for row in rows:
         if row["synchronous"]:
