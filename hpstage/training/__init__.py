@@ -1,1 +1,1 @@
-"""What a training function is, and what its steps see."""
+"""Training functions, and what they see at each step."""

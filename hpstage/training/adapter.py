@@ -1,4 +1,4 @@
-"""What the Trainables that stand for something of the user's have in common."""
+"""What the Trainables that wrap a user's object have in common."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hpstage.training.identity.workload import StandsFor, packages
 
 
 class Adapter(StandsFor):
-    """Base of the Trainables that stand for something of the user's: ``subject``, whose identity counts."""
+    """Base of the Trainables that wrap a user's object, ``subject``, whose identity counts."""
 
     def describe_environment(self) -> dict[str, str]:
-        """What decides the bits of training here: that of torch, pinned, if the subject's code names torch.
+        """Return the settings that decide the bits of training: torch's, pinned, if the subject's code names torch.
 
-        It depends on the code alone, not on what happens to be imported: workers of one cluster must agree.
+        The result depends on the code alone, not on what happens to be imported: workers of one cluster must agree.
         """
         if "torch" not in packages(self.subject):
             return {}
@@ -25,7 +25,7 @@ class Adapter(StandsFor):
 
 
 def stateless_of(subject: object) -> tuple[str, ...]:
-    """The paths that a trainable names in its attribute ``stateless``. Raises :class:`UsageError` for other things."""
+    """Return the paths in the subject's attribute ``stateless``. Raises :class:`UsageError` if it is not names."""
     named = getattr(subject, "stateless", ())
     if isinstance(named, str) or not all(isinstance(name, str) for name in named):
         raise UsageError(f"stateless is {named!r}; it must be a tuple of names of attributes, such as ('cache',)")
@@ -33,10 +33,10 @@ def stateless_of(subject: object) -> tuple[str, ...]:
 
 
 def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, float]:
-    """Metrics as ``{name: float}``; tensors and arrays of one number are numbers too.
+    """Return metrics as ``{name: float}``; tensors and arrays with a single element count as numbers.
 
     Raises:
-        TrainingError: ``metrics``, which ``source`` gave, is no mapping of names to numbers.
+        TrainingError: ``metrics``, which came from ``source``, is not a mapping of names to numbers.
     """
     if not isinstance(metrics, Mapping):
         raise TrainingError(f"{source} gave {type(metrics).__name__}; it must give a dict of names to numbers")

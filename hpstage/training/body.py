@@ -1,4 +1,4 @@
-"""One call of a training function, in a thread of its own, and its local variables while it is paused."""
+"""A call of a training function in a separate thread, and its local variables while it is paused."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Code and offset of the instructions at which functions are paused, and variables that may matter there."""
+    """Code and instruction offset where each function is paused, and the variables that may matter there."""
 
     places: tuple[tuple[CodeType, int], ...]
     variables: tuple[Variable, ...]
 
 
 class Body:
-    """One call of the training function. It refers to no FunctionTrainable, whose end is to end it."""
+    """One call of the training function. Holds no reference to its FunctionTrainable, whose end must end this call."""
 
     def __init__(self, function: Callable[[Run], object], run: Run) -> None:
         self.run = run
@@ -53,25 +53,25 @@ class Body:
         except Abandoned:
             pass  # unwound as asked
         except BaseException as error:
-            # From here on the traceback is the user's.
+            # Drop our own frame, so that the traceback starts in the user's code.
             self._error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         finally:
             self.ended = True
             baton.end()
 
     def go_on(self) -> None:
-        """Let the function run to its next pause; raises what it raised."""
+        """Let the function run to its next pause. Raise what it raised."""
         self.run._baton.hand_over()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def in_its_thread(self, errand: Callable[[], _T]) -> _T:
-        """What the function has set for its thread alone (modes of torch's, context variables) is seen there only."""
+        """Call ``errand`` in the function's thread, which alone sees its torch modes and context variables."""
         return errand() if self.ended else self.run._baton.send(errand)
 
     def variables(self) -> Iterator[tuple[str, Slot]]:
-        """The local variables of the user's functions, while they are paused."""
+        """Yield the local variables of the user's functions while they are paused."""
         for frame in self._frames():
             variables = _locals(frame)
             for name, value in variables.items():
@@ -79,7 +79,7 @@ class Body:
                     yield name, Slot(LOCAL + name, variables, name)
 
     def pause(self, passed_by: Collection[str]) -> Pause:
-        """Where the user's own functions are paused, and their variables that may matter, but for those passed by."""
+        """Return where the user's functions are paused, and their variables that may matter except ``passed_by``."""
         frames = list(self._frames())
         places, variables = [], []
         for index, frame in enumerate(frames):
@@ -95,7 +95,7 @@ class Body:
         return Pause(tuple(places), tuple(variables))
 
     def _frames(self) -> Iterator[FrameType]:
-        """Those of the user's functions, the innermost first."""
+        """Yield the frames of the user's functions, innermost first."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
             module = frame.f_globals.get("__name__")
@@ -104,19 +104,19 @@ class Body:
             frame = frame.f_back
 
     def close(self) -> None:
-        """Unwind the function; its ``finally`` blocks run. Idempotent."""
+        """Unwind the function, which runs its ``finally`` blocks. Idempotent."""
         if self._thread.is_alive():
             self.run._baton.abandon(ended=self.ended)
             self._thread.join()
-        # What the function attached may be large, and on a device.
+        # What the function attached may be large and on a device.
         self.run._parts = None
         self.run._followers.clear()
 
 
 def _locals(frame: FrameType) -> dict[str, Any]:
-    """A frame's variables and what they hold."""
+    """Return a frame's variables and their values."""
     variables: Any = frame.f_locals
     held = dict(variables)
     if type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        variables.clear()  # before 3.13 a copy, which would keep the batch and the loss of this step
+        variables.clear()  # before 3.13 this is a copy, which would keep this step's batch and loss alive
     return held

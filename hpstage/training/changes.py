@@ -1,4 +1,4 @@
-"""What an object that answers for its own state begins to change after the steps that the first fork has seen."""
+"""What an object with its own ``state_dict`` changes only after the steps covered by the first fork's verification."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from hpstage.training.capture.values import Marked
 from hpstage.training.capture.world import World
 
 _EARLY = 2
-"""Steps after which the first fork of a workload is verified."""
+"""Number of steps after which the first fork of a workload is verified."""
 MADE = " (made)"
-"""Behind the path of an object that was not there before."""
+"""Suffix of the path of an object that did not exist before."""
 _INDEX = re.compile(r"\[[^]]*\]")
 
 
 class Changes:
-    """Paths of what training has changed since it was set up, less those that a verified fork has taken account of.
+    """Paths of what training has changed since it was set up, except those covered by a verified fork.
 
-    What is made is told apart from what changes within it later.
+    The creation of an object and later changes within it are recorded separately.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._known = Survey()  # what changes are counted from
+        self._known = Survey()  # the survey that changes are counted from
         self._trained = 0
-        self._before: frozenset[str] = frozenset()  # changed up to there
+        self._before: frozenset[str] = frozenset()  # paths changed up to that survey
         self._verified: frozenset[str] | None = None
 
     def begin(self) -> None:
-        """All is set up; no step is trained yet."""
+        """Start counting: everything is set up and no step has been trained yet."""
         self._count_from_here()
         self._trained, self._before = 0, frozenset()
 
     def loaded(self) -> None:
-        """A state was loaded: what changes in the steps to come was not seen by the first fork."""
+        """Note that a state was loaded: the first fork has not seen what the coming steps change."""
         self.begin()
         self._verified = self._verified or frozenset()
 
     def trained(self) -> None:
-        """A step was trained."""
+        """Note that a step was trained."""
         self._trained += 1
         if self._trained == _EARLY:
             self._note()
@@ -53,14 +53,14 @@ class Changes:
                 self._verified = self._before
 
     def unverified(self) -> frozenset[str]:
-        """What has changed, and had not when a fork was verified."""
+        """Return the paths that have changed, but had not when a fork was verified."""
         if self._verified is None:
             return frozenset()
         self._note()
         return self._before - self._verified
 
     def verified(self, paths: frozenset[str]) -> None:
-        """A fork was verified when these had changed."""
+        """Note that a fork was verified after ``paths`` had changed."""
         self._verified = paths | (self._verified or frozenset())
 
     def _note(self) -> None:
@@ -82,7 +82,7 @@ def _changed(known: Survey, now: Survey) -> Iterator[str]:
         if record is before or record.kind is CACHE or record.obj is SETTINGS or UNKNOWN in record.path:
             continue
         if before is None:
-            yield f"{_INDEX.sub('[]', record.path)}{MADE}"  # a list may grow without end
+            yield f"{_INDEX.sub('[]', record.path)}{MADE}"  # a list may grow without bound
         elif record.kind is VALUES:
             yield record.path
         else:
@@ -94,7 +94,7 @@ def _changed(known: Survey, now: Survey) -> Iterator[str]:
 
 
 def _items(path: str, before: Any, now: Any) -> Iterator[str]:
-    """Which items of a list or a dict are others, as long as there are as many."""
+    """Yield the items that differ between two lists or dicts of the same size."""
     (old, *_), (new, *_) = (content if type(content) is tuple and content else (content,) for content in (before, now))
     if type(old) is dict is type(new) and old.keys() == new.keys():
         yield from (f"{path}[{key!r}]" for key, value in new.items() if not same_value(old[key], value))

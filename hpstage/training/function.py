@@ -12,13 +12,13 @@
             if run.wants_report:
                 run.report(accuracy=accuracy(model))
 
-The function runs in a thread of its own with strict hand-over: either it runs or hpstage does, never both. It is paused
-where ``run.steps()`` is asked for the next step. To fork, hpstage begins the function anew and ``run.attach`` fills
-what it is given; so what training changes must be attached, and local variables are no state. Whenever a state is
-taken, those that may be read before they are written again (:mod:`hpstage.training.capture.liveness`) must hold what
-they held where the loop began: one that has changed is refused by name, however late that is. Those on which no
-training hangs (a list of losses to look at) are named in the function's attribute ``stateless``:
-``train.stateless = ("losses",)``.
+The function runs in a separate thread with strict hand-over: either it runs or hpstage does, never both. It is paused
+where it asks ``run.steps()`` for the next step. To fork, hpstage calls the function again, and ``run.attach`` restores
+the state of its arguments. So whatever training changes must be attached; local variables are not part of the state.
+Whenever a state is captured, local variables that may be read before they are written again
+(:mod:`hpstage.training.capture.liveness`) must hold what they held when the loop began. One that has changed is
+refused by name, however late that is. Variables that training does not depend on (a list of losses to look at) are
+named in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from hpstage.training.run import Run
 class FunctionTrainable(Adapter):
     """A training function as a Trainable.
 
-    :meth:`announce` tells before each step whether the state after it will be evaluated or kept; a kept state holds its
-    metrics, so that it can be evaluated later without another step. Never announced, the function is always asked.
+    Before each step, :meth:`announce` says whether the state after it will be evaluated or kept. A kept state holds its
+    metrics, so that it can be evaluated later without another step. Without announcements, metrics are always asked
+    for.
     """
 
     subject: Callable[[Run], object]
@@ -56,12 +57,12 @@ class FunctionTrainable(Adapter):
         self._finalizer: Callable[[], object] = _nothing
         self._entered: Pause | None = None
         self._attached: dict[str, Any] = {}
-        # Its roots refer to nothing of this object, whose end is to end the function's thread.
+        # The roots must not refer to self: when it is dropped, the function's thread ends.
         roots = {self._name: function}, self._attached
         self._world = World(stateless_of(function), lambda: [item for some in roots for item in some.items()])
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        """Forget the run so far; the function begins when it is needed, since a state may be loaded first."""
+        """Forget the run so far. The function is called only when needed, since a state may be loaded first."""
         self._end()
         self._initial = dict(hp)
 
@@ -132,17 +133,17 @@ class FunctionTrainable(Adapter):
         self._begin(state)
 
     def portrait(self) -> dict[str, str]:
-        """All that training can reach, as texts: see :meth:`hpstage.training.capture.world.World.portrait`."""
+        """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
         body = self._begun()
         matter = {variable.name for variable in body.pause(stateless_of(self.subject)).variables}
-        # Functions last: what they close over is met by its own name, whether one is there yet or not.
+        # Functions last: a variable they close over is first met under its own name, whether or not it is bound yet.
         variables = sorted(body.variables(), key=lambda found: isinstance(found[1].get(), FunctionType))
         shown = [(LOCAL + name, value) for name, value in variables if name in matter]
         return body.in_its_thread(lambda: self._world.portrait(shown))
 
     def close(self) -> None:
-        """End the function, if it runs: its ``finally`` blocks run, its thread ends. What it has changed outside of
-        itself is put back."""
+        """End the function if it is running: its ``finally`` blocks run and its thread ends. Undo its changes to
+        anything outside itself."""
         self._end()
         self._world.close()
 
@@ -169,7 +170,7 @@ class FunctionTrainable(Adapter):
         self._attached.clear()
         self._world.reset()
         self._body = body = Body(self.subject, Run(self._initial, state, self._attached, self._world))
-        # Also when this object is dropped: a paused thread would stay for ever.
+        # Also when this object is dropped: a paused thread would stay forever.
         self._finalizer = weakref.finalize(self, body.close)
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
         try:
@@ -193,4 +194,4 @@ _PARTS = {"parts", "captured", "own", "samples", "population", "metrics"}
 
 
 def _nothing() -> None:
-    """Nothing is to be closed."""
+    """Do nothing: there is nothing to close."""

@@ -1,4 +1,4 @@
-"""Strict hand-over between the thread of a training function and the engine's."""
+"""Strict hand-over between the thread of a training function and the engine's thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _T = TypeVar("_T")
 
 
 class Abandoned(BaseException):
-    """Unwinds a training function that is needed no more; no ``except Exception`` stops it."""
+    """Unwinds a training function that is no longer needed; ``except Exception`` does not catch it."""
 
 
 class Baton:
-    """Strict hand-over between the engine's thread and the function's: who has it runs, the other waits."""
+    """Strict hand-over between the engine's thread and the function's: the holder runs, the other waits."""
 
     def __init__(self) -> None:
         self._function = threading.Lock()
@@ -24,10 +24,10 @@ class Baton:
         self._engine.acquire()
         self._errand: Callable[[], object] | None = None
         self.abandoned = False
-        self.away = False  # the function has it
+        self.away = False  # held by the function
 
     def give_back(self) -> None:
-        """The function's side: pause until it is handed over again, and do errands meanwhile."""
+        """Pause until the baton is handed over again, running errands meanwhile. Called by the function."""
         while not self.abandoned:
             self._engine.release()
             self._function.acquire()
@@ -38,27 +38,27 @@ class Baton:
             raise Abandoned
 
     def wait(self) -> None:
-        """The function's side, at its beginning."""
+        """Wait for the first hand-over. Called by the function."""
         self._function.acquire()
         if self.abandoned:
             raise Abandoned
 
     def end(self) -> None:
-        """The function's side, at its end. An abandoned one is waited for by joining its thread."""
+        """Release the engine when the function ends. For an abandoned function, the engine joins its thread instead."""
         if not self.abandoned:
             self._engine.release()
 
     def hand_over(self) -> None:
-        """The engine's side: let the function run until it pauses or ends."""
+        """Let the function run until it pauses or ends. Called by the engine."""
         self.away = True
         self._function.release()
         self._engine.acquire()
         self.away = False
 
     def abandon(self, *, ended: bool) -> None:
-        """The engine's side: have the function unwind, unless it has ``ended``."""
+        """Make the function unwind, unless it has ``ended``. Called by the engine."""
         if self.away:
-            # The engine was interrupted while it waited (Ctrl-C): the function still runs.
+            # The engine was interrupted while waiting (Ctrl-C): the function is still running.
             self._engine.acquire()
             self.away = False
         self.abandoned = True
@@ -66,7 +66,7 @@ class Baton:
             self._function.release()
 
     def send(self, errand: Callable[[], _T]) -> _T:
-        """The engine's side: have something done in the function's thread, while the function is paused."""
+        """Run ``errand`` in the function's thread while the function is paused. Called by the engine."""
         done: Future[_T] = Future()
 
         def do() -> None:

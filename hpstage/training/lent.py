@@ -1,9 +1,9 @@
-"""The user's object while it is trained, and as the user holds it.
+"""The attributes of a user's object, kept separate from those it has while it is trained.
 
 The object itself is trained, not a copy: what it holds may refer back to it (bound methods in a table, callbacks,
-closures), and nothing could make all of these refer to a copy. So it has two sets of attributes, the user's and those
-of training, of which one is put aside: what training sets on it touches neither its identity, nor what the user sees
-afterwards, nor its next training.
+closures), and nothing could make all of these refer to a copy. So it has two sets of attributes, the user's and
+training's, one of which is put aside. What training sets on the object affects neither its identity, nor what the user
+sees afterwards, nor its next training.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from hpstage.training.capture.kind import own_of, write_own
 
 _T = TypeVar("_T")
 _TAKEN: dict[int, Lent] = {}
-"""What is being trained in this process, by id."""
-_LOCK = threading.RLock()  # the garbage collector may give one back at any line
+"""Objects being trained in this process, by id."""
+_LOCK = threading.RLock()  # reentrant: garbage collection may call give_back at any line
 
 
 class Lent:
     """The attributes of one object, lent to one holder at a time.
 
     Args:
-        obj: what is trained.
-        holder: who trains it; when it is no more, the object is the user's again.
+        obj: the object to train.
+        holder: its trainer; when the holder is garbage-collected, the user's attributes are restored.
     """
 
     def __init__(self, obj: object, holder: object) -> None:
         self._obj: Any = obj
-        self._aside: dict[str, Any] | None = None  # those of training; while it is taken, the user's
+        self._aside: dict[str, Any] | None = None  # training's attributes; while taken, the user's
         self._is_taken = False
         weakref.finalize(holder, self.give_back).atexit = False
 
     def take(self) -> None:
-        """The object has the attributes of training from here on. Idempotent.
+        """Give the object training's attributes. Idempotent.
 
         Raises:
-            UsageError: another holder has it.
+            UsageError: another holder has the object.
         """
         with _LOCK:
             if not self._is_taken:
@@ -52,7 +52,7 @@ class Lent:
                 self._swap()
 
     def give_back(self) -> None:
-        """The object has the user's attributes again. Idempotent."""
+        """Give the object the user's attributes again. Idempotent."""
         with _LOCK:
             if self._is_taken:
                 self._swap()
@@ -61,7 +61,7 @@ class Lent:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Take it, and afterwards leave it as it was met."""
+        """Take the object, and give it back afterwards unless it was taken before."""
         met = self._is_taken
         self.take()
         try:
@@ -71,7 +71,7 @@ class Lent:
                 self.give_back()
 
     def within(self, method: Callable[[], _T]) -> Callable[[], _T]:
-        """A method of the object's, called while it is taken."""
+        """Wrap a method of the object so that the object is taken while the method runs."""
 
         def called() -> _T:
             with self.taken():
@@ -87,10 +87,10 @@ class Lent:
 
 
 def see_free(obj: object) -> None:
-    """Raises :class:`UsageError` if an object is being trained in this process: it has the attributes of training."""
+    """Raise :class:`UsageError` if ``obj`` is being trained in this process, and so has training's attributes."""
     with _LOCK:
         if id(obj) in _TAKEN:
-            gc.collect()  # it may be held by what nobody refers to any more
+            gc.collect()  # the holder may be unreachable but not yet collected
         if id(obj) in _TAKEN:
             name = type(obj).__name__
             raise UsageError(

@@ -1,5 +1,5 @@
-"""Pickles in states. What ``pickle.dumps`` gives also tells which equal texts are one object in memory: loading changes
-that, so that two objects that nothing else tells apart have other bytes."""
+"""Pickles in states. The output of ``pickle.dumps`` depends on which equal strings are one object in memory. Loading
+changes that, so otherwise indistinguishable objects can pickle to different bytes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _UNCHANGING = (str, bytes, tuple, frozenset)
 
 
 def pickled(obj: object) -> bytes:
-    """An object as bytes for a state, which are equal for equal objects; ``pickle.loads`` gives it back.
+    """Return an object as bytes for a state, equal for equal objects; read them with ``pickle.loads``.
 
-    What can change and is met twice comes back as one object; texts, tuples and dtypes are written each time.
-    It is for objects of libraries (an estimator of scikit-learn's) whose state is more than some arrays; for much
-    data, give arrays. Raises what ``pickle.dumps`` raises for what cannot be pickled.
+    A mutable object met twice is loaded as one object; strings, tuples and dtypes are written each time.
+    Meant for library objects (a scikit-learn estimator) whose state is more than a few arrays; for large data, keep
+    arrays instead. Raises what ``pickle.dumps`` raises for objects that cannot be pickled.
     """
     written = io.BytesIO()
     _Canonical(written, _PROTOCOL).dump(obj)
     return written.getvalue()
 
 
-class _Canonical(pickle._Pickler):  # the one in C cannot be told what to share
+class _Canonical(pickle._Pickler):  # the C pickler does not let us choose what to share
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
         numpy: Any = sys.modules.get("numpy")
@@ -33,11 +33,11 @@ class _Canonical(pickle._Pickler):  # the one in C cannot be told what to share
 
     def memoize(self, obj: object) -> None:
         if not isinstance(obj, self._unshared):
-            super().memoize(obj)  # type: ignore[misc]  # typeshed has not all of it
+            super().memoize(obj)  # type: ignore[misc]  # missing from typeshed
 
 
 def pickles_in(state: object, path: str = "state") -> Iterator[tuple[str, bytes]]:
-    """Path and bytes of all that looks like a pickle in a state."""
+    """Yield path and bytes of everything in a state that looks like a pickle."""
     if isinstance(state, dict):
         for key, value in state.items():
             yield from pickles_in(value, f"{path}[{key!r}]")
@@ -49,7 +49,7 @@ def pickles_in(state: object, path: str = "state") -> Iterator[tuple[str, bytes]
 
 
 def is_pickle(content: bytes) -> bool:
-    """Whether it begins and ends like one, of protocol 2 or later."""
+    """Return whether ``content`` begins and ends like a pickle of protocol 2 or later."""
     return content[:1] == b"\x80" and content[1:2] <= b"\x05" and content[-1:] == b"."
 
 

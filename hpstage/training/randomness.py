@@ -1,7 +1,7 @@
 """Randomness as a function of (seed, step): a state then holds no generator and can be forked at any step.
 
-Before each step the global generators of Python, NumPy and torch get a key mixed from the seed and the step. Each
-library has a stream of its own: equal keys would give Python and NumPy (both MT19937) related numbers.
+Before each step the global generators of Python, NumPy and torch are seeded with a key mixed from the seed and the
+step. Each library has a separate stream: with equal keys, Python and NumPy (both MT19937) would draw related numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MASK = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """What randomness is wanted for; each has streams of its own, so that evaluating disturbs no step."""
+    """What randomness is used for. Each purpose has separate streams, so that evaluation does not disturb any step."""
 
     TRAIN = 0
     SETUP = 1
@@ -28,7 +28,7 @@ class Purpose(IntEnum):
 
 
 def seed_of(hp: Mapping[str, Scalar]) -> int:
-    """The hyper-parameter ``seed`` as a whole number; 0 if there is none. Raises :class:`UsageError` for others."""
+    """Return the hyper-parameter ``seed``, or 0 if there is none. Raises :class:`UsageError` if it is not an int."""
     seed = hp.get("seed", 0)
     if type(seed) is not int:
         raise UsageError(f"the hyper-parameter 'seed' is {seed!r}; a seed is a whole number")
@@ -36,9 +36,9 @@ def seed_of(hp: Mapping[str, Scalar]) -> int:
 
 
 def mix(seed: int, step: int, stream: int) -> int:
-    """64 bits that look independent for different arguments (the finaliser of SplitMix64, twice).
+    """Return 64 bits that look independent for different arguments (the finaliser of SplitMix64, twice).
 
-    Twice, since the first pass alone would let (seed, step) pairs on one line collide.
+    Twice, since after one pass (seed, step) pairs on a line would collide.
     """
     z = _scramble((seed + 0x9E3779B97F4A7C15 * (stream + 1)) & _MASK)
     return _scramble((z + 0xD1B54A32D192ED03 * (step + 1)) & _MASK)
@@ -51,7 +51,7 @@ def _scramble(z: int) -> int:
 
 
 def rekey(seed: int, step: int, purpose: Purpose = Purpose.TRAIN) -> None:
-    """Key the global generators of Python and of those of NumPy and torch that are imported. About 6 microseconds.
+    """Key the global generators of Python and, if imported, of NumPy and torch. About 6 microseconds.
 
     A library that is imported later is not keyed before the next call; see :func:`libraries`.
     """
@@ -74,5 +74,5 @@ def rekey(seed: int, step: int, purpose: Purpose = Purpose.TRAIN) -> None:
 
 
 def libraries() -> tuple[bool, bool]:
-    """Whether NumPy and torch are imported: if that changed while something ran, it ran with a generator unkeyed."""
+    """Return whether NumPy and torch are imported. If this changes during a call, it used an unkeyed generator."""
     return "numpy" in sys.modules, "torch" in sys.modules

@@ -1,4 +1,4 @@
-"""What a training function is given."""
+"""The ``run`` argument of a training function."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """What a training function is given.
+    """The argument of a training function.
 
     ``hp`` maps every hyper-parameter to its value at the present step (before the loop: at step 0).
-    ``wants_report`` tells whether the state after this step will be evaluated or kept: then, and only then,
-    :meth:`report` is needed.
+    ``wants_report`` is whether the state after this step will be evaluated or kept; only then is :meth:`report`
+    needed.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Run:
     def attach(self, **parts: Any) -> None:
         """Name what training changes: anything with ``state_dict`` and ``load_state_dict``. Once, before the loop.
 
-        In a fork it is filled with the state here: parameters, gradients, buffers and attributes, and all that can be
-        reached from them. Fields of a torch optimizer's param groups that are named like a
-        hyper-parameter (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its
-        schedule from now on.
+        In a fork, this call restores the state: parameters, gradients, buffers, attributes, and everything
+        reachable from them. Fields of a torch optimizer's param groups that are named like a hyper-parameter
+        (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its schedule from now
+        on.
         """
         if self._looping or self._parts is not None:
             raise UsageError("call run.attach(...) once, before the loop over run.steps()")
@@ -81,29 +81,29 @@ class Run:
             self._state = None
 
     def _own(self) -> Iterator[str]:
-        """Names of the parts that tell their own state: all but torch's, which are captured whole."""
+        """Yield the names of parts captured by their ``state_dict``: all but torch's, which are captured whole."""
         torch: Any = sys.modules.get("torch")
         for name, part in (self._parts or {}).items():
             if torch is None or not isinstance(part, (torch.nn.Module, torch.optim.Optimizer, _scheduler(torch))):
                 yield name
 
     def steps(self) -> Iterator[int]:
-        """The steps to train, one by one. It ends only by leaving the function: code after the loop never runs."""
+        """Return an iterator over the steps to train. It ends by unwinding the function: code after it is not run."""
         return Steps(self)
 
     def report(self, **metrics: Any) -> None:
-        """Metrics of the state after this step. Ignored unless ``wants_report``.
+        """Record the metrics of the state after this step. Ignored unless ``wants_report``.
 
-        Before the loop: those of the state that the run begins with. Measuring them must not change what is attached
-        (``model.eval()`` before, ``model.train()`` after).
+        Before the loop, these are the metrics of the state that the run begins with. Measuring them must not change
+        what is attached (``model.eval()`` before, ``model.train()`` after).
         """
         if self.wants_report:
             self._metrics = checked_metrics(metrics, "run.report()")
 
     def indices(self, population: int, batch_size: int) -> Indices:
-        """Indices of the next batch among ``population`` samples: int64, shape ``(batch_size,)``.
+        """Return indices of the next batch among ``population`` samples: int64, shape ``(batch_size,)``.
 
-        The order is a function of the hyper-parameter ``seed`` and of the samples consumed so far; the state
+        The order is a function of the hyper-parameter ``seed`` and the number of samples consumed so far. The state
         keeps that number, so that the batch size may change at any step.
         """
         if not self._looping:
@@ -121,8 +121,8 @@ class Run:
 
 
 class Steps(Iterator[int]):
-    """The steps of one run. Whether somebody counts them besides (``zip(range(100), steps)``) is not known, so that
-    nobody may begin anew to."""
+    """The steps of one run. Since anything may consume them in parallel (``zip(range(100), steps)``), they cannot be
+    restarted."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""The order of samples as a function of (seed, position): the one cursor is the number of samples consumed."""
+"""The order of samples as a function of (seed, position); its only cursor is the number of samples consumed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class SampleOrder:
-    """Passes over ``population`` samples, each in an order of its own: ``Philox(key=[seed, epoch])``.
+    """Passes over ``population`` samples, each in a different order: ``Philox(key=[seed, epoch])``.
 
-    The permutation of the last epoch asked for is kept (11 ms per 1.2 million samples to make).
+    Keeps the permutation of the last epoch asked for (11 ms to make for 1.2 million samples).
     """
 
     def __init__(self, population: int) -> None:
@@ -26,10 +26,10 @@ class SampleOrder:
         self._permutation: Indices | None = None
 
     def take(self, seed: int, position: int, count: int) -> Indices:
-        """Indices of ``count`` samples from ``position`` (samples consumed so far): int64, shape ``(count,)``.
+        """Return indices of ``count`` samples from ``position`` (samples consumed so far): int64, shape ``(count,)``.
 
-        At the end of an epoch it takes the rest of it and begins the next, so that every batch is full. The result
-        may be a view: don't write to it.
+        At the end of an epoch it takes the remaining samples and begins the next epoch, so that every batch is full.
+        The result may be a view: don't write to it.
         """
         epoch, offset = divmod(position, self.population)
         if offset + count <= self.population:
@@ -45,7 +45,7 @@ class SampleOrder:
         return np.concatenate(pieces)
 
     def rest(self, position: int) -> int:
-        """How many samples are left of the epoch that ``position`` is in: at least 1."""
+        """Return how many samples are left in the epoch that contains ``position``: at least 1."""
         return self.population - position % self.population
 
     def _epoch(self, seed: int, epoch: int) -> Indices:

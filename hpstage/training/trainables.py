@@ -1,4 +1,4 @@
-"""The Trainable that trains what a user passes."""
+"""Conversion of the object a user passes to a Trainable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 
 
 def as_trainable(obj: object) -> Trainable:
-    """The Trainable that trains ``obj``, whose attribute ``subject`` is ``obj``; one that is made already, itself.
+    """Return the Trainable that trains ``obj``, with ``obj`` as its ``subject``. An :class:`Adapter` is returned as is.
 
     ``obj`` is a :class:`~hpstage.torch.TorchTrainable`, an object with the five methods of :class:`Trainable`, or a
     function of one argument (:mod:`hpstage.training.function`). Raises :class:`UsageError` for anything else.
@@ -57,18 +57,18 @@ def _takes_one_argument(function: Callable[..., Any]) -> bool:
     except TypeError:
         return False
     except ValueError:
-        return True  # written in C, its signature unknown
+        return True  # written in C, with unknown signature
     return True
 
 
 class Keyed(Adapter):
     """A user's own Trainable with the global generators keyed before each call that may use them.
 
-    Its state is what ``state_dict()`` says; whatever else training reaches is put back before each setup.
+    Its state is what ``state_dict()`` returns; everything else that training reaches is restored before each setup.
     """
 
     answers_for_state = True
-    """Attributes that a fork has not set are none of its state."""
+    """Attributes that a fork has not set are not part of the state."""
 
     def __init__(self, subject: Trainable) -> None:
         self.subject: Trainable = subject
@@ -119,7 +119,7 @@ class Keyed(Adapter):
         self._changes.loaded()
 
     def portrait(self) -> dict[str, str]:
-        """All that training can reach, as texts: see :meth:`hpstage.training.capture.world.World.portrait`."""
+        """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
         return self._world.portrait()
 
     def close(self) -> None:

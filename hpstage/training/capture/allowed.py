@@ -1,6 +1,6 @@
-"""What a state may name, so that reading one runs no code but what is known here.
+"""What a state may name, so that reading one runs only code that is known here.
 
-A state may come from anybody: classes, functions and generators are named in it, and looked up.
+A state may come from anyone: it names classes, functions and generators, which are looked up.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ RANDOM: dict[str, Callable[[], Any]] = {
 
 
 def method_of(owner: object, name: str) -> object:
-    """The function that is a method of an object's class under a name."""
+    """Return the function that an object's class has as a method of this name, or ``None``."""
     found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
     return found if isinstance(found, types.FunctionType) else None
 
 
 def may_be_given(function: object) -> bool:
-    """Whether a state may bring arguments for a function: one of the user's, or one that does no more than compute."""
+    """Return whether a state may provide arguments for a function: the user's, or one that only computes."""
     if isinstance(function, functools.partial):
         return may_be_given(function.func)
     if isinstance(function, types.FunctionType) and of_user(function.__module__):
@@ -41,8 +41,8 @@ def may_be_given(function: object) -> bool:
 
 
 def creatable(base: Survey, module: str, qualname: str) -> type | None:
-    """The class of that name, if an instance of it is known by its attributes: one of the user's that was met before
-    training began, or one of torch's modules and optimizers. Making one runs none of its code."""
+    """Return the class of that name if its instances are defined by their attributes: a class of the user met before
+    training began, or one of torch's modules and optimizers. Creating an instance runs none of its code."""
     library = torch()
     if library is not None and module.startswith(("torch.nn.", "torch.optim.")):
         kinds = _kinds_of_torch(library)
@@ -61,7 +61,7 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
 
 
 def _kinds_of_torch(library: Any) -> tuple[type, ...]:
-    # Not all are imported with torch: who prunes in training may import the module there, where a fork has not been.
+    # torch does not import all of them: training that prunes may import the module, which a fork has not done yet.
     hooks = (getattr(importlib.import_module(f"torch.nn.{module}"), name) for module, name in _HOOKS)
     return library.nn.Module, library.optim.Optimizer, library.optim.lr_scheduler.LRScheduler, *hooks
 
@@ -75,7 +75,7 @@ _HOOKS = (
 
 
 def named(module: str, qualname: str) -> object:
-    """What a loaded module has under a name. Nothing is imported, and nothing called."""
+    """Return what a loaded module has under a name, without importing or calling anything."""
     found: object = sys.modules.get(module)
     for part in qualname.split("."):
         if not isinstance(found, types.ModuleType | type):

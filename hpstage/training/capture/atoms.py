@@ -1,4 +1,4 @@
-"""Immutable values of Python's as plain parts, and made of them again."""
+"""Conversion of immutable Python values to plain parts and back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _day(value: Any) -> Parts:
     return value.year, value.month, value.day
 
 
-# Each with what it is made of, which may hold others, and how.
+# By name: type, function returning the parts, which may be atoms themselves, and function creating it from them.
 _BY_NAME: dict[str, tuple[type, Callable[[Any], Parts], Callable[..., Any]]] = {
     "complex": (complex, lambda value: (value.real, value.imag), complex),
     "range": (range, lambda value: (value.start, value.stop, value.step), range),
@@ -68,7 +68,7 @@ _NAMES = {kind: name for name, (kind, _, _) in _BY_NAME.items()}
 
 
 def parts_of(value: object) -> tuple[str, Parts] | None:
-    """The name of a value's kind, and its parts; ``None``: it is of no kind here."""
+    """Return the name of a value's type and its parts, or ``None`` if its type is not listed here."""
     name = _NAMES.get(type(value))
     return None if name is None else (name, _BY_NAME[name][1](value))
 

@@ -26,8 +26,8 @@ from hpstage.training.capture.kind import (
 )
 
 BULK = 1 << 16
-"""Containers that hold more containers than this are known by a checksum, if they are of plain values throughout: a
-change is seen, and refused, since what has changed where is not known."""
+"""Limit on the number of nested containers. A larger container of only plain values is tracked by a checksum: a change
+is detected and refused, since it cannot be located."""
 
 Items = tuple[list[Any], dict[str, Any]]
 Pairs = tuple[dict[Any, Any], dict[str, Any]]
@@ -111,13 +111,13 @@ class Mapping(Kind):
 
 
 class Ordered(Mapping):
-    """``OrderedDict``: its order is kept apart from the dict's."""
+    """``OrderedDict``, which keeps its order separately from the dict's."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         return dict(collections.OrderedDict.items(obj)), own_of(obj)
 
     def again(self, obj: Any, skip: frozenset[str], old: Pairs) -> Pairs:
-        # Only of a plain one: a subclass may have attributes.
+        # Only for a plain one: a subclass may have attributes.
         if type(obj) is collections.OrderedDict and not obj and not old[0] and not dict_of(obj) and not old[1]:
             return old
         new = self.read(obj, skip)
@@ -132,7 +132,7 @@ class Ordered(Mapping):
 
 
 class Defaulting(Mapping):
-    """``defaultdict``: what makes its values counts among its attributes."""
+    """``defaultdict``; its ``default_factory`` counts among its attributes."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         items, own = super().read(obj, skip)
@@ -145,7 +145,7 @@ class Defaulting(Mapping):
 
 
 class ReadOnly(Mapping):
-    """A view of a dict that somebody else may write to."""
+    """A view of a dict that other code may write to."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         return dict(obj), {}
@@ -156,7 +156,7 @@ class ReadOnly(Mapping):
 
 
 class WeakKeys(Mapping):
-    """``WeakKeyDictionary``; its keys are held while a survey lasts."""
+    """``WeakKeyDictionary``; its keys are kept alive during a survey."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         return dict(_weak(weakref.WeakKeyDictionary, obj)), _apart(obj)
@@ -179,7 +179,7 @@ def _weak(kind: Any, obj: Any) -> Iterator[Any]:
 
 
 def _apart(obj: Any) -> dict[str, Any]:
-    """Attributes of a subclass: those of the class itself are how it keeps its items."""
+    """Return the attributes of a subclass, without those in which the class keeps its items."""
     return {name: value for name, value in own_of(obj).items() if name not in _WEAK_OWN}
 
 
@@ -187,8 +187,8 @@ _WEAK_OWN = frozenset(("data", "_remove", "_pending_removals", "_iterating", "_d
 
 
 class Members(frozenset[Any]):
-    """What is in a set, and in which order: of numbers that is a function of how they came in, of others it is another
-    in each process."""
+    """The members of a set and their order. For numbers, the order is a function of their insertion; for others it
+    differs between processes."""
 
     order: tuple[Any, ...]
 
@@ -237,7 +237,7 @@ class Unordered(Kind):
 
 
 class Frozen(Unordered):
-    """``frozenset``: it never changes, but its members may."""
+    """``frozenset``: immutable itself, but its members may change."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
         return Members.of(obj)
@@ -299,7 +299,7 @@ class Objects(Kind):
 
 
 class Bulk(Kind):
-    """More plain containers in one than can be followed one by one."""
+    """A container of too many plain containers to follow one by one."""
 
     name = "bulk"
 
@@ -317,16 +317,16 @@ class Bulk(Kind):
 
 
 def checksum(obj: Any) -> str | None:
-    """Of a container of plain values throughout; ``None`` for any other."""
+    """Return a checksum of a container of only plain values; ``None`` for any other."""
     try:
-        # Version 0: the bytes hang on values alone, neither on what is interned nor on who else refers to it.
+        # Version 0: the bytes depend on values alone, not on interning or on reference counts.
         return xxhash.xxh3_128_hexdigest(marshal.dumps(obj, 0))
     except ValueError:
         return None
 
 
 def leads(item: Any) -> bool:
-    """Whether an item of a container leads to anything that could change, or that is to be known by name."""
+    """Return whether a container's item leads to something that could change, or that is identified by name."""
     kind = type(item)
     if kind in LEADS_NOWHERE:
         return False
@@ -336,7 +336,7 @@ def leads(item: Any) -> bool:
 
 
 def is_bulk(obj: Any) -> bool:
-    """Whether a list or dict is to be known by a checksum."""
+    """Return whether a list or dict is to be tracked by a checksum."""
     if type(obj) is list:
         items: Any = obj
     elif type(obj) is dict:

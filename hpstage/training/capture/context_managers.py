@@ -1,6 +1,6 @@
-"""Which ``with`` blocks of a function let every exception through.
+"""The ``with`` blocks of a function that let every exception through.
 
-One that may swallow an exception may leave variables behind as they were before it. torch's never do.
+A block that may swallow an exception may leave variables as they were before it. torch's context managers never do.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]:
-    """Offsets of the jumps that are made where a block has swallowed an exception, of those blocks that never do.
+    """Return offsets of the jumps made after swallowing an exception, for the blocks that never swallow one.
 
     Args:
-        frame: that runs the function.
-        held: its variables.
+        frame: frame that runs the function.
+        held: the frame's variables.
     """
 
     def value_of(names: Sequence[str]) -> object:
@@ -37,7 +37,7 @@ def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]
         first, *attributes = names
         value = held.get(first, frame.f_globals.get(first, getattr(builtins, first, MISSING)))
         for name in attributes:
-            # Not of objects of any kind: to ask for an attribute may run code of the user's.
+            # Only of modules and classes: on other objects, attribute access may run the user's code.
             value = getattr(value, name, MISSING) if isinstance(value, types.ModuleType | type) else MISSING
         return value
 
@@ -47,19 +47,19 @@ def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]
 
 @functools.lru_cache(256)
 def swallowing(code: CodeType) -> frozenset[int]:
-    """Offsets of the jumps that are made where any block has swallowed an exception."""
+    """Return offsets of the jumps made where any block has swallowed an exception."""
     instructions = instructions_of(code)
     handlers = (index for index, item in enumerate(instructions) if item.opname == "WITH_EXCEPT_START")
     return frozenset(_jump(instructions, handler) for handler in handlers)
 
 
 def _jump(instructions: Sequence[Instruction], handler: int) -> int:
-    """That of the block whose ``__exit__`` is called at ``handler``."""
+    """Return the offset of the jump of the block whose ``__exit__`` is called at ``handler``."""
     return next(item.offset for item in instructions[handler:] if "IF_TRUE" in item.opname)
 
 
 def _lets_through(made_by: object) -> bool:
-    """Whether the context managers that this class or function makes let every exception through."""
+    """Return whether context managers made by this class or function let every exception through."""
     module = getattr(made_by, "__module__", None)
     if made_by is MISSING or not isinstance(module, str):
         return False
@@ -79,7 +79,7 @@ def _returns_nothing(code: CodeType) -> bool:
 
 @functools.lru_cache(256)
 def _blocks(code: CodeType) -> list[tuple[int, list[str], bool]]:
-    """Of each block the offset of the jump, the names that lead to its context manager, and whether that is called."""
+    """List for each block the jump's offset, the names leading to its context manager, and whether that is called."""
     instructions = instructions_of(code)
     entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
     starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
@@ -95,7 +95,7 @@ def _blocks(code: CodeType) -> list[tuple[int, list[str], bool]]:
 
 
 def _names(instructions: Sequence[Instruction], last: int) -> tuple[list[str], bool]:
-    """The names of an expression such as ``torch.autocast(...)``, of which ``last`` is the last instruction."""
+    """Return the names in an expression like ``torch.autocast(...)`` ending at ``last``, and whether it is a call."""
     called = instructions[last].opname.startswith("CALL")
     begin = _begin(instructions[last])
     parts = [item for item in instructions[: last + (not called)] if _begin(item) == begin] if begin else []
@@ -105,7 +105,7 @@ def _names(instructions: Sequence[Instruction], last: int) -> tuple[list[str], b
 
 
 def _begin(instruction: Instruction) -> tuple[int, int] | None:
-    """Line and column; nowhere, where Python was told to keep none."""
+    """Return line and column, or ``None`` if Python was told to keep no positions."""
     place = instruction.positions
     if place is None or place.lineno is None or place.col_offset is None:
         return None

@@ -1,4 +1,4 @@
-"""A state that :mod:`hpstage.training.capture.encoding` wrote, put into the objects that it names."""
+"""Loading of a state written by :mod:`hpstage.training.capture.encoding` into the objects that it names."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from hpstage.training.capture.values import duplicate, fill, is_tensor, move
 
 
 class Decoder:
-    """Puts together what :class:`~hpstage.training.capture.encoding.Encoder` wrote.
+    """Reconstructs what :class:`~hpstage.training.capture.encoding.Encoder` wrote.
 
     Args:
-        base: the same objects, in this process.
-        memory: the encoder's.
+        base: the survey of the same objects in this process.
+        memory: the encoder's memory.
     """
 
     def __init__(self, base: Survey, memory: Plain) -> None:
@@ -42,7 +42,7 @@ class Decoder:
         self._memory = Rebuilt(base, memory)
 
     def keep(self, changed: dict[str, Plain]) -> None:
-        """Note what owners have set for themselves, before everything is put back."""
+        """Remember what owners have set themselves, before everything is restored."""
         for path, (kind, *parts) in changed.items():
             record = self._base.paths.get(path)
             if record is None or kind not in ("attributes", "mapping"):
@@ -53,10 +53,10 @@ class Decoder:
                     self._kept[path, key] = present[key]
 
     def fill(self, values: dict[str, Any], changed: dict[str, Plain]) -> None:
-        """Bring tensors and arrays to where they were, and give them their values.
+        """Move tensors and arrays to their places in memory and fill in their values.
 
         Raises:
-            StateError: they are those of another model.
+            StateError: the values belong to another model.
         """
         filled = []
         for path, found in values.items():
@@ -88,7 +88,7 @@ class Decoder:
         move(obj, storage, shape, tuple(strides), kind, offset)
 
     def write(self, path: str, plain: Plain) -> None:
-        """Give the object at ``path`` a content. Raises :class:`StateError` where there is none like it."""
+        """Write content into the object at ``path``. Raises :class:`StateError` if no such object exists."""
         record = self._base.paths.get(path)
         if record is None:
             raise StateError(f"the state knows of {path}, which is not here: it is that of other code")
@@ -149,7 +149,7 @@ class Decoder:
             raise StateError(f"the state holds a {tag!r}, which this hpstage does not know")
         return make(*parts)
 
-    # --- what never changes
+    # --- immutable values
 
     def _make_missing(self) -> Any:
         return MISSING
@@ -207,7 +207,7 @@ class Decoder:
     def _make_counting_step(self, optimizer: Plain) -> Any:
         return counting_step(self.value(optimizer))
 
-    # --- what training has made
+    # --- objects created by training
 
     def _container(self, tag: str, number: int, items: Plain, rest: Plain) -> Any:
         made: Any
@@ -305,7 +305,7 @@ class Decoder:
 
     def _make_partial(self, number: int, function: Plain, arguments: Plain, keywords: Plain, own: Plain) -> Any:
         made: Any = functools.partial(_Gone)
-        self._new[number] = made  # before it is filled: what it holds may hold it
+        self._new[number] = made  # before it is filled: what it holds may refer to it
         called = self.value(function)
         if not may_be_given(called):
             raise StateError(f"the state holds arguments for {called!r}, which no state may give")
@@ -352,6 +352,6 @@ class Decoder:
 
 
 class _Gone:
-    """What a dead reference has referred to."""
+    """Stands for the referent of a dead reference."""
 
     __slots__ = ("__weakref__",)

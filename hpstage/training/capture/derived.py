@@ -1,4 +1,4 @@
-"""What torch makes of other things by itself: weights before each use, and the counting ``step`` of an optimizer."""
+"""What torch derives from other objects: weights before each use, and the counting ``step`` of an optimizer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _HOOKS = (
 
 
 def weights_among(objects: Iterable[object]) -> Iterator[Any]:
-    """Tensors that one of torch's hooks computes anew before the module is used: of what they were computed from, and
-    how gradients would flow back to it, nobody asks any more."""
+    """Yield tensors that one of torch's hooks recomputes before the module is used. What they were computed from, and
+    how gradients would flow back to it, no longer matters."""
     library: Any = torch()
     hooks = [(vars(sys.modules[module])[name], where) for module, name, where in _HOOKS if module in sys.modules]
     for module in objects:
@@ -38,7 +38,7 @@ def weights_among(objects: Iterable[object]) -> Iterator[Any]:
 
 
 def kept_weight(values: Any, path: str) -> Any:
-    """A tensor with these values and no graph: whoever asks for gradients through it is told so."""
+    """Return a tensor with these values and no graph; asking for gradients through it raises an explanatory error."""
     library: Any = torch()
 
     class Kept(library.autograd.Function):  # type: ignore[misc]
@@ -64,7 +64,7 @@ _CLOSURE = ("func", "opt_ref")
 
 
 def optimizer_counted_by(function: types.FunctionType) -> Any:
-    """The optimizer whose ``step`` a scheduler has wrapped in this function; ``None``: it is no such function."""
+    """Return the optimizer whose ``step`` a scheduler wrapped in this function; ``None`` for any other function."""
     code = _code_of_wrapper()
     if code is None or function.__code__ is not code or code.co_freevars != _CLOSURE:
         return None
@@ -74,7 +74,7 @@ def optimizer_counted_by(function: types.FunctionType) -> Any:
 
 
 def counting_step(optimizer: Any) -> Any:
-    """The same function for this optimizer."""
+    """Return the function with which a scheduler wraps the ``step`` of this optimizer."""
     code: Any = _code_of_wrapper()
     if code is None or code.co_freevars != _CLOSURE or not isinstance(optimizer, torch().optim.Optimizer):
         raise StateError("the state holds a step that a scheduler of another torch counts")

@@ -1,8 +1,8 @@
-"""What has changed since a survey, as a plain state.
+"""Encoding of what has changed since a survey as a plain state.
 
-A state holds no classes and runs no code: objects that were there when training began are named by their paths, and
-found again under them in the process that goes on. New ones are written out: containers, tensors, arrays, generators
-of random numbers, and instances of the user's classes and torch's modules and optimizers, as their attributes.
+A state holds no classes and runs no code. Objects that existed when training began are referred to by their paths, by
+which the process that continues finds them. New objects are written out: containers, tensors, arrays, random number
+generators, and instances of the user's classes and of torch's modules and optimizers, as their attributes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hpstage.training.capture.values import NO_HOOKS, hooks_of, is_lazy, same_ho
 
 Plain = Any
 ANSWERED = ("answered",)
-"""In place of what its owner answers for."""
+"""Replaces content that its owner accounts for."""
 BUILTINS = (list, dict, set, int, float, str, bool, tuple)
 _NOTHING: dict[Any, Any] = {}
 _ITSELF = (type(None), bool, int, float, str, bytes)
@@ -49,9 +49,9 @@ class Encoder:
     """Writes contents out.
 
     Args:
-        base: the survey whose objects are named by path.
-        now: what is there now.
-        but: paths whose owners answer for what cannot be written out.
+        base: the survey whose objects are referred to by path.
+        now: the present survey.
+        but: returns whether the owner of a path accounts for what cannot be written out.
     """
 
     def __init__(self, base: Survey, now: Survey, but: Callable[[str], bool]) -> None:
@@ -63,11 +63,11 @@ class Encoder:
 
     @property
     def memory(self) -> Plain:
-        """Memory that several new values share; complete when all is written."""
+        """Memory shared by several new values; complete once everything is written."""
         return self._places.written
 
     def content(self, record: Record, content: Any) -> Plain:
-        """The content of an object that is in the base."""
+        """Encode the content of an object that is in the base."""
         kind, path = record.kind.name, record.path
         if UNKNOWN in path:
             raise self._mixed_up(path)
@@ -128,7 +128,7 @@ class Encoder:
         return StateError(f"{path} is a {what} that {why}; if no training hangs on it, name it in `stateless`")
 
     def value(self, path: str, value: Any) -> Plain:
-        """A value within a content."""
+        """Encode a value within a content."""
         kind = type(value)
         if kind in _ITSELF:
             return value
@@ -181,8 +181,8 @@ class Encoder:
         raise self._refusal(path, value)
 
     def _named(self, path: str, value: Any) -> Plain:
-        """A function or class, of those that were there before or do no more than compute. Another could be any: a
-        state must not choose it."""
+        """Encode a function or class that existed before or only computes. A state must not be able to choose an
+        arbitrary one."""
         name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
         if any(value is kind for kind in BUILTINS):
             return "builtin", value.__name__
@@ -196,7 +196,7 @@ class Encoder:
         raise self._refusal(path, value)
 
     def _fresh(self, path: str, value: Any) -> Plain:
-        """An object that training has made."""
+        """Encode an object created by training."""
         number = len(self._new)
         self._new[id(value)] = value, number
         kind = type(value)
@@ -238,7 +238,7 @@ class Encoder:
         raise self._refusal(path, value)
 
     def _numbers(self, path: str, number: int, value: Any) -> Plain:
-        """A generator of NumPy's: several may be on the same source, which has a sequence of seeds to spawn others."""
+        """Encode a NumPy generator: several may share a source, which has a seed sequence to spawn others."""
         if hasattr(value, "bit_generator"):
             source = value.bit_generator
             return "numbers", number, self._sources.get(id(source)) or self.value(f"{path}.bit_generator", source)
@@ -251,7 +251,7 @@ class Encoder:
 
     @functools.cached_property
     def _sources(self) -> dict[int, Plain]:
-        """By id, what the generators of the base take their numbers from."""
+        """The bit generators of the base's generators, by id."""
         generators = (record for record in self._base if issubclass(type(record.obj), numpy().random.Generator))
         return {id(record.obj.bit_generator): ("source of", record.path) for record in generators}
 
@@ -301,7 +301,7 @@ class Encoder:
         return "array", number, value.copy() if plain is None else plain, description, list(value.shape)
 
     def _place(self, record: Record, content: Any) -> tuple[Plain, ...]:
-        """Where a tensor of the base is, and all else of it but its values."""
+        """Encode where a tensor of the base is, and everything else but its values."""
         before, obj = record.content, record.obj
         if not content.plain or not before.plain:
             raise self._unstorable(record.path, obj)
@@ -339,7 +339,7 @@ class Encoder:
         return [self.value(f"{path}[{index}]", item) for index, item in enumerate(items)]
 
     def _pairs(self, path: str, items: dict[Any, Any], before: dict[Any, Any] = _NOTHING) -> list[Plain]:
-        """What cannot be written out may be what it was ``before``."""
+        """Encode keys and values. A value that cannot be written out may be unchanged since ``before``."""
         pairs = []
         for index, (key, item) in enumerate(dict.items(items)):
             made = len(self._new)
@@ -359,8 +359,8 @@ class Encoder:
         return pairs
 
     def _set(self, path: str, items: Any) -> list[Plain]:
-        """Numbers in the order in which they are met, since that is a function of how they came in; others, whose order
-        is another in each process, sorted."""
+        """Encode numbers in iteration order, which is a function of their insertion. Other members, whose order differs
+        between processes, are sorted."""
         items = tuple(items)
         plain = [self.value(f"{path}[...]", item) for item in items]
         if not Members.of(items).ordered:

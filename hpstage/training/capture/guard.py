@@ -1,6 +1,6 @@
-"""Tells which tensors and arrays something has changed, and puts small ones back.
+"""Detection of changes to tensors and arrays, and restoration of small ones.
 
-Version counters do not tell: what BatchNorm writes to its running statistics is not counted.
+Version counters cannot detect them: BatchNorm's writes to its running statistics are not counted.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hpstage.training.capture.survey import Record, Survey, plainly
 from hpstage.training.capture.values import Marked, duplicate, fill, is_tensor, nbytes, storable
 
 _COPIED = 64 << 20
-"""Bytes in all up to which copies are made. The rest is known by checksums."""
+"""Total bytes up to which copies are made. Beyond that, only checksums are kept."""
 
 
 class Guard:
-    """Knows values as they are when it is made.
+    """Remembers values as of its creation.
 
     Args:
-        records: of tensors and arrays. Those that hold a sample are compared by themselves.
-        pristine: what is known of these from before, copies among it.
+        records: records of tensors and arrays. Those that hold a sample are compared by it.
+        pristine: an earlier survey of these objects, with copies of some.
     """
 
     def __init__(self, records: Sequence[Record], pristine: Survey) -> None:
@@ -54,7 +54,7 @@ class Guard:
                     yield record
 
     def put_back(self, record: Record) -> bool:
-        """Whether it could be."""
+        """Restore the values of ``record``. Return whether that was possible."""
         copy = self._copies.get(record.path)
         if copy is None:
             return False
@@ -68,7 +68,7 @@ def _checksum(values: Any) -> object:
         leaf = leaves.describe("", values)
         assert isinstance(leaf, leaves.Leaf)
         return xxhash.xxh3_128_digest(leaves.content(leaf, values))
-    # Where the tensor is: to fetch it would take longer than to read it.
+    # On the tensor's device: fetching it would take longer than reading it.
     library = torch()
     bits = values.contiguous().view(library.uint8).to(library.int64)
     return int(bits.sum()), int(

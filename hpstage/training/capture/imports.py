@@ -1,4 +1,4 @@
-"""Modules that code imports by a text: with ``importlib.import_module`` or ``__import__``."""
+"""Modules that code imports by a string, with ``importlib.import_module`` or ``__import__``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hpstage.training.identity.bytecode import inner
 
 _IMPORTERS = ("import_module", "__import__")
 _BETWEEN = frozenset(("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "NOP"))
-"""Between a function and its first argument, or that and the call."""
+"""Instructions that may be between a function and its first argument, or between that and the call."""
 _MADE_TO_RUN = ("__main__", "__mp_main__")
-"""What is run, which nobody imports by its name."""
+"""Modules that are run, which are not imported by name."""
 _PLAIN = re.compile(r"[\w.]*")
 
 
 class Modules:
-    """The user's loaded modules whose names begin with a text: code may import any of them."""
+    """The user's loaded modules whose names begin with a prefix: code may import any of them."""
 
     __slots__ = ("path", "prefix")
 
@@ -31,16 +31,16 @@ class Modules:
 
 
 def import_functions(names: tuple[str, ...], namespace: Mapping[str, Any]) -> frozenset[str]:
-    """Those of the names in code that stand for a function which imports, whatever they are."""
+    """Return the names in code under which an importing function may be called, renamed or not."""
     known = id(importlib.import_module), id(__import__)
-    renamed = {name for name in names if id(namespace.get(name)) in known}  # asked of no object of the user's
+    renamed = {name for name in names if id(namespace.get(name)) in known}  # by id, to call no user code
     return frozenset(renamed.union(name for name in _IMPORTERS if name in names))
 
 
 @functools.lru_cache(4096)
 def imported(code: types.CodeType, functions: frozenset[str]) -> tuple[tuple[str, bool], ...]:
-    """What the calls of these functions in a code object, or one within it, import: a name, and whether that is all of
-    it or how it begins."""
+    """Return what calls of these functions in a code object, or one nested in it, import: a name, and whether it is
+    complete rather than a prefix."""
     return tuple(found for part in inner(code) for found in _imported(part, functions))
 
 
@@ -52,7 +52,7 @@ def _imported(code: types.CodeType, functions: frozenset[str]) -> Iterator[tuple
         argument, then = instructions[index + 1 : index + 3]
         if item.opname == "IMPORT_FROM":
             if argument.argval != item.argval:
-                yield "", False  # under another name, it is not followed
+                yield "", False  # imported under another name, which is not followed
         elif item.opname.startswith("LOAD_") and item.opname != "LOAD_CONST":
             text = argument.argval if argument.opname == "LOAD_CONST" else None
             joined = then.opname in ("LOAD_ATTR", "LOAD_METHOD") and then.argval != "format"
@@ -64,15 +64,15 @@ def _imported(code: types.CodeType, functions: frozenset[str]) -> Iterator[tuple
 
 
 def load(name: str) -> types.ModuleType | None:
-    """A module, imported now: code that imports it later, by a text, would bring what nothing has been looked at."""
+    """Import a module now: if code later imported it by a string, its contents would not have been surveyed."""
     try:
         return importlib.import_module(name)
-    except Exception:  # whatever the module raises, training may never come there; if it does, it is raised there
+    except Exception:  # training may never import it; if it does, the error is raised there
         return None
 
 
 def loaded(prefix: str, is_users: Any) -> tuple[types.ModuleType, ...]:
-    """The user's modules that are there under names that begin so."""
+    """Return the user's loaded modules whose names begin with ``prefix``."""
     return tuple(
         module
         for name, module in sorted(sys.modules.items())

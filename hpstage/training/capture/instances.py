@@ -66,7 +66,7 @@ class Instance(Kind):
 
 
 class PerThread(Instance):
-    """``threading.local``: the attributes that this thread sees."""
+    """``threading.local``: the attributes visible to this thread."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
         return {name: value for name, value in vars(obj).items() if name not in skip}
@@ -83,7 +83,7 @@ class PerThread(Instance):
 
 
 class Runner(Instance):
-    """Threads and pools of the user's classes: the attributes that these add to the library's, which run them."""
+    """Threads and pools of the user's classes: the attributes added to those of the library class that runs them."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
         return super().read(obj, skip | _set_by_libraries(type(obj)))
@@ -97,7 +97,7 @@ class Runner(Instance):
 
 @by_type
 def _set_by_libraries(kind: Any) -> frozenset[str]:
-    """Names of attributes that the code of a class's bases sets, of those that are not the user's."""
+    """Return names of attributes set by the code of those of a class's bases that are not the user's."""
     functions = [
         function
         for base in kind.__mro__
@@ -114,7 +114,7 @@ def _set_by_libraries(kind: Any) -> frozenset[str]:
 
 
 class TupleWithAttributes(Instance):
-    """An instance of a class derived from ``tuple`` that has attributes besides its items."""
+    """An instance of a ``tuple`` subclass that has attributes besides its items."""
 
     def children(self, content: Attributes) -> Iterator[Child]:
         for name, value in content.items():
@@ -123,7 +123,7 @@ class TupleWithAttributes(Instance):
 
 
 class Scripted(Instance):
-    """A module of TorchScript's, whose parameters, buffers and numbers its interpreter keeps."""
+    """A TorchScript module, whose parameters, buffers and numbers are kept by its interpreter."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Attributes:
         found = {name: value for name, value in own_of(obj).items() if name not in _OF_SCRIPTS and name not in skip}
@@ -162,11 +162,11 @@ _OF_SCRIPT = "container of TorchScript's"
 
 
 def _literal(value: Any) -> object:
-    """A container of plain values as text; for any other, what is never the same."""
+    """Return a container of plain values as a string; for any other, an object unequal to everything else."""
     text = repr(value)
     try:
         return text if ast.literal_eval(text) == value else object()
-    except (ValueError, SyntaxError, RuntimeError):  # the last: tensors have no one truth
+    except (ValueError, SyntaxError, RuntimeError):  # the last: a tensor has no single truth value
         return object()
 
 
@@ -179,8 +179,8 @@ def _script_attributes(obj: Any) -> list[str]:
 
 
 class Foreign(Instance):
-    """Objects of classes written in C: attributes, and the memory that they offer or a checksum of what they are
-    pickled as, if that is not long; ``None`` if they offer none and cannot be pickled."""
+    """Objects of classes written in C: attributes, and their exposed memory or a checksum of their pickle unless that
+    is too long; ``None`` if they expose no memory and cannot be pickled."""
 
     name = "foreign"
 
@@ -213,7 +213,7 @@ def _inside(obj: Any) -> bytes | str | None:
             if not memory.readonly and memory.nbytes <= _LONGEST:
                 return memory.tobytes()
     except (TypeError, BufferError, ValueError):
-        pass  # it offers none
+        pass  # it exposes none
     return pickled(obj)
 
 
@@ -223,11 +223,11 @@ _LONGEST_BUFFER = 1 << 26
 
 
 class _TooLongError(Exception):
-    """It takes more bytes than are looked at."""
+    """The pickle is longer than the limit."""
 
 
 class _Sum:
-    """A file that is only summed up."""
+    """A file that only computes a checksum of what is written to it."""
 
     def __init__(self) -> None:
         self.hasher = xxhash.xxh3_128()
@@ -249,14 +249,14 @@ class _Sum:
 
 
 def pickled(obj: Any) -> str | None:
-    """A checksum of what an object is pickled as. ``None``: it cannot be."""
+    """Return a checksum of an object's pickle, or ``None`` if the object cannot be pickled."""
     summed = _Sum()
     try:
         pickle.Pickler(summed, protocol=5, buffer_callback=summed.take).dump(obj)
     except _TooLongError:
         return _LONG
     except Exception:
-        return None  # whatever its class says to that
+        return None  # whatever its class raises
     return summed.hasher.hexdigest()
 
 
@@ -295,12 +295,12 @@ class ClassNamespace(Kind):
 
     def children(self, content: Attributes) -> Iterator[Child]:
         for name, value in content.items():
-            if type(value) not in _CODE:  # what functions hold is reached from their class
+            if type(value) not in _CODE:  # objects held by functions are reached from the class
                 yield f".{name}", value
 
 
 class ModulesByText(Kind):
-    """Modules that code may import by a text. One that is imported stays; what it holds is looked at."""
+    """Modules that code may import by a string. A module that was imported stays; its contents are inspected."""
 
     name = "modules"
 
@@ -319,7 +319,7 @@ class ModulesByText(Kind):
 
 
 class LibraryNamespace(ClassNamespace):
-    """What has been put in place of a library's functions and classes; the code among it is reached by no class."""
+    """Replacements of a library's functions and classes. No class reaches the code among them."""
 
     def children(self, content: Attributes) -> Iterator[Child]:
         return attribute_children(content)
@@ -354,7 +354,7 @@ class Cell(Kind):
 
 
 class Function(Kind):
-    """Functions of the user's: what they close over, their defaults and attributes."""
+    """Functions of the user: what they close over, their defaults and attributes."""
 
     name = "function"
 
@@ -383,7 +383,7 @@ class Function(Kind):
 
 
 class Partial(Kind):
-    """``functools.partial``: immutable but for what it holds."""
+    """``functools.partial``: immutable except for the objects it holds."""
 
     name = "partial"
 

@@ -1,7 +1,7 @@
-"""What a kind of mutable objects is: how the content of one is read, compared, and put back.
+"""Base class of kinds of mutable objects: how the content of an object is read, compared, and restored.
 
-The content of an object is shallow: a list's items, an instance's attributes. Objects in it are objects of their own.
-Nothing here calls code of the user's: attributes, items and types are read past whatever a class overrides.
+The content of an object is shallow: a list's items, an instance's attributes. Objects in it are separate objects.
+Nothing here calls the user's code: attributes, items and types are read regardless of what a class overrides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 Child = tuple[str, object]
-"""A label to append to the owner's path, and the object there."""
+"""A label to append to the owner's path, and the object at that path."""
 
 _ATOMS = frozenset(
     (
@@ -46,7 +46,7 @@ LEADS_NOWHERE = frozenset((type(None), bool, int, float, str, bytes))
 
 
 def torch() -> Any:
-    """torch, if this process has imported it: else no object here can be one of its."""
+    """Return torch if this process has imported it; otherwise no object here can belong to it."""
     return sys.modules.get("torch")
 
 
@@ -55,7 +55,7 @@ def numpy() -> Any:
 
 
 def by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """Ask once for each type. (mypy does not take types for hashable, as ``functools.cache`` wants them.)"""
+    """Cache a function's results by type. (mypy does not consider types hashable, as ``functools.cache`` requires.)"""
     known: dict[Any, _T] = {}
 
     @functools.wraps(function)
@@ -82,12 +82,12 @@ def is_atomic(kind: Any) -> bool:
 
 
 def is_atom(value: object) -> bool:
-    """Whether a value is immutable and holds nothing: told apart by type and value."""
+    """Return whether a value is immutable and holds nothing, so that only its type and value count."""
     return is_atomic(type(value))
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two contents' entries are the same: one object, or equal atoms; tuples by their items."""
+    """Return whether two entries of contents are the same: one object, equal atoms, or tuples of the same items."""
     if one is other:
         return True
     kind = type(one)
@@ -121,7 +121,7 @@ def same_items(old: list[Any], new: list[Any]) -> bool:
 
 
 def same_mapping(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
-    """Whether keys, values and their order are the same."""
+    """Return whether keys, values and their order are the same."""
     if not old or len(old) != len(new):
         return len(old) == len(new)
     return (all(map(is_, old.values(), new.values())) or all(map(same_value, old.values(), new.values()))) and (
@@ -136,10 +136,10 @@ class Kind(ABC):
 
     @abstractmethod
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
-        """The content, apart from the object: it does not change when the object does."""
+        """Return the content, detached from the object: it does not change when the object does."""
 
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        """The content as it is now: ``old`` itself, if it is that."""
+        """Return the present content, as ``old`` itself if it is unchanged."""
         new = self.read(obj, skip)
         return old if self.same(old, new) else new
 
@@ -147,7 +147,7 @@ class Kind(ABC):
         return old is new or bool(old == new)
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
-        """Put a content back that :meth:`read` gave. Raises ``TypeError`` where that cannot be done."""
+        """Restore content returned by :meth:`read`. Raises ``TypeError`` if that is impossible."""
         raise TypeError("it cannot be put back")
 
     def children(self, content: Any) -> Iterator[Child]:
@@ -155,8 +155,8 @@ class Kind(ABC):
 
 
 class Opaque(Kind):
-    """What does not decide training (a lock, a logger, compiled code), or cannot be looked into: it is told apart by
-    identity alone, so that its replacement is seen, and no change inside it."""
+    """Objects that do not decide training (a lock, a logger, compiled code) or cannot be inspected. They are compared
+    by identity alone: a replacement is detected, a change inside is not."""
 
     name = "opaque"
 
@@ -167,12 +167,12 @@ class Opaque(Kind):
         pass
 
 
-# --- attributes, past what classes override
+# --- attributes, regardless of what classes override
 
 
 @by_type
 def slots_of(kind: Any) -> dict[str, Any]:
-    """Descriptors of what is kept in ``__slots__``, by name."""
+    """Return the descriptors of attributes in ``__slots__``, by name."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base.__flags__ & HEAP:
@@ -183,7 +183,7 @@ def slots_of(kind: Any) -> dict[str, Any]:
 
 
 HEAP = 1 << 9
-"""A flag of classes: written in Python, or else made at run time. Code can give one attributes."""
+"""Flag of classes written in Python or otherwise created at run time. Code can set attributes on them."""
 
 
 def _declared(kind: Any) -> set[str]:
@@ -202,7 +202,7 @@ def has_dict(kind: Any) -> bool:
 
 @by_type
 def has_own_memory(kind: Any) -> bool:
-    """Whether objects of a class hold more than ``__dict__`` and ``__slots__``: it derives from one written in C."""
+    """Return whether instances hold more than ``__dict__`` and ``__slots__``, due to a base class written in C."""
     pointers = sum(
         type(member) is types.MemberDescriptorType and name in _declared(base)
         for base in kind.__mro__
@@ -214,7 +214,7 @@ def has_own_memory(kind: Any) -> bool:
 
 
 def dict_of(obj: Any) -> dict[str, Any] | None:
-    """The ``__dict__`` of an object itself, if it has one."""
+    """Return the actual ``__dict__`` of an object, or ``None`` if it has none."""
     if not has_dict(type(obj)):
         return None
     try:
@@ -225,7 +225,7 @@ def dict_of(obj: Any) -> dict[str, Any] | None:
 
 
 def own_of(obj: Any) -> dict[str, Any]:
-    """A copy of all attributes of an object's own, in ``__dict__`` and ``__slots__``."""
+    """Return a copy of all instance attributes, in ``__dict__`` and ``__slots__``."""
     own = dict_of(obj)
     found = dict(own) if own else {}
     slots = slots_of(type(obj))
@@ -238,7 +238,7 @@ def own_of(obj: Any) -> dict[str, Any]:
 
 
 def write_own(obj: Any, content: dict[str, Any], skip: frozenset[str] = frozenset()) -> None:
-    """Give an object these attributes of its own, and no others but those in ``skip``."""
+    """Replace all instance attributes by ``content``, except those in ``skip``."""
     own, slots = dict_of(obj), slots_of(type(obj))
     if own is not None:
         kept = {name: own[name] for name in own if name in skip}

@@ -1,4 +1,4 @@
-"""Which kind an object is of. Whatever is neither of a kind here nor immutable is told apart by identity alone."""
+"""The kind of each object. Objects that have no kind here and are not immutable are distinguished by identity alone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _MACHINERY = (
     "torch._C",
     "torch._ops",
     "torch.autograd",
-    "torch.amp.autocast_mode",  # they note what was set before, each time they are entered
+    "torch.amp.autocast_mode",  # they record the previous setting each time they are entered
     "torch.cuda.amp.autocast_mode",
     "logging",
     "_thread",
@@ -100,7 +100,7 @@ TUPLE = TupleWithAttributes()
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _BYTES, _RANDOM, _FILE = Bytes(), RandomSource(), File()
 WITHOUT_ATTRIBUTES = frozenset((_BYTES, _RANDOM, _FILE, *SETS))
-"""Kinds that tell nothing of attributes, which classes of the user's that derive from such types may have."""
+"""Kinds that do not cover attributes, which the user's subclasses of such types may have."""
 _BULKS = {_SEQUENCE: Bulk(_SEQUENCE), _MAPPING: Bulk(_MAPPING)}
 CACHE, MODULES = Cache(), ModulesByText()
 
@@ -134,7 +134,7 @@ _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
 
 
 def kind_of(obj: Any) -> Kind | None:
-    """How ``obj`` is handled; ``None``: it is an atom, or a tuple or method, which hold others and never change."""
+    """Return the kind of ``obj``; ``None`` for atoms, and for tuples and methods, which only hold other objects."""
     kind = type(obj)
     found = _kind_of_type(kind)
     if found is None or kind in _SETTLED:
@@ -164,11 +164,11 @@ def _kind_of_type(kind: Any) -> Kind | None:
     if kind is bytearray or issubclass(kind, bytearray):
         return _BYTES
     if issubclass(kind, random.SystemRandom):
-        return _OPAQUE  # the system's numbers: it has no state
+        return _OPAQUE  # the system's random numbers: it has no state
     if issubclass(kind, _generators()):
         return _RANDOM
     if issubclass(kind, enum.Enum) and of_user(module_of(kind)):
-        return _INSTANCE  # though a member never changes, its attributes may
+        return _INSTANCE  # a member never changes, but its attributes may
     if is_atomic(kind) or kind in (tuple, *_METHODS, weakref.ref):
         return None
     for types_, handler in _BY_TYPE:

@@ -1,8 +1,8 @@
-"""Which local variables of a paused frame matter: those that may be read before they are written again.
+"""The local variables of a paused frame that matter: those that may be read before they are written again.
 
 A backward data-flow analysis (Aho, Lam, Sethi, Ullman: Compilers, section 9.2.5) on bytecode, for the instruction names
-of Python 3.11 to 3.14. Too many live variables cost a refusal, too few a wrong result: where it is not known which way
-code goes, it goes both.
+of Python 3.11 to 3.14. Too many live variables cause a refusal, too few a wrong result: where the control flow is not
+known, both branches are followed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _WRITE_CELLS = ("STORE_DEREF", "DELETE_DEREF")
 _REMEMBERED = 256
 
 Access = tuple[bool, str]
-"""Whether a variable is read, or else written, and its name."""
+"""Whether a variable is read rather than written, and its name."""
 
 
 def place(code: CodeType, lasti: int) -> int:
-    """The offset of the instruction that a frame's ``f_lasti`` is in, whose caches follow it."""
+    """Return the offset of the instruction that a frame's ``f_lasti`` is in; its caches follow the instruction."""
     instructions = instructions_of(code)
     index = bisect_right([instruction.offset for instruction in instructions], lasti) - 1
-    if instructions[index].opname == "PRECALL":  # of 3.11, which once it is specialized does the call
+    if instructions[index].opname == "PRECALL":  # in 3.11; once specialized, it performs the call
         index += 1
     return instructions[index].offset
 
@@ -48,16 +48,16 @@ def live(
     outermost: bool = True,
     untaken: frozenset[int] = frozenset(),
 ) -> frozenset[str]:
-    """The variables of ``code``, paused at the instruction at ``offset``, that what it does next may hang on.
+    """Return the variables of ``code``, paused at ``offset``, on which its further execution may depend.
 
     Args:
-        code: of the frame.
-        offset: as :func:`place` gives it.
-        innermost: no frame of a generator stands between a loop that is paused here and what it iterates over, which
-            never ends: such a loop is left by ``break``, ``return`` and errors alone.
-        outermost: its end is the end of all. So what is done where no way leads back to a loop that is paused here, is
-            not asked for.
-        untaken: offsets of jumps that are never made.
+        code: code of the frame.
+        offset: offset of an instruction, as returned by :func:`place`.
+        innermost: there is no generator frame between a loop that is paused here and its iterator, which never ends:
+            such a loop is left only by ``break``, ``return`` and errors.
+        outermost: when this frame ends, everything ends. So code from which no path leads back to a loop that is
+            paused here is ignored.
+        untaken: offsets of jumps that are never taken.
     """
     instructions = instructions_of(code)
     starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
@@ -66,7 +66,7 @@ def live(
     on_error = [_handlers(code, instruction.offset, starts) for instruction in instructions]
     loop = instructions[paused].opname == "FOR_ITER"
     if innermost:
-        on_error[paused] = []  # there nothing is raised but what ends it
+        on_error[paused] = []  # the only exceptions raised there end it
         if loop:
             after[paused] = [paused + 1]
     ways = [[*normal, *raised] for normal, raised in zip(after, on_error, strict=True)]
@@ -80,7 +80,7 @@ def live(
             names = {name for following in after[index] for name in before[following]}
             for read, name in reversed(accesses[index]):
                 (names.add if read else names.discard)(name)
-            for handler in on_error[index]:  # by then it may not have written
+            for handler in on_error[index]:  # the exception may precede the write
                 names |= before[handler]
             if names != before[index]:
                 before[index] = frozenset(names)
@@ -114,7 +114,7 @@ def _exception_entries(code: CodeType) -> list[tuple[int, int, int]]:
 
 
 def _leading_to(paused: int, ways: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The instructions from which a way leads to the one at ``paused``, in order."""
+    """Return the instructions from which a path leads to ``paused``, in order."""
     before: dict[int, list[int]] = {}
     for index, following in enumerate(ways):
         for target in following:
@@ -130,7 +130,7 @@ def _leading_to(paused: int, ways: Sequence[Sequence[int]]) -> Sequence[int]:
 
 
 def _accesses(code: CodeType, instructions: Sequence[Instruction], index: int) -> Iterator[Access]:
-    """What an instruction reads and writes, in this order."""
+    """Yield what an instruction reads and writes, in this order."""
     instruction = instructions[index]
     name, names = instruction.opname, instruction.argval
     if name in _READ_CELLS:
@@ -146,7 +146,7 @@ def _accesses(code: CodeType, instructions: Sequence[Instruction], index: int) -
         for part, variable in zip(parts, every, strict=True) if parts else ():
             if part[1] == "LOAD":
                 cell = variable in code.co_cellvars or variable in code.co_freevars
-                # From 3.12 on, a comprehension in a function saves the variable that it borrows, and puts it back.
+                # Since 3.12, an inlined comprehension saves the variable that it borrows, and restores it.
                 saved = part[2] == "_AND_CLEAR"
                 if not saved and (not cell or variable in _read_inside(code)):
                     yield True, variable
@@ -156,7 +156,7 @@ def _accesses(code: CodeType, instructions: Sequence[Instruction], index: int) -
 
 @functools.lru_cache(_REMEMBERED)
 def _read_inside(code: CodeType) -> frozenset[str]:
-    """The variables that functions in it read."""
+    """Return the variables that functions nested in ``code`` read."""
     within = (part for part in inner(code) if part is not code)
     return frozenset(item.argval for part in within for item in instructions_of(part) if item.opname in _READ_CELLS)
 
@@ -167,7 +167,7 @@ def _borrowed(code: CodeType) -> frozenset[str]:
 
 
 def _follows_swap(instructions: Sequence[Instruction], index: int) -> bool:
-    """Whether it puts back what a comprehension has borrowed, which the variable had before."""
+    """Return whether the instruction restores the value of a variable borrowed by a comprehension."""
     while index and instructions[index].opname.startswith("STORE_FAST"):
         index -= 1
     return instructions[index].opname == "SWAP"

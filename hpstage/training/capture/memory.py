@@ -1,4 +1,4 @@
-"""Which tensors and arrays look at the same memory: a state keeps that, so that writing to one shows in the other."""
+"""Tensors and arrays that share memory: a state preserves that, so that writing to one shows in the other."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ALIGNED = 64
 
 
 class Places:
-    """Tells where new values are: in memory that was there when training began, in new memory that several share, or in
-    memory of their own.
+    """Locates new values: in memory that existed when training began, in new memory that several share, or in memory
+    of a single value.
 
     Args:
-        base: what was there.
-        now: what is there.
+        base: survey of what existed when training began.
+        now: survey of what exists now.
     """
 
     def __init__(self, base: Survey, now: Survey) -> None:
@@ -38,10 +38,10 @@ class Places:
         self._shared = _Blocks(_shared(extents))
         self._numbers: dict[int, int] = {}
         self.written: list[tuple[int, Any]] = []
-        """New memory that several share: bytes to leave out before it, so that all in it is aligned, and its bytes."""
+        """New memory shared by several values: padding to leave before it for alignment, and its bytes."""
 
     def of(self, obj: Any) -> tuple[Any, ...] | None:
-        """Where ``obj`` is, as a plain value; ``None``: in memory of its own."""
+        """Return where ``obj`` is as a plain value, or ``None`` if it shares no memory."""
         extent = _extent(obj)
         if extent is None:
             return None
@@ -60,7 +60,7 @@ class Places:
 
 
 def holding(survey: Survey) -> Callable[[Any], bool]:
-    """Tells whether a tensor or array looks at memory that is in the survey."""
+    """Return a function that says whether a tensor or array is in memory that the survey contains."""
     blocks = _Blocks([(*_block(record), record.path) for record in survey if _is_plain(record)])
 
     def held(obj: Any) -> bool:
@@ -71,7 +71,7 @@ def holding(survey: Survey) -> Callable[[Any], bool]:
 
 
 class Rebuilt:
-    """The other way: memory by what :meth:`Places.of` gave."""
+    """The inverse of :class:`Places`: memory reconstructed from results of :meth:`Places.of`."""
 
     def __init__(self, base: Survey, written: Any) -> None:
         self._base = base
@@ -111,7 +111,7 @@ class Rebuilt:
 
 
 class _Blocks:
-    """Blocks of memory, each with something of it."""
+    """Blocks of memory, each with an associated object."""
 
     def __init__(self, blocks: list[tuple[int, int, Any]]) -> None:
         self._blocks: list[tuple[int, int, Any]] = []
@@ -137,7 +137,7 @@ def _is_new(record: Record, base: Survey) -> bool:
 
 
 def _shared(extents: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
-    """Those parts of memory that several extents overlap in, each with one of whom it is."""
+    """Return the unions of overlapping extents, each with one of its objects; drop extents that overlap no other."""
     found: list[tuple[int, int, Any]] = []
     count = 0
     for start, end, obj in sorted(extents, key=lambda extent: extent[:2]):
@@ -155,7 +155,7 @@ def _shared(extents: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
 
 
 def _extent(obj: Any) -> Extent | None:
-    """The memory that a tensor or array looks at; ``None``: it is empty, or its memory is not known."""
+    """Return the memory range of a tensor or array, or ``None`` if it is empty or its memory is unknown."""
     if is_tensor(obj):
         plain = plain_tensor(obj)
         if plain is None or not plain.numel():
@@ -173,7 +173,7 @@ def _extent(obj: Any) -> Extent | None:
 
 
 def _block(record: Record) -> Extent:
-    """All the memory that somebody could look at through the same owner."""
+    """Return all the memory that could be accessed through the same owner."""
     storage = record.content.storage
     if storage is not None:
         start = int(storage.data_ptr())
@@ -186,12 +186,12 @@ def _block(record: Record) -> Extent:
 
 def _memory(start: int, end: int, owner: Any) -> Any:
     memory: Any = (ctypes.c_ubyte * (end - start)).from_address(start)
-    memory.owner = owner  # which keeps it alive
+    memory.owner = owner  # keeps it alive
     return memory
 
 
 def _bytes(owner: Any, start: int, end: int) -> Any:
-    """A copy of a part of memory, as an array."""
+    """Copy a range of memory to an array."""
     if is_tensor(owner) and owner.device.type != "cpu":
         storage = owner.untyped_storage()
         part = look_at(storage, (end - start,), (1,), torch().uint8, start - storage.data_ptr())

@@ -1,6 +1,6 @@
-"""What training opens for reading (files, memory maps): a state names it, and a fork opens it again.
+"""Files and memory maps that training opens for reading: a state names them, and a fork reopens them.
 
-It is refused if its content is no longer what it was, as far as a sample tells.
+They are refused if a sample shows that their content has changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Where = tuple[Any, ...]
 
 
 def where_file_is(file: Any) -> Where | None:
-    """Path, sample, position, and whether it is buffered; ``None``: nobody could open it again."""
+    """Return path, sample, position, and whether it is buffered; ``None`` if the file cannot be reopened."""
     buffered = type(file) is io.BufferedReader
     raw = file.raw if buffered else file
     if type(raw) is not io.FileIO or raw.closed or not is_for_reading(raw):
@@ -44,7 +44,7 @@ def opened_file(path: str, sampled: str, position: int, buffered: bool) -> Any:
 
 
 def where_map_is(array: Any) -> Where | None:
-    """Path, sample, offset and order of a memmap for reading; ``None``: it is for writing, or a part of another."""
+    """Return path, sample, offset and order of a read-only memmap; ``None`` if it is writable or part of another."""
     path = _path(array.filename)
     if path is None or not cannot_change(array) or array.base is not array._mmap:
         return None
@@ -63,7 +63,7 @@ _CHANGED = "its content is another one"
 
 
 def _path(name: object) -> str | None:
-    """Where a file of that name is; ``None``: it has no name, or is not there any more."""
+    """Return the path of a file of that name, or ``None`` if it has no name or no longer exists."""
     if not isinstance(name, str | os.PathLike):
         return None
     path = os.path.abspath(name)
@@ -73,7 +73,7 @@ def _path(name: object) -> str | None:
 @contextmanager
 def _as_before(path: str) -> Iterator[None]:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening another could wait for ever
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else could block forever
             raise OSError("it is no regular file")
         yield
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""An object's content as a short text, equal for equal content in every process: what two runs are compared by."""
+"""Descriptions of objects' contents by short strings, equal in every process, by which two runs are compared."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 _CLASS = ".__class__"
 _IDLE = ".defaults.differentiable"
-"""Of an optimizer of the user's: set by torch when a state is loaded, and read by no step."""
+"""Of a user's optimizer: set by torch when a state is loaded, and read by no step."""
 
 
 def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
-    """Path and text of what a record holds: of values the form and a digest of all of them, of attributes and of dicts
-    with names for keys each one by itself, whatever their order (torch's optimizers change it on loading)."""
+    """Yield paths and strings for what a record holds: for values their form and a digest; for attributes and dicts
+    with string keys one string per entry, regardless of their order (torch's optimizers change it on loading)."""
     if record.kind is VALUES:
         yield record.path, values_text(record.obj)
     elif record.kind.name == "random state":
         yield record.path, digest(record.content)
     elif record.kind.name == "settings":
-        # Hooks that are held tell their numbers where they are; the next one's counts those taken away again, too.
+        # Registered hooks show their numbers elsewhere; the number of the next one also counts removed hooks.
         settings = {name: value for name, value in record.content.items() if name != NEXT_HOOK}
         yield from _named(record.path, settings, survey)
     elif record.kind.name == "attributes":
@@ -49,12 +49,12 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
         else:
             yield record.path, _short(_entry(items, survey))
         yield from _named(record.path, own, survey)
-    elif record.content is not MISSING:  # a name that nobody has bound is not there
+    elif record.content is not MISSING:  # omit unbound names
         yield record.path, _short(_entry(record.content, survey))
 
 
 def _is_of_a_library(kind: type) -> bool:
-    """Not torch, whose attributes are all made by then, or the user's."""
+    """Return whether a class belongs to a library other than torch, whose attributes all exist by then."""
     module = module_of(kind)
     return kind is not ClassAttributes and not of_user(module) and module.partition(".")[0] not in ("torch", "hpstage")
 
@@ -73,7 +73,7 @@ def _short(text: str) -> str:
 
 
 def values_text(obj: Any) -> str:
-    """The form of a tensor or array and a digest of its values; of a single one the value."""
+    """Describe a tensor or array by its form and a digest of its values, or by the value if there is only one."""
     library = torch()
     try:
         content = "in a file" if not is_tensor(obj) and cannot_change(obj) else digest(obj)[:16]
@@ -92,7 +92,7 @@ def values_text(obj: Any) -> str:
 
 
 def text_of(value: Any, survey: Survey) -> str:
-    """A value that something holds."""
+    """Describe a value held by an object."""
     return values_text(value) if kind_of(value) is VALUES else _short(_entry(value, survey))
 
 
@@ -125,7 +125,7 @@ def _entry(value: Any, survey: Survey) -> str:
 
 
 Difference = tuple[str, str, str]
-"""A path, and what is there in the one and in the other."""
+"""A path, and what the one run and the other have there."""
 
 
 LOCAL = "local variable "
@@ -142,11 +142,11 @@ def first_difference(
     from_the_start: Collection[str] = (),
     answered: bool = False,
 ) -> Difference | None:
-    """The first thing that is not the same; what is more likely the cause comes before what follows from it.
+    """Return the first difference, with likely causes before their consequences.
 
     Args:
         suspected: paths that are the cause if they differ at all.
-        from_the_start: paths that were not the same right after the state had been loaded.
+        from_the_start: paths that already differed right after the state was loaded.
         answered: see :func:`differences`.
     """
     return min(
@@ -159,15 +159,15 @@ def first_difference(
 def differences(
     straight: dict[str, str], forked: dict[str, str], *, suspected: Collection[str] = (), answered: bool = False
 ) -> Iterator[Difference]:
-    """All that is not the same, in the order in which it was met.
+    """Yield all differences in the order in which they were met.
 
-    Local variables that a fork has not set are passed by: they hold what was reported earlier, and what reads them
+    Local variables that a fork has not set are ignored: they hold what was reported earlier, and code that reads them
     would fail in the fork.
 
     Args:
-        suspected: paths that are not passed by.
-        answered: the user answers for the state: the same goes for attributes that a library gives to objects of its
-            own (scikit-learn's ``n_features_in_``).
+        suspected: paths that are not ignored.
+        answered: whether the user defines the state. Then attributes that a library sets on its objects (scikit-learn's
+            ``n_features_in_``) are ignored in the same way.
     """
     for path in [*straight, *(path for path in forked if path not in straight)]:
         here, there = straight.get(path, "absent"), forked.get(path, "absent")
@@ -181,19 +181,19 @@ def differences(
 
 
 def variable(path: str) -> str:
-    """The local variable that a path begins with."""
+    """Return the local variable that a path begins with."""
     found = _VARIABLE.match(path)
     return path if found is None else found[0]
 
 
 def shown(path: str) -> str:
-    """A path for people: without the mark by which a local variable and what it holds are told apart."""
+    """Return a path for display, without the mark that distinguishes a local variable from what it holds."""
     name = variable(path)
     return name + path.removeprefix(name).lstrip("'") if path.startswith(LOCAL) else path
 
 
 def rank(path: str) -> int:
-    """How far down a path is the likely cause of other differences: 0 comes first."""
+    """Return how unlikely a path is as the cause of other differences: 0 comes first."""
     if path.startswith(LOCAL):
         return 0
     return 2 if path.startswith(_CONSEQUENCES) or path.endswith(".grad") else 1

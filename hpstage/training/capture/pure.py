@@ -1,7 +1,7 @@
-"""Functions of libraries that compute and do nothing else: a state may choose among them by name.
+"""Library functions that only compute: a state may refer to them by name.
 
-It may not choose among all that a process has loaded: one that reads files or runs programs would do so with arguments
-that the state brings as well. Nothing is imported for a name.
+It may not refer to arbitrary loaded functions: one that reads files or runs programs would do so with arguments that
+the state also provides. Looking up a name imports nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _MODULES = frozenset(
 ) | {"math", "numpy"}
 _OF_SCHEDULERS = frozenset(("SWALR._cosine_anneal", "SWALR._linear_anneal"))
 _NOT_PURE = frozenset(("from_file", "boolean_dispatch", "handle_torch_function"))
-"""They open files, or call what they are given."""
+"""Functions that open files or call their arguments."""
 
 
 def name_of(function: Any) -> tuple[str, str] | None:
-    """Module and name under which a function is found; ``None``: it is none of those."""
+    """Return module and name under which a pure function is found; ``None`` for any other."""
     if not _may_be_pure(function):
         return None
     for module in sorted(_MODULES):
@@ -32,14 +32,14 @@ def name_of(function: Any) -> tuple[str, str] | None:
 
 
 def function_of(module: str, name: str) -> Any:
-    """The function of that name; ``None``: there is none."""
+    """Return the pure function of that name, or ``None`` if there is none."""
     space = sys.modules.get(module)
     if module not in _MODULES or space is None or name in _NOT_PURE:
         return None
     if module == "torch.optim.swa_utils":
         return getattr(space.SWALR, name.partition(".")[2]) if name in _OF_SCHEDULERS else None
     found = None if name.startswith("_") else vars(space).get(name)
-    if module == "torch":  # what works on tensors, and not what sets how
+    if module == "torch":  # functions that work on tensors, not those that change settings
         of_tensors = type(found) is types.BuiltinFunctionType and found.__qualname__.startswith("_VariableFunctions")
         return found if of_tensors else None
     if module == "numpy" and type(found) is not space.ufunc:

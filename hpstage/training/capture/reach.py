@@ -1,7 +1,7 @@
 """Names in namespaces that code reaches: globals of the user's modules, and attributes of the user's classes.
 
-Read from bytecode: a name that a function loads or stores, and what it leads to, transitively. Too much is no harm,
-since only what changes in training is looked at.
+Found in bytecode: the names that a function loads or stores, and what they lead to, transitively. Finding too many does
+no harm, since only those that change in training matter.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from hpstage.training.identity.bytecode import functions_in
 from hpstage.training.identity.source import came_by_value, is_users, module_of
 
 MISSING = object()
-"""What a name has that is bound to nothing."""
+"""The value of an unbound name."""
 
 OF_CODE = re.compile(r"[\w.]+:")
-"""The beginning of paths to which code leads, and no attribute of the trainable's."""
+"""Start of paths that begin at code rather than at an attribute of the trainable."""
 
 _REMEMBERED = 4096
-"""Functions that are taken apart only once: a survey meets the same ones again and again."""
+"""Size of caches of disassembled functions: surveys meet the same ones again and again."""
 
 
 @functools.cache
 def of_user(module: str | None) -> bool:
-    """Whether code of this module is the user's own."""
+    """Return whether code of this module is the user's own."""
     return module is not None and (is_users(module) or came_by_value(module))
 
 
 def is_users_code(value: object) -> bool:
-    """Whether a function, method or class is the user's own, also one that is named like a library's that it wraps."""
+    """Return whether a function, method or class is the user's, even if it has the name of a library's it wraps."""
     if isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, types.FunctionType):
@@ -64,7 +64,7 @@ class Slot:
 
 
 class LibraryAttribute(Slot):
-    """An attribute that the user's code sets of a class of a library's."""
+    """An attribute of a library's class that the user's code sets."""
 
     __slots__ = ("owner",)
 
@@ -83,7 +83,7 @@ class LibraryAttribute(Slot):
 
 
 class ClassAttributes:
-    """The attributes of a class: data, functions, and descriptors, which may hold something."""
+    """The attributes of a class: data, functions, and descriptors, which may hold objects."""
 
     __slots__ = ("_all", "_chosen", "name", "owner", "path")
 
@@ -93,7 +93,7 @@ class ClassAttributes:
         self._chosen: dict[str, object] = {}
 
     def get(self) -> dict[str, object]:
-        """Equal contents are one object: not to be changed."""
+        """Return the attributes. Equal contents are one object, which must not be changed."""
         present = self._present()
         if not self._is_known(present):
             self._all = dict(present)
@@ -124,11 +124,11 @@ class ClassAttributes:
 
 
 class LibraryNames(ClassAttributes):
-    """What somebody has put in place of the functions and classes of a library's module or class: those names that do
-    not have what they had when it was first met.
+    """Replacements of functions and classes in a library's module or class: the names whose values differ from when it
+    was first met.
 
-    Libraries set names of their own as they go: plain values, and functions wrapped under their own name. Those are
-    passed by; what code of the user's sets by a name that it states is looked at whatever it is.
+    Libraries also set names at run time: plain values, and functions wrapped under their own name. These are ignored.
+    What the user's code sets by a literal name is inspected, whatever it is.
     """
 
     __slots__ = ("_first",)
@@ -150,7 +150,7 @@ class LibraryNames(ClassAttributes):
                 setattr(self.owner, name, value)
 
     def _is_known(self, present: Mapping[str, object]) -> bool:
-        """Four times as fast as by identity, for thousands of names at each survey; code is equal to itself alone."""
+        """Compare by equality: four times as fast as identity for thousands of names, and code equals only itself."""
         try:
             return [*present.values()] == [*self._all.values()] and [*present] == [*self._all]
         except Exception:
@@ -163,7 +163,7 @@ class LibraryNames(ClassAttributes):
 
 
 def _is_put(name: str, old: object, new: object) -> bool:
-    """Whether somebody has put it in place of a library's function or class, or beside these."""
+    """Return whether ``new`` was put in place of a library's function or class, or beside these, from outside."""
     if new is old or name in _OF_MODULES or name in _SET_BY_LIBRARIES:
         return False
     if not (old is MISSING or _is_code(old)):
@@ -178,7 +178,7 @@ def _is_put(name: str, old: object, new: object) -> bool:
 
 
 _SET_BY_LIBRARIES = frozenset(("Storage",))
-"""torch's default dtype decides which class that is."""
+"""torch's default dtype decides which class this is."""
 
 
 def _is_code(value: object) -> bool:
@@ -187,12 +187,12 @@ def _is_code(value: object) -> bool:
 
 @functools.cache
 def library_names(owner: Any) -> LibraryNames:
-    """As it was when first asked for, in this process."""
+    """Return the names of a library as of the first call in this process."""
     return LibraryNames(owner)
 
 
 def libraries() -> Iterator[tuple[str, object]]:
-    """Those whose functions are most often replaced, whoever does it."""
+    """Yield the libraries whose functions are replaced most often, regardless of by whom."""
     for name in ("torch", "torch.nn.functional", "numpy"):
         if name in sys.modules:
             names = library_names(sys.modules[name])
@@ -200,7 +200,7 @@ def libraries() -> Iterator[tuple[str, object]]:
 
 
 class Globals(ClassAttributes):
-    """All global names of a module, for code that may come by any of them."""
+    """All global names of a module, for code that may access any of them."""
 
     __slots__ = ("namespace",)
 
@@ -227,14 +227,14 @@ _OF_PYTHON = frozenset(
     f"__{name}__"
     for name in ("annotations", "annotations_cache", "dataclass_fields", "dataclass_params", "orig_bases", "parameters")
 )
-"""Attributes of classes that hold types, some of them made when they are asked for."""
+"""Attributes of classes that hold types, some of them created on access."""
 
 
 def reached_from(code: object) -> list[tuple[str, object]]:
-    """Path and object of all that a class, function or module of the user's reaches: names in namespaces, and
-    functions that hold something (a closure, defaults), each once. O(code)."""
+    """Return path and object of all that a class, function or module of the user reaches, each once: names in
+    namespaces, and functions that hold objects (a closure, defaults). O(code)."""
     found, functions = _walked(code)
-    if isinstance(code, types.ModuleType):  # it is held as a value: who has it may set any name of it
+    if isinstance(code, types.ModuleType):  # held as a value: its holder may set any of its names
         found[id(vars(code)), ""] = Globals(vars(code))
     holding = [
         (f"{function.__module__}:{function.__qualname__}", function)
@@ -245,7 +245,7 @@ def reached_from(code: object) -> list[tuple[str, object]]:
 
 
 def functions_reached(code: object) -> list[types.FunctionType]:
-    """The user's functions that a class or function of the user's leads to, itself included."""
+    """Return the user's functions that a class or function of the user leads to, including itself."""
     return _walked(code)[1]
 
 
@@ -312,16 +312,16 @@ def _library(owner: types.ModuleType | type, found: dict[tuple[int, str], Namesp
 
 
 _WITHOUT_TRAINING = frozenset(("sys", "builtins", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
-"""Where Python's own machinery is hung in, and what runs trainings: whoever replaces something there may."""
+"""Modules where Python's own machinery is attached, and those that run trainings: names in them may be replaced."""
 
 _OF_MODULES = frozenset(
     f"__{name}__" for name in ("annotations", "builtins", "cached", "loader", "spec", "warningregistry")
 )
-"""Global names that Python gives to every module, and that lead to its own machinery."""
+"""Global names that Python sets in every module, and that lead to its own machinery."""
 
 
 def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
-    """Names in modules that a function imports, or sets attributes of, and all global names if it asks for all."""
+    """Add names in modules that a function imports or sets attributes of, and all globals if it uses ``globals``."""
     names = {*names_in(function.__code__)}
     _by_text(function, found, todo)
     if "globals" in names:
@@ -348,7 +348,7 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
         own = vars(thing)
         for name in stored:
             if own.get(name) is not None and not isinstance(own[name], _PLAIN):
-                continue  # a module, or what the library keeps there
+                continue  # a module, or an object of the library's
             path = f"{getattr(thing, '__module__', thing.__name__)}:{getattr(thing, '__qualname__', '')}.{name}"
             if not isinstance(thing, type):
                 found[id(own), name] = _once(own, Slot(path, own, name))
@@ -357,7 +357,7 @@ def _elsewhere(function: types.FunctionType, found: dict[tuple[int, str], Namesp
 
 
 def _by_text(function: types.FunctionType, found: dict[tuple[int, str], Namespace], todo: list[object]) -> None:
-    """Modules that a function imports by a text, and those that it takes out of ``sys.modules``."""
+    """Add modules that a function imports by a string, and those that it takes from ``sys.modules``."""
     code, names = function.__code__, names_in(function.__code__)
     for text, complete in imports.imported(code, imports.import_functions(names, function.__globals__)):
         prefix = str(function.__globals__.get("__package__") or "") if text.startswith(".") else text
@@ -378,13 +378,13 @@ _SLOTS: dict[tuple[int, str], Slot] = {}
 
 
 def _once(owner: object, slot: Slot) -> Slot:
-    """The one slot of a name, whoever reaches it, so that it has one path whatever code is met first. It keeps its
-    owner alive, whose id stays its own."""
+    """Return the only slot of a name, regardless of what reaches it, so that its path does not depend on the code met
+    first. The slot keeps its owner alive, so that the owner's id stays unique."""
     return _SLOTS.setdefault((id(owner), slot.name), slot)
 
 
 def _may_be_given(value: object) -> bool:
-    """Whether code can give it attributes that others see."""
+    """Return whether code can set attributes on ``value`` that other code sees."""
     return isinstance(value, types.ModuleType | types.FunctionType | type)
 
 
@@ -400,13 +400,13 @@ def _content(cell: types.CellType) -> object:
 
 @functools.lru_cache(_REMEMBERED)
 def stored_in(code: types.CodeType) -> tuple[str, ...]:
-    """Names that a code object, or one within it, declares global and binds."""
+    """Return names that a code object, or one nested in it, declares global and binds."""
     return _arguments(code, "STORE_GLOBAL")
 
 
 @functools.lru_cache(_REMEMBERED)
 def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
-    """Names of attributes that a code object, or one within it, sets; those that ``setattr`` may be given, too."""
+    """Return names of attributes that a code object, or one nested in it, sets, including by ``setattr``."""
     texts: tuple[str, ...] = ()
     if not {"setattr", "delattr"}.isdisjoint(names_in(code)):
         texts = tuple(text for text in texts_in(code) if text.isidentifier())
@@ -414,7 +414,7 @@ def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 def texts_in(code: types.CodeType) -> Iterator[str]:
-    """What stands literally in a code object, or one within it."""
+    """Yield string literals in a code object or one nested in it."""
     return (constant for part in _codes(code) for constant in part.co_consts if isinstance(constant, str))
 
 
@@ -426,7 +426,7 @@ def _arguments(code: types.CodeType, operation: str) -> tuple[str, ...]:
 
 @functools.lru_cache(_REMEMBERED)
 def names_in(code: types.CodeType) -> tuple[str, ...]:
-    """Names that a code object, or one within it, loads or stores outside of its local variables."""
+    """Return names that a code object, or one nested in it, loads or stores other than local variables."""
     return tuple(name for part in _codes(code) for name in part.co_names)
 
 

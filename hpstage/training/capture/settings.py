@@ -1,4 +1,4 @@
-"""What code sets for the whole process in torch, and what decides bits: it is put back like any other object."""
+"""Process-wide settings, mostly of torch, that decide bits: they are restored like any other object."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hpstage.training.capture.kind import Child, Kind, attribute_children, numpy
 
 
 class Settings:
-    """torch's settings, as one object."""
+    """torch's settings as one object."""
 
 
 SETTINGS = Settings()
 NEXT_HOOK = "next hook"
-"""Not a setting: the number under which the next hook is kept."""
+"""Not a setting: the number under which the next hook is registered."""
 
 
 def hooks_of_all() -> Iterator[tuple[str, object]]:
-    """The dicts of hooks that torch calls for every module and every optimizer of the process, and their paths."""
+    """Yield path and dict of the hooks that torch calls for every module and every optimizer of the process."""
     for path in ("torch.nn.modules.module", "torch.optim.optimizer"):
         for name, value in vars(sys.modules[path]).items():
             if name.startswith("_global_") and isinstance(value, dict):
@@ -30,7 +30,7 @@ def hooks_of_all() -> Iterator[tuple[str, object]]:
 
 
 def _of_process(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
-    """How each is asked for, and set."""
+    """Return a getter and a setter for each setting."""
     handle = library.utils.hooks.RemovableHandle
     hold, modules = library.backends, sys.modules["torch.nn.modules.module"]
     found: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
@@ -85,7 +85,7 @@ def _of_process(library: Any) -> dict[str, tuple[Callable[[], Any], Callable[[An
 
 
 def _of_saved(library: Any) -> Any:
-    """Those pushed last: torch tells of no others."""
+    """Return the hooks pushed last: torch does not expose the others."""
     return library._top_saved_tensors_default_hooks(True)
 
 
@@ -121,14 +121,14 @@ def _set_decimals(values: tuple[Any, ...]) -> None:
 
 
 _COMPILED = 32
-"""Versions of one function that torch may compile in a process, for shapes and modes. Beyond, it is refused."""
+"""Number of versions of a function that torch may compile in a process, for shapes and modes. More are refused."""
 
 
 def compile_by_arguments_alone() -> None:
-    """What ``torch.compile`` makes of a function hangs on its arguments, not on those that it was called with before.
+    """Make what ``torch.compile`` generates depend on a function's arguments only, not on those of earlier calls.
 
-    torch's own ways hang on the history of the process: a function that has met two shapes is compiled for all of them
-    and then gives other bits for the first one, too; one that was compiled too often is not compiled any more.
+    By default it depends on the history of the process: a function called with two shapes is compiled for all shapes,
+    which changes the bits for the first one, too; a function compiled too often is not compiled any more.
     """
     config: Any = sys.modules.get("torch._dynamo.config")
     if config is not None and not config.fail_on_recompile_limit_hit:
@@ -167,4 +167,4 @@ def _asked(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except (RuntimeError, FileNotFoundError):
-        return None  # precisions that were set in the old way and in the new one; a directory that is there no more
+        return None  # precision set through both the old and the new API; a directory that no longer exists

@@ -1,4 +1,4 @@
-"""A survey of all mutable objects that can be reached from some roots, each with the path on which it was first met."""
+"""A survey of all mutable objects reachable from some roots, each with the path on which it was first met."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hpstage.training.identity.source import module_of
 # Modules keep their members in dicts under these names; paths read better without.
 _UNNAMED = ("._parameters", "._buffers", "._modules")
 Step = tuple[str, object]
-"""A path, and what is there."""
+"""A path and the object at that path."""
 
 _COMPILED = "_torchdynamo_wrapper_id"
-"""An attribute in which torch.compile notes an address."""
+"""An attribute in which torch.compile stores an address."""
 
 
 class Record:
-    """An object as it was met. It is kept alive, so that its id stays its own."""
+    """An object as it was met. The record keeps it alive, so that its id stays unique."""
 
     __slots__ = ("content", "inner", "kind", "obj", "of", "path", "skip")
 
@@ -33,30 +33,30 @@ class Record:
         self.path, self.obj, self.kind, self.content, self.skip = path, obj, kind, content, skip
         self.of = type(obj)
         self.inner: list[Step] = []
-        """What it leads to, the first last."""
+        """The objects it leads to, in reverse order."""
 
     def changed(self) -> bool:
         with plainly():
             return self.read() is not self.content
 
     def read(self) -> Any:
-        """The present content, in as much detail as the one that is held, and that itself if it is the same."""
+        """Return the present content in the same detail as the recorded one, or that itself if nothing changed."""
         return self.kind.again(self.obj, self.skip, self.content)
 
     def restore(self) -> None:
-        """Put the content back. Raises ``TypeError`` where that cannot be done."""
+        """Restore the recorded content. Raises ``TypeError`` if that is impossible."""
         with plainly():
             self.kind.write(self.obj, self.content, self.skip)
 
 
 def plainly() -> AbstractContextManager[Any]:
-    """While tensors are looked at: without what their classes make of it."""
+    """Return a context in which tensors are inspected without the overrides of their classes."""
     library = torch()
     return nullcontext() if library is None else library._C.DisableTorchFunctionSubclass()
 
 
 class Survey:
-    """All that was met, by id, in the order of meeting."""
+    """All objects that were met, by id, in the order of meeting."""
 
     def __init__(self) -> None:
         self.records: dict[int, Record] = {}
@@ -64,7 +64,7 @@ class Survey:
         self.named: dict[tuple[str | None, str], object] = {}
         """Functions and classes that were met as values, by module and name."""
         self.cached: dict[int, Record] = {}
-        """By id, what is met by way of what functions keep by ``functools.lru_cache`` alone."""
+        """By id, objects reachable only through what functions keep by ``functools.lru_cache``."""
 
     def __contains__(self, obj: object) -> bool:
         return id(obj) in self.records
@@ -84,14 +84,14 @@ class Survey:
 
 
 UNKNOWN = "?}"
-"""In paths: one of several objects of a class in a set, of which nothing tells which is which in another process."""
+"""Path suffix for one of several objects of a class in a set, which other processes cannot tell apart."""
 
 
 class Surveyor:
     """Makes surveys.
 
     Args:
-        stateless: what is passed by: attributes of the trainable (``cache`` is ``self.cache``), global and local
+        stateless: what is ignored: attributes of the trainable (``cache`` is ``self.cache``), global and local
             variables, or whole paths.
     """
 
@@ -111,13 +111,13 @@ class Surveyor:
         beyond: Survey | None = None,
         copied: bool = False,
     ) -> Survey:
-        """All that can be reached from ``roots``.
+        """Survey everything reachable from ``roots``.
 
         Args:
             roots: paths and objects.
-            known: what it has met keeps its path, and its record where nothing has changed.
-            beyond: what it has met is passed by, and what that leads to.
-            copied: have what is needed to put values back.
+            known: an earlier survey. Its objects keep their paths, and their records if nothing has changed.
+            beyond: a survey whose objects, and what they lead to, are ignored.
+            copied: whether to keep what is needed to restore values.
         """
         with plainly():
             return self._survey(roots, known, beyond or Survey(), copied)
@@ -200,7 +200,7 @@ class Surveyor:
         if kind is VALUES:
             return Record(path, obj, kind, Marked(obj, sampled=copied, copied=copied), skip)
         content = kind.read(obj, skip)
-        # Decoders, sessions and handles that modules keep are ordinary: those are told apart by identity alone.
+        # Decoders, sessions and handles that modules keep are common: these are compared by identity alone.
         kept_by_trainable = CACHED not in path and not OF_CODE.match(path)
         if kind is FOREIGN and content[1] is None and kept_by_trainable and not _is_harmless(type(obj)):
             raise StateError(
@@ -227,7 +227,7 @@ class Surveyor:
         record.inner.reverse()
 
     def _led(self, found: Survey, path: str, pairs: Iterable[tuple[str, object]]) -> list[Step]:
-        """What these lead to that could change: tuples and methods never do, but what they hold may."""
+        """Return the mutable objects these lead to. Tuples and methods never change, but what they hold may."""
         led: list[Step] = []
         todo: list[tuple[str, Any]] = [(path + label, obj) for label, obj in pairs]
         todo.reverse()
@@ -270,7 +270,7 @@ class Surveyor:
         found.named[code.__module__, code.__qualname__] = code
 
     def _reached(self, code: object) -> list[Step]:
-        """What the code of a function or class reaches, the first last."""
+        """Return what the code of a function or class reaches, in reverse order."""
         known = self._code.get(id(code))
         if known is None:
             user = of_user(code.__name__) if isinstance(code, types.ModuleType) else is_users_code(code)
@@ -282,7 +282,7 @@ class Surveyor:
         return path in self._stateless or (isinstance(obj, Slot) and obj.name in self._stateless)
 
 
-# What reads from files at places that it is told, and what is no more than a handle.
+# Libraries that read from files at given places, and mere handles.
 _READERS = ("h5py", "lmdb", "PIL", "pyarrow", "zarr", "cv2", "decord", "av", "soundfile", "rasterio", "_cffi_backend")
 
 
@@ -297,7 +297,7 @@ def _kept_by(cache: Record) -> Iterator[Step]:
 
 
 def _members(records: dict[int, Record], record: Record) -> list[Step]:
-    """What is met in a set alone, under paths that are the same in every process where there are such."""
+    """List what is met only in a set, under paths that are equal in every process where such objects exist."""
     met = [item for item in _parts(record.content.order) if id(item) not in records]
     names = [type(item).__qualname__ for item in met]
     return [
@@ -307,7 +307,7 @@ def _members(records: dict[int, Record], record: Record) -> list[Step]:
 
 
 def _parts(items: Iterable[object]) -> Iterator[object]:
-    """Those that could change, tuples taken apart."""
+    """Yield the mutable items, including those inside tuples."""
     for item in items:
         if type(item) is tuple:
             yield from _parts(item)

@@ -1,4 +1,4 @@
-"""Kinds of things that stand somewhere (iterators, files, locks, random sources): what can be told of where."""
+"""Kinds of objects with a position or an inner state (iterators, files, locks, random sources)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ITERATORS: tuple[Any, ...] = (
 
 
 class RandomSource(Kind):
-    """Generators of random numbers: their state, as plain values."""
+    """Random number generators: their state as plain values."""
 
     name = "random state"
 
@@ -96,7 +96,7 @@ def _set_spawned(sequence: Any, count: int) -> None:
 
 
 class Moving(Kind):
-    """Generators and iterators: where they are can be told, and not put back."""
+    """Generators and iterators: their position can be read, but not restored."""
 
     name = "iterator"
 
@@ -105,14 +105,14 @@ class Moving(Kind):
             frame = obj.gi_frame
             if frame is None:
                 return (-1, {})
-            # What it iterates over stands on its stack, where nothing can look: whether it has moved, who knows?
+            # What it iterates over is on its stack, which cannot be inspected: it may have moved unnoticed.
             begun = inspect.getgeneratorstate(obj) != inspect.GEN_CREATED
             return (object() if begun else 0, dict(frame.f_locals))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12: iterators of itertools
+            warnings.simplefilter("ignore", DeprecationWarning)  # in 3.12, for iterators of itertools
             try:
                 reduced = obj.__reduce__()
-            except TypeError:  # of 3.14
+            except TypeError:  # in 3.14
                 return (0, {})
         return (repr([part for part in reduced[1:] if is_atom(part)]), {str(i): p for i, p in enumerate(reduced[1:])})
 
@@ -125,7 +125,7 @@ class Moving(Kind):
 
 
 class File(Kind):
-    """Open files, and maps of them for reading: the position; of those in memory the content as well."""
+    """Open files, and read-only maps of files: their position; for those in memory, also their content."""
 
     name = "file"
 
@@ -140,7 +140,7 @@ class File(Kind):
             return obj.tell(), xxhash.xxh3_128_hexdigest(obj.getbuffer())
         try:
             return (obj.tell() if obj.seekable() else -1), ""
-        except OSError:  # while it is used as an iterator over lines, a file does not tell
+        except OSError:  # a file does not report its position while its lines are iterated over
             return object(), ""
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
@@ -150,7 +150,7 @@ class File(Kind):
 
 
 def stands_only(file: Any, old: Any, new: Any) -> bool:
-    """Whether a position is all in which two contents of a file differ, and all on which reading on hangs."""
+    """Return whether two contents of a file differ only in position, which alone decides what is read next."""
     told = type(old[0]) is int and type(new[0]) is int and -1 not in (old[0], new[0])
     return told and old[1] == new[1] and (type(file) in _IN_MEMORY or is_for_reading(file))
 
@@ -159,7 +159,7 @@ _IN_MEMORY = (io.BytesIO, io.StringIO, mmap.mmap)
 
 
 def is_for_reading(file: Any) -> bool:
-    """Whether an open file is one of Python's own, and a regular one that can only be read."""
+    """Return whether an open file is one of Python's own file objects on a regular file, and read-only."""
     if type(file) is io.TextIOWrapper:
         file = file.buffer
     if type(file) is io.BufferedReader:
@@ -168,7 +168,7 @@ def is_for_reading(file: Any) -> bool:
 
 
 class View(Kind):
-    """``memoryview``: the bytes that it looks at."""
+    """``memoryview``: the bytes that it views."""
 
     name = "memory"
 
@@ -177,7 +177,7 @@ class View(Kind):
 
 
 class Lock(Kind):
-    """Whether a lock is held; of those between processes, the count."""
+    """Whether a lock is held; for locks between processes, the count."""
 
     name = "lock"
 
@@ -186,7 +186,7 @@ class Lock(Kind):
 
 
 class Context(Kind):
-    """A context variable, as this thread sees it."""
+    """A context variable as seen by this thread."""
 
     name = "variable"
 
@@ -211,8 +211,8 @@ class Context(Kind):
 
 
 class Cache(Kind):
-    """A function under ``functools.lru_cache``, which is taken at its word: what it gives hangs on arguments alone. So
-    what it keeps is no state; but what is kept may change."""
+    """A function under ``functools.lru_cache``, whose results are taken to depend on arguments alone. So its cache is
+    not part of the state; but the cached objects may change."""
 
     name = "cache"
 
@@ -238,14 +238,14 @@ class Cache(Kind):
 
 
 CACHED = ".cached"
-"""In paths: what a function has kept by ``functools.lru_cache``."""
+"""Path suffix for what ``functools.lru_cache`` keeps for a function."""
 _EMPTY = functools.lru_cache(maxsize=None)(lambda: None)
 CACHE_TYPE: Any = type(_EMPTY)
 
 
 def _kept(obj: Any) -> list[Any]:
-    """What a cached function calls, has given and keeps. Of a bounded cache: key, value and their link's type by turns,
-    then the dict of links."""
+    """Return the wrapped function, then what a cached function keeps. In a bounded cache, these are key, value and type
+    of link by turns, then the dict of links."""
     found = [obj.__wrapped__]
     held = gc.get_referents(obj)
     for index, part in enumerate(held):

@@ -1,4 +1,4 @@
-"""Tensors and arrays: what tells a changed one, where their memory is, and how values are put back."""
+"""Tensors and arrays: how changes are detected, where their memory is, and how values are restored."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hpstage.training.capture.kind import (
 )
 
 _COPIED = 16 << 20
-"""Bytes up to which a copy of an array is kept, by which it can be put back."""
+"""Bytes up to which a copy of an array is kept, from which it can be restored."""
 _WHOLE, _WHOLE_ELSEWHERE = 256 << 20, 1 << 20
-"""Bytes up to which all of a value counts for its checksum: in this process's memory, and on a device."""
+"""Bytes up to which a value's checksum covers all of it: in this process's memory, and on a device."""
 _SAMPLED, _BLOCK = 64, 4096
 
 
 class Marked:
-    """What tells a changed tensor or array.
+    """What identifies a changed tensor or array.
 
     Args:
-        sampled: also a checksum of its bytes; of a large one of some of them, and then its version counter counts as
-            well: writing to a part of it through another tensor on the same memory (``.data``, ``numpy()``) may stay
-            unseen until forks are verified.
-        copied: also a copy, of one that is not large, by which it can be put back.
+        sampled: also keep a checksum of its bytes; for a large one, of some of them, plus its version counter. Writing
+            to a part of it through another tensor on the same memory (``.data``, ``numpy()``) may then stay undetected
+            until forks are verified.
+        copied: also keep a copy, unless it is large, from which it can be restored.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Marked:
         self.hooks: tuple[object, object] = NO_HOOKS
         self.trained = False
         self.version = 0
-        self.storage: Any = None  # kept alive: no other is at its address
+        self.storage: Any = None  # kept alive, so that no other has its address
         self.pointer = 0
         self.sample: str | None = None
         self.copy: Any = None
@@ -90,19 +90,19 @@ class Marked:
         library = torch()
         is_tensor = library is not None and isinstance(obj, library.Tensor)
         if plain is None and not is_tensor:
-            plain = obj.view(numpy().ndarray)  # a memmap, or one that cannot be written to
+            plain = obj.view(numpy().ndarray)  # a memmap, or a read-only array
         whole = False
         self.sample = ""
         if plain is not None and (is_tensor or not cannot_change(obj)):
             self.sample, whole = sample(plain, on_cpu)
         if is_tensor and not whole and self.form[0] is not None and not obj.is_inference():
-            self.version = obj._version  # inference tensors count none
+            self.version = obj._version  # inference tensors have no version counter
 
     def same(self, other: Marked) -> bool:
         return self.same_place(other) and self.version == other.version and self.sample == other.sample
 
     def same_place(self, other: Marked) -> bool:
-        """Whether form, memory, gradient and attributes are the same: all but the values."""
+        """Return whether form, memory, gradient and attributes are the same: all but the values."""
         return (
             self.form == other.form
             and self.pointer == other.pointer
@@ -113,7 +113,7 @@ class Marked:
         )
 
     def at_place(self, obj: Any) -> bool:
-        """Whether an ordinary tensor is as it was in all but its values. Quick."""
+        """Return whether an ordinary tensor is unchanged except for its values. Fast."""
         return (
             obj.data_ptr() == self.pointer
             and obj.requires_grad is self.trained
@@ -126,7 +126,7 @@ class Marked:
         )
 
     def put_place(self, obj: Any) -> None:
-        """Give ``obj`` form, memory, gradient and attributes back: all but the values."""
+        """Restore form, memory, gradient and attributes of ``obj``: all but the values."""
         library = torch()
         if self.plain and is_ordinary(obj) and self.at_place(obj):
             return
@@ -167,7 +167,7 @@ class Values(Kind):
         return Marked(obj)
 
     def again(self, obj: Any, skip: frozenset[str], old: Marked) -> Marked:
-        """In as much detail as before."""
+        """Read in as much detail as before."""
         if old.sample is None and is_ordinary(obj) and old.at_place(obj):
             return old
         new = Marked(obj, sampled=old.sample is not None)
@@ -197,7 +197,7 @@ def hooks_of(tensor: Any) -> tuple[object, object]:
 
 
 def same_hooks(here: tuple[object, object], there: tuple[object, object]) -> bool:
-    """Whether a tensor has its hooks in the same dicts. An empty one, which a hook that was removed leaves, is none."""
+    """Return whether a tensor has its hooks in the same dicts. An empty dict, left by a removed hook, is ignored."""
     return all(map(_same_dict, here, there))
 
 
@@ -206,7 +206,7 @@ def _same_dict(here: object, there: object) -> bool:
 
 
 def _own(tensor: Any) -> dict[str, Any]:
-    """Attributes that somebody has given to a tensor, but for the compiler's notes."""
+    """Return attributes set on a tensor, without those set by the compiler."""
     own = dict_of(tensor)
     if not own:
         return _NOTHING
@@ -215,7 +215,7 @@ def _own(tensor: Any) -> dict[str, Any]:
 
 _NOTHING: dict[str, Any] = {}
 _OF_MEMMAPS = ("_mmap", "filename", "offset", "mode")
-"""Attributes by which a memmap knows where its memory comes from: it is one of values, whatever they are."""
+"""Attributes in which a memmap keeps the origin of its memory; it counts by its values, whatever they are."""
 
 
 def _own_of_array(array: Any) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _own_of_array(array: Any) -> dict[str, Any]:
 
 
 def cannot_change(array: Any) -> bool:
-    """Whether an array looks at a file that is mapped for reading only. It may be larger than memory."""
+    """Return whether an array is a view of a file that is mapped read-only. It may be larger than memory."""
     while isinstance(array, numpy().ndarray):
         array = array.base
     return isinstance(array, mmap.mmap) and is_read_only(array)
@@ -246,19 +246,19 @@ def is_tensor(obj: Any) -> bool:
 
 
 def is_ordinary(obj: Any) -> bool:
-    """Whether it is a tensor of one of torch's two classes."""
+    """Return whether ``obj`` is a tensor of one of torch's two classes."""
     library = torch()
     return library is not None and type(obj) in (library.Tensor, library.nn.Parameter)
 
 
 def is_lazy(obj: Any) -> bool:
-    """Whether a tensor has no form yet (``torch.nn.LazyLinear``)."""
+    """Return whether a tensor has no shape yet (``torch.nn.LazyLinear``)."""
     library = torch()
     return library is not None and isinstance(obj, library.nn.parameter.UninitializedTensorMixin)
 
 
 def tensor_form(tensor: Any) -> tuple[Any, ...]:
-    """Shape, strides, dtype, device and offset in its storage."""
+    """Return shape, strides, dtype, device and storage offset."""
     if is_lazy(tensor):
         return None, None, tensor.dtype, tensor.device, 0
     if tensor.layout is not torch().strided:
@@ -267,7 +267,7 @@ def tensor_form(tensor: Any) -> tuple[Any, ...]:
 
 
 def plain_tensor(tensor: Any) -> Any:
-    """An ordinary tensor on the memory of ``tensor``; ``None``: it has none that a state could hold."""
+    """Return an ordinary tensor on the memory of ``tensor``, or ``None`` if a state cannot hold that."""
     library = torch()
     if not is_ordinary(tensor):
         if is_lazy(tensor) or hasattr(type(tensor), "__tensor_flatten__"):
@@ -283,7 +283,7 @@ def plain_pointer(tensor: Any) -> int:
 
 
 def plain_array(array: Any) -> Any:
-    """The same for an array. One that cannot be written to does not change; what is in a file is no trial's own."""
+    """Return a plain view of an array; ``None`` if it is read-only (unchanging) or in a file (no trial's own)."""
     library = numpy()
     if not array.flags.writeable or isinstance(array, library.memmap) or array.dtype.hasobject:
         return None
@@ -291,14 +291,14 @@ def plain_array(array: Any) -> Any:
 
 
 def storable(obj: Any) -> Any:
-    """A tensor or array as a leaf of a state; ``None`` where none can hold it."""
+    """Return a tensor or array as a leaf of a state, or ``None`` if none can hold it."""
     library = torch()
     if library is not None and isinstance(obj, library.Tensor):
         return plain_tensor(obj)
     plain = plain_array(obj)
     if plain is None or isinstance(leaves.describe("", plain), leaves.Leaf):
         return plain
-    return numpy().frombuffer(plain.tobytes(), "u1")  # dates, texts and records: as bytes
+    return numpy().frombuffer(plain.tobytes(), "u1")  # dates, strings and records: as bytes
 
 
 def nbytes(obj: Any) -> int:
@@ -309,13 +309,13 @@ def nbytes(obj: Any) -> int:
 
 
 def duplicate(obj: Any) -> Any:
-    """A copy of a plain tensor or array with memory of its own, on the same device, with the same strides."""
+    """Copy a plain tensor or array to new memory on the same device, with the same strides."""
     leaf = leaves.describe("", obj)
     return leaves.copy(leaf, obj) if isinstance(leaf, leaves.Leaf) else obj.copy()
 
 
 def move(tensor: Any, storage: Any, shape: Any, strides: Any, dtype: Any, offset: int) -> None:
-    """Have a tensor look at this memory."""
+    """Make a tensor a view of this memory."""
     library = torch()
     with library.no_grad():
         at = look_at(storage, shape, strides, dtype, offset)
@@ -323,7 +323,7 @@ def move(tensor: Any, storage: Any, shape: Any, strides: Any, dtype: Any, offset
 
 
 def look_at(storage: Any, shape: Any, strides: Any, dtype: Any, offset: int) -> Any:
-    """A tensor on a storage, which grows if it is too small."""
+    """Return a tensor on a storage, which grows if it is too small."""
     made = torch().empty(0, dtype=dtype, device=storage.device)
     reach = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if 0 not in shape and reach * made.element_size() > storage.nbytes():
@@ -332,7 +332,7 @@ def look_at(storage: Any, shape: Any, strides: Any, dtype: Any, offset: int) -> 
 
 
 def fill(obj: Any, values: Any) -> None:
-    """Give a tensor or an array these values, in place."""
+    """Write these values into a tensor or array in place."""
     library = torch()
     if library is None or not isinstance(obj, library.Tensor):
         if values.dtype != obj.dtype:
@@ -340,16 +340,16 @@ def fill(obj: Any, values: Any) -> None:
         obj.view(numpy().ndarray)[...] = values.reshape(obj.shape)
         return
     with library.inference_mode(obj.is_inference()), library.no_grad():
-        # Through .data: a leaf that needs gradients refuses to be written to, and views keep looking at it.
+        # Through .data: leaves that require gradients cannot be written to directly, and views remain views.
         target, values = obj.data.as_subclass(library.Tensor), values.detach().as_subclass(library.Tensor)
         for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-            if stride == 0 and size > 1:  # one value under many indices
+            if stride == 0 and size > 1:  # one value at many indices
                 target, values = target.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
         target.copy_(values)
 
 
 def sample(plain: Any, on_cpu: bool) -> tuple[str, bool]:
-    """A checksum of the bytes, and whether it is of all of them, else of blocks."""
+    """Return a checksum of the bytes, and whether it covers all of them rather than blocks."""
     library = torch()
     is_tensor = library is not None and isinstance(plain, library.Tensor)
     whole = nbytes(plain) <= (_WHOLE if on_cpu else _WHOLE_ELSEWHERE)
@@ -357,12 +357,12 @@ def sample(plain: Any, on_cpu: bool) -> tuple[str, bool]:
         if not on_cpu:
             return "", False
         if not (plain.is_contiguous() if is_tensor else plain.flags.c_contiguous):
-            for axis, size in enumerate(plain.shape):  # some of it, evenly spaced: it has to be copied
+            for axis, size in enumerate(plain.shape):  # an evenly spaced part, since it has to be copied
                 index = (slice(None),) * axis
                 plain = plain[(*index, slice(None, None, max(1, size // _SAMPLED)))]
     leaf = leaves.describe("", plain)
     if not isinstance(leaf, leaves.Leaf) and not whole and not is_tensor and plain.flags.c_contiguous:
-        plain = plain.reshape(-1).view("u1")  # dates, texts and records: as bytes, which may be far too many to copy
+        plain = plain.reshape(-1).view("u1")  # dates, strings and records: as bytes, possibly far too many to copy
         leaf = leaves.describe("", plain)
     if not isinstance(leaf, leaves.Leaf):
         return xxhash.xxh3_128_hexdigest(plain.tobytes()), whole

@@ -1,4 +1,4 @@
-"""Local variables of code that is paused. They are in no state: those that matter must stay as they were."""
+"""Local variables of paused code. They belong to no state: those that matter must stay as they were."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hpstage.training.identity.bytecode import inner
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A local variable of a frame that runs ``code``, and what it holds: maybe nothing.
+    """A local variable of a frame that runs ``code``, and its value, if bound.
 
-    ``needed``: it may be read though no ``with`` block swallows an exception. One that is not, and that a fork has not
-    bound, cannot be read there without an error.
+    ``needed`` is whether it may be read even if no ``with`` block swallows an exception. A variable that is not needed
+    and that a fork has not bound cannot be read there without an error.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Variable:
 
 
 class Variables:
-    """What local variables, and all that can be reached by way of them alone, held at one time.
+    """What local variables, and all that is reachable only through them, held at one time.
 
     Args:
-        variables: those that may matter.
-        surveyor: by which the world is surveyed.
-        world: as it is now. What is met there is in every state.
+        variables: variables that may matter.
+        surveyor: the surveyor of the world.
+        world: the world as it is now. What it contains is in every state.
     """
 
     def __init__(self, variables: Iterable[Variable], surveyor: Surveyor, world: Survey) -> None:
@@ -51,10 +51,10 @@ class Variables:
                     record.content = Marked(record.obj, sampled=True)
 
     def check(self, variables: Iterable[Variable], world: Survey) -> None:
-        """Compare with what the same variables hold now, while the world is as given.
+        """Compare with the present values of the same variables, in the given world.
 
         Raises:
-            StateError: naming what has changed.
+            StateError: something has changed. The message names it.
         """
         for before, now in zip(self._variables, variables, strict=True):
             if before.value is MISSING and not before.needed:
@@ -69,7 +69,7 @@ class Variables:
                 if isinstance(record.obj, ClassAttributes) and _space(record.obj) in classes:
                     continue
                 if record.kind is VALUES and record.content.same_place(record.read()) and in_state(record.obj):
-                    continue  # another name for what is in the state
+                    continue  # another name for something in the state
                 raise _changed(*self._difference(record))
 
     def _difference(self, record: Record) -> tuple[str, str, str]:
@@ -102,7 +102,7 @@ def _changed(path: str, was: str, now: str) -> StateError:
 
 
 def _in_a_known_cell(variable: Variable, world: Survey) -> bool:
-    """Whether the variable is one that a function in the world closes over: its cell is in the state."""
+    """Return whether a function in the world closes over the variable, so that its cell is in the state."""
     codes = {id(code) for code in inner(variable.code)}
     for record in world:
         function = record.obj

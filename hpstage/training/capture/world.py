@@ -1,9 +1,9 @@
-"""A trainable's world: all mutable objects that training can reach, so that whatever it changes is captured or refused.
+"""A trainable's world: all mutable objects that training can reach, so that any change is captured or refused.
 
-A world is surveyed three times. As it is before anything was set up (*pristine*): every fresh setup puts that back, so
-that no trial sees what another left. As it is once it is set up under the values at step 0 (*base*), which the same
-code makes alike in every process: objects are known by their paths in it. And whenever a state is taken: the state is
-what differs from the base, and all tensors and arrays that setting up has made.
+A world is surveyed at three times. Before anything is set up (*pristine*): every fresh setup restores that, so that no
+trial sees what another left behind. After setup under the values at step 0 (*base*), which the same code makes equal
+in every process: objects are identified by their paths in it. And whenever a state is captured: the state consists of
+the differences from the base, and of all tensors and arrays created by setup.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class World:
     """The world of one trainable in this process.
 
     Args:
-        stateless: what is not looked at (see :attr:`hpstage.torch.TorchTrainable.stateless`).
-        roots: paths and objects from which training reaches all others, now.
+        stateless: paths to ignore (see :attr:`hpstage.torch.TorchTrainable.stateless`).
+        roots: returns the paths and objects from which training currently reaches all others.
     """
 
     def __init__(self, stateless: Collection[str], roots: Callable[[], Roots]) -> None:
@@ -57,10 +57,10 @@ class World:
             yield "torch", SETTINGS
 
     def close(self) -> None:
-        """Put everything back as it was before the first setup, as far as it can be, and forget it."""
+        """Restore everything as far as possible to how it was before the first setup, and forget it."""
         self._note_filled()
         for cache in self._filled.values():
-            cache.cache_clear()  # what it gives is to hang on arguments alone: training that follows will tell
+            cache.cache_clear()  # results must depend on arguments alone; later training shows if they do not
         self._filled.clear()
         late = list(self._met_late())
         self.base = None
@@ -68,15 +68,15 @@ class World:
         if self.pristine is not None:
             for record in (*self.pristine, *late):
                 if record.changed():
-                    with suppress(TypeError, AttributeError, ValueError, OSError):  # nobody trains here any more
+                    with suppress(TypeError, AttributeError, ValueError, OSError):  # there is no more training here
                         record.restore()
             self.pristine = None
 
     def reset(self) -> None:
-        """Put back how everything was before the first setup; the first call notes how that is.
+        """Restore everything to how it was before the first setup; the first call records that.
 
         Raises:
-            StateError: something has changed that cannot be put back; it is named.
+            StateError: something has changed that cannot be restored. The message names it.
         """
         for record in self._met_late():
             if record.changed():
@@ -95,25 +95,25 @@ class World:
                 _put_back(record, "a trial would begin with what another has left")
 
     def _note_filled(self) -> None:
-        """Note the caches of functions that others than setting up have filled."""
+        """Record the caches of functions that were filled after setup."""
         for record in self.base or ():
             if record.kind is CACHE and record.changed():
                 self._filled[id(record.obj)] = record.obj
 
     def _met_late(self) -> Iterator[Record]:
-        """What code leads to that only setting up has brought: nothing knows how it was before."""
+        """Yield records of objects reached by code that only setup has loaded: their earlier content is unknown."""
         for record in self.base or ():
-            kept_by_module = OF_CODE.match(record.path) and "<locals>" not in record.path  # those are made anew
+            kept_by_module = OF_CODE.match(record.path) and "<locals>" not in record.path  # local ones are recreated
             kept_by_module = kept_by_module or record.of is LibraryNames
             late = self.pristine is not None and record.obj not in self.pristine
             if record.kind is MODULES or (kept_by_module and late):
                 yield record
 
     def begin(self) -> None:
-        """Everything is set up now: changes count from here.
+        """Mark the end of setup: changes count from here.
 
         Raises:
-            StateError: what training is to begin with cannot be captured.
+            StateError: what training begins with cannot be captured.
         """
         assert self.pristine is not None, "reset() comes first"
         self.base = self._surveyor.survey(self._all_roots(), known=self.pristine)
@@ -127,15 +127,15 @@ class World:
                     f"through the model in model(), as torch recommends before an optimizer is made"
                 )
             before = self.pristine.records.get(id(record.obj))
-            if before is not None and before is not record:  # setting up has changed it
+            if before is not None and before is not record:  # setup has changed it
                 record.content = Marked(record.obj, sampled=True, copied=True)
 
     def enter(self, variables: Iterable[Variable]) -> None:
-        """A loop is entered in which these local variables may matter, until :meth:`leave`. They are in no state, so
-        that whatever is reached by way of them alone has to stay as it is now.
+        """Enter a loop in which these local variables may matter, until :meth:`leave`. They belong to no state, so
+        anything reachable only through them has to stay as it is now.
 
         Raises:
-            StateError: something is reached that nothing can look into.
+            StateError: something is reachable that cannot be inspected.
         """
         assert self.base is not None, "begin() comes first"
         now = self._surveyor.survey(self._all_roots(), known=self.base)
@@ -147,14 +147,14 @@ class World:
     def capture(
         self, variables: Iterable[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
     ) -> dict[str, Any]:
-        """What training has changed, as a plain state; tensors in it are those in use.
+        """Return what training has changed as a plain state; its tensors are those in use.
 
         Args:
-            variables: the same that were given to :meth:`enter`, as they are now.
-            but: paths whose owners answer for them where they cannot be captured.
+            variables: the variables that were given to :meth:`enter`, as they are now.
+            but: returns whether the owner of a path accounts for it where it cannot be captured.
 
         Raises:
-            StateError: something has changed that no state can hold; it is named.
+            StateError: something has changed that no state can hold. The message names it.
         """
         base, pristine = self.base, self.pristine
         assert base is not None, "begin() comes first"
@@ -178,8 +178,8 @@ class World:
                     if content is before or content.same_place(before):
                         continue
                 if record.obj is SETTINGS:
-                    # Only those that training has set: the others are the process's. torch counts hooks of its own,
-                    # too, those of what it compiles, which is as often as it likes.
+                    # Only settings that training has changed: the others belong to the process. torch also counts its
+                    # own hooks, those of what it compiles, whose number is arbitrary.
                     hooked = any(path.endswith("_hooks") for path in changed)
                     content = {
                         name: value
@@ -198,12 +198,12 @@ class World:
         return {"values": values, "changed": changed, "memory": encoder.memory}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Bring everything to a captured state, from how it is at :meth:`begin` or was left by training since.
+        """Restore a captured state, starting from :meth:`begin` or from any training since.
 
-        What the state's owners answer for stays as they have left it.
+        Objects that their owners account for stay as the owners left them.
 
         Raises:
-            StateError: it is the state of other code.
+            StateError: the state belongs to other code.
         """
         base = self.base
         assert base is not None, "begin() comes first"
@@ -220,7 +220,7 @@ class World:
                     raise StateError(f"the state sets {path} to what is not here: {error}") from error
 
     def _rewind(self, answered: Collection[str]) -> None:
-        """Put back all as it was at :meth:`begin`, but for values that setting up made: those a state brings."""
+        """Restore everything as of :meth:`begin`, except values that setup created: the state provides those."""
         assert self.base is not None, "begin() comes first"
         assert self.pristine is not None
         for record in self.base:
@@ -230,10 +230,10 @@ class World:
             _put_back(record, "a fork would begin with what other training has left", values=values)
 
     def _watch(self, cached: Iterable[Record]) -> None:
-        """What cached functions give hangs on arguments alone, so that it is no state; if it changes, it does not.
+        """Check that objects kept by cached functions are unchanged: they are no state, but depend on arguments alone.
 
         Raises:
-            StateError: naming what has changed.
+            StateError: an object has changed. The message names it.
         """
         for record in cached:
             known = self._cached.get(id(record.obj))
@@ -248,10 +248,10 @@ class World:
 
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:
-        """Put back afterwards what ``what``, in words, changes within, so that no training hangs on it.
+        """Restore on exit what the code described by ``what`` has changed, so that training does not depend on it.
 
         Raises:
-            StateError: naming what cannot be put back.
+            StateError: something cannot be restored. The message names it.
         """
         before = self._surveyor.survey(self._all_roots(), known=self.base)
         guard = Guard([record for record in before if record.kind is VALUES], self.pristine or Survey())
@@ -270,7 +270,7 @@ class World:
                     )
 
     def _tell(self, record: Record, what: str) -> None:
-        """Say once that something is not kept: it may be a cache, made again each time, or what training goes by."""
+        """Warn once that a change is not kept: it may be a cache, recreated each time, or something training needs."""
         present = record.read()
         before, now = dict(record.kind.children(record.content)), dict(record.kind.children(present))
         made = [record.path + label for label in now if label not in before]
@@ -279,7 +279,7 @@ class World:
         if not made:
             if record.kind.name == "attributes":
                 name = next((name for name in present if not _same(record.content, present, name)), None)
-                if name is not None and name != "training":  # that model.eval() was called is as it should be
+                if name is not None and name != "training":  # changes by model.eval() are expected
                     self._told.add(record.path)
                     logger.warning(
                         "%s has changed %s.%s, which is put back, so that no training hangs on when it is called; what "
@@ -298,14 +298,14 @@ class World:
         )
 
     def survey(self, known: Survey | None = None) -> Survey:
-        """All there is now; what is as ``known`` has it keeps its record."""
+        """Survey everything as of now. Records of unchanged objects are taken over from ``known``."""
         return self._surveyor.survey(self._all_roots(), known=known)
 
     def portrait(self, more: Roots = ()) -> dict[str, str]:
-        """All there is now, by path, as short texts that are equal for equal content in every process.
+        """Describe everything as of now: short strings by path, equal for equal content in every process.
 
         Args:
-            more: further roots, such as the variables of a function that is under way.
+            more: further roots, such as the variables of a running function.
         """
         survey = self._surveyor.survey([*self._all_roots(), *more], known=self.base)
         self._watch(survey.cached.values())
@@ -318,7 +318,7 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
 
 
 def _put_back(record: Record, why: str, *, values: bool = True) -> None:
-    """Put an object back as it was recorded; of a tensor or array without its ``values`` all but these."""
+    """Restore an object as recorded. Without ``values``, restore all of a tensor or array but its values."""
     try:
         if not values:
             with plainly():

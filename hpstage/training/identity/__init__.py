@@ -1,1 +1,1 @@
-"""What decides a trial's bits: code, data and environment, and the name made of them."""
+"""What decides a trial's bits: code, data and environment, and the key derived from them."""

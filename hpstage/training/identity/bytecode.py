@@ -1,4 +1,4 @@
-"""What a code object does, as text: the same whatever its comments, layout, docstrings and file; and what it names."""
+"""What a code object does, as a string regardless of comments, layout, docstrings and file; and what it names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hpstage.training.identity.hashing import hashed
 _NOISE = frozenset(("CACHE", "EXTENDED_ARG", "RESUME", "NOP"))
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _CONSTANTS = frozenset(dis.hasconst)
-# What the compiler notes in classes and modules for people: lines, and texts in the order of a hash table.
+# What the compiler records in classes and modules for readers: line numbers, and strings in hash-table order.
 _NOTES = frozenset(("__doc__", "__firstlineno__", "__static_attributes__"))
 # Kinds of arguments and of function; not whether it has a docstring, nor what was imported from __future__.
 _FLAGS = 0x3BF
 
 _REMEMBERED = 4096
-"""Functions that are taken apart only once: an identity is asked for several times."""
+"""Size of caches of disassembled functions: an identity is asked for several times."""
 
 FROM_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _FROM_CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
@@ -36,12 +36,12 @@ _FOR_INNER_CODE = frozenset(("MAKE_CELL", "LOAD_CLOSURE"))
 
 @functools.lru_cache(_REMEMBERED)
 def digest(code: CodeType) -> str:
-    """Equal for code that does the same by the same names."""
+    """Return a digest that is equal for code that performs the same operations on the same names."""
     return hashed(_text(code))
 
 
 def inner(code: CodeType) -> Iterator[CodeType]:
-    """``code`` and the functions, classes and comprehensions in it, at any depth."""
+    """Yield ``code`` and the functions, classes and comprehensions in it, at any depth."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -90,7 +90,7 @@ def instructions_of(code: CodeType) -> Sequence[Instruction]:
         if instruction.opname in _NOISE:
             continue
         if instruction.opname == "STORE_NAME" and instruction.argval in _NOTES and found:
-            found.pop()  # what would have been stored
+            found.pop()  # the value to store
             continue
         found.append(instruction)
     return found
@@ -108,7 +108,7 @@ def _constant_text(constant: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import statement inside a function gives: a module, its ``member``, or the package that it is in."""
+    """The result of an import statement in a function: a module, its ``member``, or its top-level package."""
 
     module: str
     member: str = ""
@@ -116,12 +116,12 @@ class Imported:
 
 
 Resolve = Callable[[Imported], object]
-"""Gives the module or object that is imported; ``None`` where it is not to be looked into."""
+"""Returns the imported module or object, or ``None`` if it is not to be looked into."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a name in code stands for. ``module``: that it is a global of, and ``name`` there; empty for others."""
+    """What a name in code refers to. ``module`` and ``name`` say where a global is; for others, they are empty."""
 
     path: str
     content: object
@@ -144,16 +144,16 @@ def references(
     resolve: Resolve = lambda imported: None,
     is_open: Callable[[str], bool] = lambda module: False,
 ) -> References:
-    """What ``code``, and the code in it, refers to.
+    """Return what ``code`` and the code nested in it refer to.
 
-    The path of a module goes on to the member that is taken of it: ``nets.build`` is that function and not ``nets``.
+    The path of a module is extended to the member that is read from it: ``nets.build`` is that function, not ``nets``.
 
     Args:
-        code: of a function or of a module.
+        code: code of a function or of a module.
         names: its globals.
         cells: the contents of its free variables.
-        resolve: for what it imports.
-        is_open: whether members of a module count by themselves, or it by its name whatever is taken of it.
+        resolve: resolves its imports.
+        is_open: whether a module's members count one by one, rather than only the module's name.
     """
     found = References()
     _collect(code, names, dict(cells), resolve, is_open, found)
@@ -161,9 +161,9 @@ def references(
 
 
 def literals(code: CodeType) -> Iterator[str]:
-    """The names that a module's code, and the classes in it, give to what stands there literally and to nothing else.
+    """Yield names that are bound only once, to a literal, in a module's code and in the classes in it.
 
-    Others may be what the host makes of them: whether there is a GPU, where the file lies.
+    Other names may depend on the host: whether there is a GPU, where the file is.
     """
     instructions = instructions_of(code)
     stored = [
@@ -173,7 +173,7 @@ def literals(code: CodeType) -> Iterator[str]:
         if value.opcode in _CONSTANTS and store.opname == "STORE_NAME" and stored.count(store.argval) == 1:
             yield store.argval
     for constant in code.co_consts:
-        if isinstance(constant, CodeType) and not constant.co_flags & 0x01:  # no function, which has fast locals
+        if isinstance(constant, CodeType) and not constant.co_flags & 0x01:  # not a function (CO_OPTIMIZED)
             yield from (f"{constant.co_name}.{name}" for name in literals(constant))
 
 
@@ -208,12 +208,12 @@ def _collect(
 
 
 def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callable[[str], bool]) -> Named:
-    """Through modules on to the member that the code takes."""
+    """Follow modules to the member that the code reads."""
     for following in instructions:
         module, member = named.content, following.argval
         if following.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(module, ModuleType):
             break
-        if not is_open(module.__name__) or not hasattr(module, member) or member == "__dict__":  # which is all of it
+        if not is_open(module.__name__) or not hasattr(module, member) or member == "__dict__":  # the whole module
             break
         named = Named(f"{named.path}.{member}", getattr(module, member), module.__name__, member)
     return named
@@ -222,7 +222,7 @@ def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callab
 def _imports(
     code: CodeType, instructions: Sequence[Instruction], names: Mapping[str, Any], resolve: Resolve, found: References
 ) -> dict[str, object]:
-    """Modules by the local names that stand for them and for nothing else; other imports go to ``found``."""
+    """Return modules by the local names that are bound to nothing else; add other imports to ``found``."""
     bindings: list[tuple[str | None, Imported]] = []
     for index, instruction in enumerate(instructions):
         if instruction.opname == "IMPORT_NAME":
@@ -242,7 +242,7 @@ def _imports(
 def _bindings(
     instructions: Sequence[Instruction], index: int, names: Mapping[str, Any]
 ) -> Iterator[tuple[str | None, Imported]]:
-    """What the import statement of the IMPORT_NAME at ``index`` asks for, each with the local name it gets, if any."""
+    """Yield what the import statement of the IMPORT_NAME at ``index`` imports, each with its local name, if any."""
     level, members = instructions[index - 2].argval, instructions[index - 1].argval
     module = "." * level + instructions[index].argval
     if level:
@@ -270,7 +270,7 @@ def _stored(instruction: Instruction | None) -> str | None:
 
 
 def _slips_away(name: str, instructions: Sequence[Instruction]) -> bool:
-    """Whether a local name is used in ways that are not followed here."""
+    """Return whether a local name is used in ways that are not followed here."""
     for instruction in instructions:
         mentioned = instruction.argval == name or (
             isinstance(instruction.argval, tuple)
@@ -285,7 +285,7 @@ def _slips_away(name: str, instructions: Sequence[Instruction]) -> bool:
 
 
 def functions_in(member: Any) -> Iterator[Any]:
-    """The functions behind a member of a class that is none itself."""
+    """Yield the functions behind a class member that is not a function itself."""
     if isinstance(member, staticmethod | classmethod):
         yield member.__func__
     elif isinstance(member, property):

@@ -1,4 +1,4 @@
-"""Whether a module that counts by its source is loaded as that is written now."""
+"""A check that a module which counts by its source is loaded as that is written now."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hpstage.training.identity.source import is_rewritten
 
 
 def see_as_written(module: ModuleType, code: CodeType) -> None:
-    """See that the functions of a module are those of its source.
+    """Check that the functions of a module are those of its source.
 
     Args:
         code: compiled from the source as it is now.
 
     Raises:
-        UsageError: its file was edited after it was imported.
+        UsageError: the file was edited after it was imported.
     """
     if is_rewritten(module):
         return

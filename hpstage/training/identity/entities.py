@@ -1,4 +1,4 @@
-"""What code is made of: functions, classes and modules that refer to each other, told apart by their content."""
+"""Functions, classes and modules that refer to each other, distinguished by their content."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _REFERENCE = re.compile("\0(\\d+)\0")
 
 @dataclass(slots=True)
 class Entity:
-    """A function, class or module: lines that say what it is. In them, ``\\0number\\0`` refers to another entity.
+    """A function, class or module, described by ``lines``, in which ``\\0number\\0`` refers to another entity.
 
-    ``outer`` are lines on what it refers to by names, which may be another thing, or none, in another process.
+    ``outer`` describes what it refers to by name, which may be something else, or absent, in another process.
     """
 
     name: str
@@ -25,12 +25,12 @@ class Entity:
 
 
 class Entities:
-    """Those that were visited, in order."""
+    """The visited entities, in order."""
 
     def __init__(self) -> None:
         self._all: list[Entity] = []
         self._numbers: dict[int, int] = {}
-        self._held: list[object] = []  # so that ids stay their own
+        self._held: list[object] = []  # keeps ids unique
 
     def __contains__(self, target: object) -> bool:
         return id(target) in self._numbers
@@ -42,22 +42,22 @@ class Entities:
         return self._all[-1]
 
     def reference(self, target: object) -> str:
-        """What stands for it in the lines of others."""
+        """Return the reference that represents ``target`` in the lines of other entities."""
         return f"\0{self._numbers[id(target)]}\0"
 
     def named(self, text: str) -> str:
-        """A text with the names of the entities that it refers to."""
+        """Replace references in a string by the names of the entities."""
         return _resolved(text, [entity.name for entity in self._all])
 
     def digests(self) -> dict[str, list[str]]:
-        """What is at each place, each by itself, without what it refers to."""
+        """Return digests of the entities at each place, each without what the entity refers to."""
         found: dict[str, list[str]] = {}
         for entity, mark in zip(self._all, self._marks(), strict=True):
             found.setdefault(f"{entity.place}.{entity.name}" if entity.name else entity.place, []).append(mark)
         return found
 
     def digest(self, texts: Iterable[str], others: Iterable[str], more: Iterable[str]) -> str:
-        """The digest of texts, of the entities that others refer to, of further lines, and of all entities."""
+        """Return the digest of ``texts``, the entities ``others`` refer to, ``more`` lines, and all entities."""
         final = self._told_apart()
         held = [final[int(number)] for text in others for number in _REFERENCE.findall(text)]
         return hashed("\n".join([*(_resolved(text, final) for text in texts), *held, *more, *sorted(final)]))
@@ -70,7 +70,7 @@ class Entities:
         ]
 
     def _told_apart(self) -> list[str]:
-        """Marks of the entities that differ where entities of one name differ in themselves or in what they name.
+        """Return marks that differ for entities of one name that differ in themselves or in what they name.
 
         This is the refinement of colours by Weisfeiler and Leman (1968).
         """

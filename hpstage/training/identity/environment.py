@@ -1,4 +1,4 @@
-"""What of this process decides bits, and what it would train, in short texts; part of the workload's key."""
+"""A description of what decides bits in this process, and of what it would train; part of the workload's key."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hpstage.training.identity.workload import Identity, identify
 
 
 def describe(trainable: Trainable) -> Environment:
-    """The environment of the process that will train, with what computes there pinned to one thread.
+    """Describe the environment of the process that will train, and pin its numerical libraries to one thread.
 
-    A trainable adds what it knows by ``describe_environment()`` (a dict of short texts) and ``describe_data()``.
+    A trainable adds to it by ``describe_environment()`` (a dict of short strings) and ``describe_data()``.
     """
     before = identify(trainable)
     described = {
@@ -27,7 +27,7 @@ def describe(trainable: Trainable) -> Environment:
         "machine": platform.machine(),
     }
     threads.pin(before.packages)
-    # Whether it is imported here already or not: workers with different pasts must agree.
+    # Regardless of whether it is imported here already: workers with different pasts must agree.
     described["numpy"] = importlib.metadata.version("numpy")
     described |= threads.describe(before.packages)
     if "torch" in sys.modules:
@@ -38,7 +38,7 @@ def describe(trainable: Trainable) -> Environment:
         described |= trainable.describe_environment()
     if hasattr(trainable, "describe_data"):
         described["data"] = trainable.describe_data()
-    # Making the data set may have set globals, and has in a process that trains for the second time.
+    # Creating the data set may have set globals; in a process that has trained before, it already has.
     after = identify(trainable) if hasattr(trainable, "see_data") else before
     remarks: list[str] = []
     warnings: list[str] = []
@@ -58,7 +58,7 @@ def describe(trainable: Trainable) -> Environment:
 
 
 def files_of(subject: object) -> DataFiles:
-    """The files that attributes of the object, and of its classes that are the user's, name."""
+    """Return the files named by attributes of the object and of those of its classes that are the user's."""
     files = DataFiles()
     for holder in (subject, *(cls for cls in type(subject).__mro__ if is_users(cls.__module__))):
         for name, value in sorted(getattr(holder, "__dict__", {}).items()):
@@ -68,7 +68,7 @@ def files_of(subject: object) -> DataFiles:
 
 
 def _told(trainable: Trainable, identity: Identity, files: DataFiles) -> tuple[list[str], list[str]]:
-    """What the identity of the data rests on, and whether that is little."""
+    """Return remarks on what the identity of the data is based on, and warnings if that is little."""
     see = getattr(trainable, "see_data", None)
     contents = see() if see is not None else None
     parts = [contents.remark] if contents is not None else []

@@ -1,4 +1,4 @@
-"""Digests of the files that data are read from, by what is in them; of large and of many files by parts of them."""
+"""Digests of the contents of data files; large files, and large numbers of files, are sampled."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hpstage.training.identity.hashing import hashed
 
 WHOLE = 64 << 20
 """Bytes up to which a file counts by all of its content."""
-_TOGETHER = 512 << 20  # of files that count by all of their content
-_BLOCKS, _BLOCK = 64, 64 << 10  # of a larger file, with its size and time
+_TOGETHER = 512 << 20  # total size of the files that count by all of their content
+_BLOCKS, _BLOCK = 64, 64 << 10  # blocks of a larger file, which count with its size and time
 _LISTED = 256
-"""Files of a longer list that are looked at; the others count by their names."""
+"""Number of files of a longer list whose content is read; the others count by their names."""
 _LONGEST_PATH = 1024
-# What is written in training rather than read, and code, which counts as such.
+# Files that training writes rather than reads, and code, which counts as such.
 _NO_DATA = frozenset((".log", ".out", ".err", ".lock", ".pid", ".tmp", ".py", ".pyc", ".so"))
 
 _known: dict[tuple[int, int, int, int, bool], str] = {}
-"""Digests by device, inode, size and time of change; and whether all was read."""
+"""Digests by device, inode, size and modification time, and whether the whole file was read."""
 
 
 class DataFiles:
-    """The files that are named by values that count.
+    """The files named by values that count.
 
     Attributes:
-        nbytes: of all of them.
-        sampled: whether something of them counts by a part, or by its name.
+        nbytes: total size of the files.
+        sampled: whether any file counts only by a part or by its name.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class DataFiles:
         return sorted({os.path.basename(path) for path in self._texts})
 
     def text(self, path: str) -> str | None:
-        """What stands for a path in the value that holds it: name and content; ``None`` if it names no data.
+        """Return name and content digest to replace a path in the value that holds it; ``None`` if it names no data.
 
-        A folder counts by its name: what is in it may be another study's, or be written while this one runs.
+        A folder counts by its name: its content may belong to another study, or be written while this one runs.
         """
         folder, name = os.path.split(path)
         if not (folder or "." in name) or len(path) > _LONGEST_PATH or "\0" in path or "\n" in path:
@@ -72,7 +72,7 @@ class DataFiles:
         return self._texts[place]
 
     def listed(self, values: Sequence[Any]) -> str | None:
-        """What stands for a long list of paths, or of tuples that hold one each; ``None`` if it is none."""
+        """Return a digest of a long list of paths, or of tuples that hold one each; ``None`` for other lists."""
         first = _path_in(values[0])
         if first is None or self.text(str(first)) is None:
             return None
@@ -91,7 +91,7 @@ class DataFiles:
         return f"{len(texts)} files {hashed(repr(([text[start:] for text in texts], others, contents)))}"
 
     def look_at(self, value: object, depth: int = 3) -> None:
-        """Take note of the files that a value names, or the items of a container."""
+        """Record the files named by a value, or by the items of a container."""
         if isinstance(value, str | PurePath):
             self.text(str(value))
         elif isinstance(value, Mapping | list | tuple | set | frozenset) and depth:
@@ -101,7 +101,7 @@ class DataFiles:
                     self.look_at(item, depth - 1)
 
     def digest(self) -> str:
-        """Of names and contents."""
+        """Return a digest of all names and contents."""
         return hashed("\n".join(sorted(self._texts.values())))
 
 

@@ -1,4 +1,4 @@
-"""The hash of texts from which names are made."""
+"""The hash of strings from which names are derived."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import hashlib
 
 
 def hashed(text: str) -> str:
-    """32 hex digits of blake2b; lone surrogates are allowed."""
+    """Return 32 hex digits of blake2b; lone surrogates are allowed."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

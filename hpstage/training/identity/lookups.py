@@ -1,4 +1,4 @@
-"""Lookups by name: what code finds by a text when it runs, so that no name in it says which code that is."""
+"""Lookups by strings at run time, for which no name in the code says what they find."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Lookups:
     """What code looks up by name.
 
     Attributes:
-        own: any name of the module that it is in.
-        bases: the classes whose subclasses it asks for.
-        modules: modules by names that are written in it, or packages that written names begin with.
-        anywhere: modules by names that are not.
+        own: whether it looks up arbitrary names of its own module.
+        bases: classes whose subclasses it asks for.
+        modules: modules whose names are written in it, or packages that such names begin with.
+        anywhere: whether it imports modules by names that are not written in it.
     """
 
     own: bool = False
@@ -42,7 +42,7 @@ class Lookups:
 
 
 def lookups(code: CodeType, names: Mapping[str, Any]) -> Lookups:
-    """What ``code``, and the code in it, looks up. ``names``: its globals."""
+    """Return what ``code`` and the code nested in it look up. ``names`` are its globals."""
     found = Lookups()
     for part in inner(code):
         _collect(part, names, found)
@@ -80,7 +80,7 @@ def _collect(code: CodeType, names: Mapping[str, Any], found: Lookups) -> None:
 
 
 def _asked_for(following: Sequence[Instruction], code: CodeType, found: Lookups) -> None:
-    """What is imported, by the instructions that follow on what imports: the argument, and the call if it is alone."""
+    """Record an import by the two instructions after the importer: the argument, and the call if it is the only one."""
     argument, call = following
     alone = call.opname in _CALLS
     if alone and argument.opname == "LOAD_CONST" and isinstance(argument.argval, str):
@@ -93,7 +93,7 @@ def _asked_for(following: Sequence[Instruction], code: CodeType, found: Lookups)
 
 
 def _class_named(instructions: Sequence[Instruction], names: Mapping[str, Any]) -> Iterator[type]:
-    """The class, if it is known, that the last instructions give by a global name and attributes of it."""
+    """Yield the class, if known, that the last instructions load by a global name and attributes of it."""
     attributes: list[str] = []
     for instruction in reversed(instructions):
         if instruction.opname in FROM_GLOBALS:
@@ -113,7 +113,7 @@ def _is_sys(instruction: Instruction, names: Mapping[str, Any]) -> bool:
 
 
 def _packages(code: CodeType) -> Iterator[str]:
-    """The packages that texts in the code may name modules of: ``"nets."`` and ``"nets.conv"`` are of ``nets``."""
+    """Yield packages of which strings in the code may name modules: ``nets`` for ``"nets."`` and ``"nets.conv"``."""
     return (text.partition(".")[0] for text in _texts(code.co_consts) if _DOTTED.fullmatch(text))
 
 

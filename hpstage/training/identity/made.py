@@ -1,4 +1,4 @@
-"""What a library has made of the user's code: the functions that went into it, or what saving it keeps."""
+"""Objects that libraries build from the user's code: the functions they wrap, or a digest of their saved form."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from hpstage.training.identity.hashing import hashed
 
-# Numbers that TorchScript gives to classes of one name, in the order in which they were compiled.
+# Numbers that TorchScript gives to classes of the same name, in order of compilation.
 _MANGLED = re.compile(rb"[./]___torch_mangle_\d+")
-# Where the code stood in files, and a number of this copy.
+# Positions of the code in its files, and an id of this copy.
 _NO_CONTENT = (".debug_pkl", "serialization_id")
 
 
 def functions_into(target: Any) -> Iterator[FunctionType]:
-    """The functions that a callable object was made of: a ``numpy.vectorize`` or ``frompyfunc``, a compiled one."""
+    """Yield the functions a callable was built from, such as ``numpy.vectorize``, ``frompyfunc`` or a compiled one."""
     if isinstance(target, FunctionType | BuiltinFunctionType | type) or not callable(target):
-        return  # which hold what they name, and count as such
+        return  # these hold what they name, and count as such
     # numpy.frompyfunc keeps the function where only the garbage collector sees it.
     held = [*getattr(target, "__dict__", {}).values(), *gc.get_referents(target)]
     seen: set[int] = set()
@@ -33,15 +33,15 @@ def functions_into(target: Any) -> Iterator[FunctionType]:
 
 
 def is_script(value: object) -> bool:
-    """Whether it is a function or module in TorchScript."""
+    """Return whether ``value`` is a function or module in TorchScript."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule)
 
 
 def script_digest(script: Any) -> str:
-    """Digest of all code, constants and weights of TorchScript; not of where it was written.
+    """Return a digest of all code, constants and weights of TorchScript, but not of source positions.
 
-    Code that is compiled twice in a process, as when a notebook's cell runs again, may get another.
+    Code that is compiled twice in a process, as when a notebook cell runs again, may have different digests.
     """
     with zipfile.ZipFile(io.BytesIO(script.save_to_buffer())) as saved:
         parts = [

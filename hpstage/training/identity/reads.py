@@ -1,4 +1,4 @@
-"""Files that code reads by a name that is written in it or in a global: weights for a model to begin with, tables."""
+"""Files that code reads by a name written in it or held by a global: initial weights of a model, tables."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WRITING = re.compile(r"[rbt]*[wax+][bt+]*")  # modes of open()
 
 
 def paths_read(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
-    """Texts that may be paths of files that ``code``, and the code in it, reads.
+    """Yield strings that may be paths of files read by ``code`` and the code nested in it.
 
-    Where code also writes files, those of the statements that only read: what training writes is no input.
+    Where code also writes files, only statements that do nothing but read count: what training writes is no input.
 
     Args:
-        code: of a function.
-        names: its globals.
+        code: code of a function.
+        names: the function's globals.
     """
     for part in inner(code):
         instructions = instructions_of(part)
@@ -35,7 +35,7 @@ def paths_read(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
 
 
 def found_at(path: str, names: Mapping[str, Any]) -> str:
-    """The path; or, of a file that is not there but beside the code that names it, the path of that."""
+    """Return the path, or if it does not exist, that of a file of this name beside the code that names it."""
     beside = os.path.join(os.path.dirname(names.get("__file__") or ""), path)
     return beside if not os.path.exists(path) and os.path.exists(beside) else path
 

@@ -1,4 +1,4 @@
-"""Where code comes from: whose a module is, of which version, and what its source says."""
+"""Where code comes from: the owner of a module, its version, and what its source says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpstage.training.identity.bytecode import digest, inner
 
 ABSENT = "absent"
 _HERE = Path(__file__).parents[2]  # the package
-# algos and cluster may stand beside the package; links in it lead there.
+# algos and cluster may be beside the package, which then links to them.
 _LIBRARIES = tuple(
     Path(path).resolve()
     for path in (
@@ -31,24 +31,24 @@ _LIBRARIES = tuple(
 
 
 def module_of(thing: object) -> str:
-    """The name of the module of a class or function. Of a metaclass in C, ``__module__`` may be a descriptor."""
+    """Return the module name of a class or function. A metaclass in C may have a descriptor as ``__module__``."""
     found = getattr(thing, "__module__", None)
     return found if isinstance(found, str) else "builtins"
 
 
 @functools.cache
 def is_users(module: str) -> bool:
-    """Whether a module is the user's own: neither of the standard library, nor installed, nor of hpstage."""
+    """Return whether a module is the user's: not of the standard library, not installed and not of hpstage."""
     package = module.partition(".")[0]
     if package == "__main__":
         return True
     if package in sys.stdlib_module_names:
         return False
     try:
-        # Of the package alone: for a module inside it, the package would be imported.
+        # Only for the package: for a module inside it, the package would be imported.
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        return package in sys.modules  # made by hand
+        return package in sys.modules  # created by hand
     if spec is None:
         return False
     places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
@@ -58,14 +58,14 @@ def is_users(module: str) -> bool:
 
 
 def came_by_value(module: str) -> bool:
-    """Whether code of this module that is here was sent along, as a script's to a worker: there is no such module."""
+    """Return whether code of this module was sent by value, as a script's is to a worker: no such module exists."""
     package = module.partition(".")[0]
     return package not in sys.modules and importlib.util.find_spec(package) is None
 
 
 @functools.cache
 def version_of(package: str) -> str:
-    """The version of a package, by the name it is imported under, or :data:`ABSENT`; without importing it."""
+    """Return the version of a package by its import name, or :data:`ABSENT`, without importing it."""
     if package in sys.stdlib_module_names:
         return f"{sys.version_info.major}.{sys.version_info.minor}"
     names = distributions_of(package)
@@ -78,7 +78,7 @@ def version_of(package: str) -> str:
 
 @functools.cache
 def distributions_of(package: str) -> tuple[str, ...]:
-    """What is installed to give a package, by the name it is imported under: often one of the same name."""
+    """Return the installed distributions that provide a package, by its import name: often one of the same name."""
     if package in sys.stdlib_module_names:
         return ()
     try:
@@ -89,9 +89,9 @@ def distributions_of(package: str) -> tuple[str, ...]:
 
 
 def code_of(spec: ModuleSpec | None) -> CodeType | None:
-    """A module's own code, compiled from what its file says now; ``None`` where there is none.
+    """Return a module's code, compiled from the present content of its file; ``None`` if there is none.
 
-    Not what was written beside it when it was imported: Python tells whether that is old by the second.
+    The cached bytecode is not used: Python decides with a resolution of one second whether it is stale.
     """
     if spec is None or spec.origin is None or not spec.has_location:
         return None
@@ -99,14 +99,14 @@ def code_of(spec: ModuleSpec | None) -> CodeType | None:
         try:
             return compile(Path(spec.origin).read_bytes(), spec.origin, "exec", dont_inherit=True)
         except (OSError, SyntaxError, ValueError):
-            return None  # taken away, or in the midst of being edited
+            return None  # removed, or in the midst of being edited
     get_code = getattr(spec.loader, "get_code", None)
     code: CodeType | None = get_code(spec.name) if get_code is not None else None
     return code
 
 
 def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
-    """The modules inside a package, at any depth, whether they are imported or not; imports none."""
+    """Yield the modules inside a package at any depth, imported or not, without importing any."""
     for found in pkgutil.iter_modules(list(places)):
         if not isinstance(found.module_finder, FileFinder):
             continue
@@ -117,7 +117,7 @@ def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
 
 
 def modules_in(folder: str) -> Iterator[ModuleSpec]:
-    """The modules and packages that lie in a folder, and the modules inside the packages; imports none."""
+    """Yield the modules and packages in a folder, and the modules inside the packages, without importing any."""
     for found in pkgutil.iter_modules([folder]):
         spec = PathFinder.find_spec(found.name, [folder])
         if spec is not None:
@@ -126,7 +126,7 @@ def modules_in(folder: str) -> Iterator[ModuleSpec]:
 
 
 def as_written(function: FunctionType) -> CodeType:
-    """The function's code; under pytest, without what pytest has made of its assertions in the modules it rewrites."""
+    """Return the function's code without pytest's rewriting of assertions."""
     module = sys.modules.get(function.__module__)
     if module is None or not is_rewritten(module):
         return function.__code__
@@ -147,5 +147,5 @@ def _written(module: str) -> dict[tuple[str, int], list[CodeType]]:
 
 
 def is_rewritten(module: ModuleType) -> bool:
-    """Whether pytest has rewritten the module's assertions, so that it is not what its source says."""
+    """Return whether pytest has rewritten the module's assertions, so that it differs from its source."""
     return type(getattr(module, "__loader__", None)).__name__ == "AssertionRewritingHook"

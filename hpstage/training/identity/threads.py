@@ -1,6 +1,6 @@
-"""One thread for the libraries that compute, since their number decides the bits of sums; and which libraries they are.
+"""Pinning numerical libraries to one thread, since the number of threads decides the bits of sums; describing them.
 
-Beside their number of threads, it is the kernels that such a library picks for the processor that decide bits.
+Besides the number of threads, the kernels that such a library selects for the processor decide bits.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 from hpstage.training.identity.source import distributions_of
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
-"""Read by libraries when they are loaded."""
+"""Environment variables that libraries read when they are loaded."""
 
 _before: list[Callable[[], object]] = []
-"""What puts things back as they were before they were pinned."""
+"""Callables that undo the pinning."""
 _holders = 0
 _of_threads: Any = None
-"""The libraries that keep their number of threads per thread of the process: those of OpenMP."""
+"""The OpenMP libraries, which keep a number of threads for each thread of the process."""
 
 
 def pin(packages: Collection[str]) -> None:
-    """One thread for each library that is loaded, or will be, in this thread and those that come.
+    """Limit each library, loaded now or later, to one thread, in this thread and those started later.
 
-    ``packages`` are those that the training code names. What they bring is loaded first: whether it was already is
-    chance.
+    ``packages`` are named by the training code. Their libraries are loaded first: whether they already were is
+    arbitrary.
     """
     global _of_threads
     from threadpoolctl import ThreadpoolController
@@ -49,14 +49,14 @@ def pin(packages: Collection[str]) -> None:
 
 
 def pin_thread() -> None:
-    """The same for a thread of our own that has begun since."""
+    """Apply the limits to the calling thread, which was started after :func:`pin`."""
     if _of_threads is not None:
         _of_threads.limit(limits=1)
 
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Threads are put back afterwards: for a process that is the user's own."""
+    """Restore the numbers of threads on exit, for a process that belongs to the user."""
     global _holders
     _holders += 1
     try:
@@ -69,7 +69,7 @@ def restored() -> Iterator[None]:
 
 
 def describe(packages: Collection[str]) -> dict[str, str]:
-    """The libraries for linear algebra of NumPy, and of SciPy where code uses it, and what NumPy's own loops use."""
+    """Describe the linear algebra libraries of NumPy, and of SciPy where code uses it, and NumPy's SIMD extensions."""
     from threadpoolctl import threadpool_info
 
     _load(packages)
@@ -77,7 +77,7 @@ def describe(packages: Collection[str]) -> dict[str, str]:
     for library in threadpool_info():
         parts = Path(library["filepath"]).parts
         owner = next((name for name in ("numpy", "scipy") if {name, f"{name}.libs"} & set(parts)), None)
-        # One of another package's own: whether that is imported here is chance. Shared ones stand in no package.
+        # Bundled with another package, which may or may not be imported here. Shared libraries are in no package.
         if library["user_api"] != "blas" or (owner is None and {"site-packages", "dist-packages"} & set(parts)):
             continue
         if owner == "scipy" and not _uses_scipy(packages):
@@ -100,7 +100,7 @@ def _load(packages: Collection[str]) -> None:
 
 
 def _uses_scipy(packages: Collection[str]) -> bool:
-    """Whether code names SciPy, or a package that requires it: decided without looking at what is imported."""
+    """Return whether code names SciPy or a package that requires it, regardless of what is imported."""
     if importlib.util.find_spec("scipy") is None:
         return False
     return any(
@@ -121,7 +121,7 @@ def _remember(controller: Any) -> None:
         _before.append(partial(library.set_num_threads, library.num_threads))
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        # Put back first: it sets OpenMP's, which is then put back, too.
+        # Restored first: it sets OpenMP's number of threads, which is then restored, too.
         _before.append(partial(torch.set_num_threads, torch.get_num_threads()))
 
 

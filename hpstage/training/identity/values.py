@@ -1,4 +1,4 @@
-"""Values as texts, equal for equal values in every process."""
+"""Values as strings, equal for equal values in every process."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from hpstage.training.identity.source import (
 )
 
 NOT_STATE = ("hp", "version", "data_version")
-"""Attributes of a trainable that are told elsewhere: in the history of values, and in the identity by themselves."""
+"""Attributes of a trainable that are recorded elsewhere: in the history of values, or separately in the identity."""
 _LONG = 200
 _MAPPED = 512 << 20
-"""Bytes up to which an array that is a file mapped into memory counts by all of them."""
+"""Bytes up to which a memory-mapped array counts by all of its content."""
 _BLOCKS, _BLOCK = 256, 64 << 10
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 Refer = Callable[[object], str]
 
 
 class Values:
-    """Values as texts; what has none is ``None``, or counts by its class where one is lenient.
+    """Values as strings. A value without a digest is ``None``, or in lenient mode counts by its class.
 
     Args:
-        refer: the text of code, and of objects in whose place their code counts.
-        with_functions: a text with the user's functions that an object was made of.
-        files: paths count by the files that they name.
+        refer: returns the string for code, and for objects that count by their code.
+        with_functions: adds to a string the user's functions that an object was built from.
+        files: if given, paths count by the files that they name.
         within: objects that are not looked into.
 
     Attributes:
-        nbytes: of the tensors and arrays that were digested.
-        sampled: whether of some only parts were.
-        undigested: classes of the objects that have no digest, and count by their class.
+        nbytes: size of the digested tensors and arrays.
+        sampled: whether only parts of some were digested.
+        undigested: classes of the objects that have no digest and count by their class.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Values:
         self._with_functions = with_functions
         self._files = files
         self._lenient = True
-        self._held: list[object] = list(within)  # so that ids stay their own
+        self._held: list[object] = list(within)  # keeps ids unique
         self._open: set[int] = {id(one) for one in self._held}  # being written; may refer to themselves
         self._texts: dict[tuple[int, bool], str | None] = {}
 
     @contextmanager
     def counting(self, *, lenient: bool) -> Iterator[None]:
-        """Within, what has no digest counts by its class, or makes all that it is in have none."""
+        """Choose whether values without a digest count by their class or leave their container without one, too."""
         before, self._lenient = self._lenient, lenient
         try:
             yield
@@ -78,10 +78,10 @@ class Values:
             self._lenient = before
 
     def attributes(self, obj: object, *, strict: bool) -> list[str]:
-        """``name=value`` of the instance's own attributes that have a digest, sorted.
+        """Return sorted ``name=value`` strings of the instance's own attributes that have a digest.
 
         Raises:
-            UsageError: ``strict``, and one has none.
+            UsageError: ``strict`` is set, and an attribute has no digest.
         """
         found = []
         for name, value in sorted(getattr(obj, "__dict__", {}).items()):
@@ -100,19 +100,19 @@ class Values:
         return found
 
     def exact(self, value: Any) -> str | None:
-        """A value as text that is equal for equal values in every process; ``None`` if something has no digest."""
+        """Return a string that is equal for equal values in every process, or ``None`` if any part has no digest."""
         with self.counting(lenient=False):
             return self.value(value)
 
     def content(self, value: Any) -> str:
-        """A value as text that is equal for equal values in every process. What has no digest counts by its class."""
+        """Return a string that is equal for equal values in every process. Parts without digest count by class."""
         with self.counting(lenient=True):
             text = self.value(value)
         assert text is not None, "everything has a class"
         return text
 
     def value(self, value: Any) -> str | None:
-        """A value as text, as :meth:`content` or as :meth:`exact` has it, whichever was called."""
+        """Return a value as a string, like :meth:`content` or :meth:`exact`, whichever is running."""
         if isinstance(value, Enum):
             return f"{self._refer(type(value))}.{value.name}"
         if isinstance(value, str | PurePath) and self._files is not None:
@@ -153,12 +153,12 @@ class Values:
             items = [self.value(item) for item in value]
             return None if None in items else self._joined("set", sorted(filter(None, items)))
         if isinstance(value, Mapping):
-            # In their order: that of a dict of layers decides which is initialised first.
+            # In insertion order: that of a dict of layers decides which is initialised first.
             return self._joined("dict", (self._joined("", map(self.value, pair)) for pair in value.items()))
         return self._array(value) or self._reduced(value)
 
     def _plainly(self, values: list[Any] | tuple[Any, ...]) -> str | None:
-        """Long lists of plain values, of paths, or of tuples of them, at once."""
+        """Digest long lists of plain values, of paths, or of tuples of them in one go."""
         if len(values) < _LONG:
             return None
         kinds = set(map(type, values))
@@ -170,7 +170,7 @@ class Values:
         return listed or f"{type(values).__name__} {len(values)} {hashed(repr(values))}"
 
     def _array(self, value: Any) -> str | None:
-        """A digest of all bytes of a tensor or array, or ``None`` for what is none."""
+        """Return a digest of all bytes of a tensor or array, or ``None`` for other objects."""
         from hpstage.checkpoints.state_tree import digest
 
         numpy = sys.modules.get("numpy")
@@ -186,22 +186,22 @@ class Values:
         return text
 
     def _blocks(self, mapped: Any) -> str:
-        """A large file that is mapped into memory, by blocks of its rows, its size and its time."""
+        """Describe a large memory-mapped file by blocks of its rows, its size and its modification time."""
         from hpstage.checkpoints.state_tree import digest
 
         self.sampled = True
         rows = max(1, _BLOCK * len(mapped) // mapped.nbytes)
         starts = [number * (len(mapped) - rows) // (_BLOCKS - 1) for number in range(_BLOCKS)]
-        # Copies: what is contiguous is not for its owner to say.
+        # Copies: whether the blocks are contiguous is not under our control.
         blocks = digest([mapped[start : start + rows].tobytes() for start in starts])
         self.nbytes += rows * _BLOCKS * mapped.nbytes // len(mapped)
         found = os.stat(mapped.filename)
         return f"memmap {mapped.dtype.str} {mapped.shape} {blocks} {found.st_size} {found.st_mtime_ns // 10**9}"
 
     def _reduced(self, value: Any) -> str | None:
-        """An object by what pickling would keep of it: how it is made, and its attributes.
+        """Describe an object by what pickling would keep of it: how it is constructed, and its attributes.
 
-        A library's counts in whole or by its class: what else it has beside locks and connections may be the host's.
+        A library's object counts as a whole or by its class: besides locks and connections, it may hold host data.
         """
         lenient = self._lenient and (self._files is not None or is_users(module_of(type(value))))
         try:
@@ -223,7 +223,7 @@ class Values:
             return None
 
     def _by_class(self, value: Any) -> str:
-        """An object without a digest: its class, and if that is the user's, its attributes."""
+        """Describe an object without a digest by its class and, if that is the user's, its attributes."""
         kind = type(value)
         if isinstance(value, ContextVar):
             # A new thread has an empty context.
@@ -243,7 +243,7 @@ class Values:
 
 
 def _setting(variable: ContextVar[object]) -> object:
-    """Of the present context, or its default, if any."""
+    """Return the variable's value in the current context, or ``None`` if it has none."""
     try:
         return variable.get()
     except LookupError:
@@ -257,5 +257,5 @@ def is_function(obj: object) -> bool:
 
 
 def _short(text: str) -> str:
-    """Long texts by their hash, unless they refer to entities."""
+    """Replace a long string by its hash, unless it refers to entities."""
     return text if len(text) <= _LONG or "\0" in text else f"{text[:20]}... {hashed(text)}"

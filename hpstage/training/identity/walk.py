@@ -36,11 +36,11 @@ from hpstage.training.identity.values import NOT_STATE, Values, is_function
 
 _FORMAT = "hpstage-code-2"
 FIXED, COMPUTED = "=", "~"
-"""How names of values end in :meth:`Walk.loaded`: those written literally, or code; and those that hosts compute."""
+"""Suffixes of names of values in :meth:`Walk.loaded`: literals or code; and values that each host computes."""
 _SCRIPT = "__main__"
-# Python's own bookkeeping; what else it keeps under names like __slotnames__, sometimes late, is no function.
+# Python's own bookkeeping. Its other members (__slotnames__), which may appear late, are not functions.
 _IGNORED_MEMBERS = frozenset(("_abc_impl", "__annotate__", "__annotate_func__", *NOT_STATE))
-# Where a module is, and how it came there.
+# Where a module is, and how it was loaded.
 _IGNORED_NAMES = frozenset(
     f"__{name}__"
     for name in ("name", "file", "path", "spec", "loader", "cached", "builtins", "package", "doc", "annotations")
@@ -48,17 +48,17 @@ _IGNORED_NAMES = frozenset(
 
 
 class Walk:
-    """Visits code and what it names; the digest is over all that was visited, whatever the order.
+    """Visits code and what it names. The digest covers everything visited, regardless of the order.
 
     Args:
-        files: paths in values count by the files that they name.
+        files: if given, paths in values count by the files that they name.
         within: objects that are not looked into.
-        check: see that modules which count as a whole are what their files say.
+        check: whether to check that modules which count as a whole match their files.
 
     Attributes:
         packages: versions of the libraries that are named.
-        values: values as texts.
-        paths: of files, perhaps, that the code reads by names written in it.
+        values: converts values to strings.
+        paths: possible paths of files that the code reads by names written in it.
     """
 
     def __init__(self, *, files: DataFiles | None = None, within: Iterable[object] = (), check: bool = True) -> None:
@@ -73,23 +73,23 @@ class Walk:
         self._names_script = False
 
     def digest(self, root: str, *others: str) -> str:
-        """The digest of a text of this walk, of the entities that others refer to, and of all that it has visited."""
+        """Return the digest of ``root``, of the entities that ``others`` refer to, and of everything visited."""
         versions = [f"{name} {version}" for name, version in sorted(self.packages.items())]
         return self._entities.digest([_FORMAT, root], others, versions)
 
     def loaded(self) -> dict[str, str]:
-        """Digests of what is loaded, by names for people: each by itself, without what it refers to."""
+        """Return digests of loaded objects by readable names, each without what the object refers to."""
         texts = {name: hashed("".join(sorted(marks)))[:16] for name, marks in self._entities.digests().items()}
         for name, (text, fixed) in self._values.items():
             texts[f"{name} {FIXED if fixed else COMPUTED}"] = hashed(self.named(text))[:16]
         return texts
 
     def named(self, text: str) -> str:
-        """A text of this walk with the names of the entities that it refers to."""
+        """Replace references in a string of this walk by the names of the entities."""
         return self._entities.named(text)
 
     def refer(self, target: object) -> str:
-        """Visit a function, class or module that is named; returns what stands for it."""
+        """Visit a function, class or module that code names. Return the string that represents it."""
         if isinstance(target, functools.partial):
             arguments = [
                 self.refer(target.func),
@@ -120,12 +120,12 @@ class Walk:
         return f"code {self._entities.reference(target)}"
 
     def _with_functions(self, text: str, target: object) -> str:
-        """The text of an object of a library's, and the user's functions that it was made of."""
+        """Add to the string of a library's object the user's functions that it was built from."""
         functions = (function for function in functions_into(target) if _is_open(module_of(function)))
         return " of ".join([text, *map(self.refer, functions)])
 
     def _script(self, target: Any) -> str:
-        """A function or module in TorchScript."""
+        """Visit a function or module in TorchScript. Return its reference."""
         if target not in self._entities:
             self._library("torch")
             name = str(getattr(target, "name", None) or getattr(target, "original_name", ""))
@@ -139,7 +139,7 @@ class Walk:
 
     def _library(self, module: str) -> str:
         package = module.partition(".")[0]
-        if package != "hpstage":  # what of hpstage decides bits has a name of its own: the class of numerics
+        if package != "hpstage":  # the parts of hpstage that decide bits are named separately: the numerics class
             self.packages[package] = version_of(package)
         return f"library {module}"
 
@@ -191,7 +191,7 @@ class Walk:
         self._look_up(entity, lookups(code, function.__globals__), function)
 
     def _look_up(self, entity: Entity, found: Lookups, function: FunctionType) -> None:
-        """What may be meant by names that are made when the code runs: all that has such names."""
+        """Visit everything that names computed at run time may refer to."""
         for name in sorted(found.modules):
             if is_users(name):
                 entity.outer.add(f"imports {self._import(Imported(name))}")
@@ -199,7 +199,7 @@ class Walk:
             entity.outer.update(f"subclass {self.refer(cls)}" for cls in _users_below(base))
         module = sys.modules.get(function.__module__)
         if not (found.own or found.anywhere) or module is None or vars(module) is not function.__globals__:
-            return  # nothing, or sent along: then what the code names was sent with it, and counts, and nothing else
+            return  # no lookups, or code sent by value: what it names was sent along and counts already
         entity.outer.add(f"in {self._module(module)}")
         if found.anywhere:
             package = module.__name__.partition(".")[0]
@@ -210,7 +210,7 @@ class Walk:
                     self._submodule(entity, spec, following=False)
 
     def _hold(self, entity: Entity, what: str, text: str, module: str, name: str) -> None:
-        """A value that code refers to. One in a name of a module's counts beside the code: hosts may differ in it."""
+        """Record a value that code refers to. Module globals count beside the code: they may differ between hosts."""
         if not module:
             entity.lines.add(f"{what} {text}")
             return
@@ -231,7 +231,7 @@ class Walk:
         return self._library(imported.module) if content is None else self.values.content(content)
 
     def _imported(self, imported: Imported) -> object:
-        """What a function imports when it runs, if it is the user's and there."""
+        """Return what a function imports when it runs, or ``None`` if it is not the user's or does not exist."""
         if not is_users(imported.module):
             return None
         try:
@@ -244,12 +244,12 @@ class Walk:
                 return importlib.import_module(f"{imported.module}.{imported.member}")
             return getattr(module, imported.member)
         except ImportError:
-            # Perhaps one of the workers' own, or none that is needed; then the code says so when it runs.
+            # It may exist on workers only, or not be needed; if it is, the code raises when it runs.
             self.packages[imported.module] = ABSENT
             return None
 
     def _module(self, module: ModuleType) -> str:
-        """A module that is used as a whole: all that it holds, and its own code, submodules included."""
+        """Visit a module that is used as a whole: its contents, and its own code, submodules included."""
         if not _is_open(module.__name__):
             return self._library(module.__name__)
         if module.__name__ == _SCRIPT:
@@ -266,7 +266,7 @@ class Walk:
                     self._submodule(entity, spec)
                 written = set(code.co_names) if code is not None else set()
                 for name, content in sorted(vars(module).items()):
-                    # Whether a submodule is imported already, and so an attribute, may be chance.
+                    # Whether a submodule is already imported, and so an attribute, may be arbitrary.
                     chance = isinstance(content, ModuleType) and content.__name__ == f"{module.__name__}.{name}"
                     kept = name in written or not (chance or name.startswith(("__", "@")))  # @: pytest's
                     if kept and name not in _IGNORED_NAMES:
@@ -274,9 +274,9 @@ class Walk:
         return f"module {self._entities.reference(module)}"
 
     def look_through_script(self) -> None:
-        """Let all of the script count if something that was visited uses it as a whole.
+        """Include the whole script if something that was visited uses it as a whole.
 
-        A worker does not have it: what it is sent of a script is what its code names, and counts there as such.
+        A worker does not have the script: it is sent only what the code names, which counts there as such.
         """
         module = sys.modules[_SCRIPT]
         if not self._names_script or module in self._entities:
@@ -293,12 +293,12 @@ class Walk:
                 if is_users(imported.module):
                     entity.outer.add(f"imports {imported.member} {self._import(imported)}")
         for name, content in sorted(vars(module).items()):
-            # The rest is what this run has made: a study, results, a clock.
+            # The rest was created by this run: a study, results, a clock.
             if name in fixed or (not name.startswith("_") and _is_code(content)):
                 entity.outer.add(f"{name} = {self.values.content(content)}")
 
     def _submodule(self, entity: Entity, spec: ModuleSpec, following: bool = True) -> None:
-        """A submodule of a package that is used as a whole, by its text alone, and perhaps what that imports."""
+        """Visit a submodule of a package that is used as a whole: its code, and with ``following`` its imports."""
         code = code_of(spec)
         if code is None:
             return
@@ -323,8 +323,8 @@ def _is_open(module: str) -> bool:
 
 
 def _users_below(cls: type) -> Iterator[type]:
-    """The subclasses of a class that are the user's, at any depth; without those that were replaced, as in notebooks:
-    how long they are still there is chance."""
+    """Yield the user's subclasses of a class, at any depth, except those that were replaced, as in notebooks:
+    how long these stay alive is arbitrary."""
     found: list[type] = type.__subclasses__(cls)
     for below in found:
         now: object = sys.modules.get(below.__module__)
@@ -336,7 +336,7 @@ def _users_below(cls: type) -> Iterator[type]:
 
 
 def _is_code(value: object, depth: int = 3) -> bool:
-    """Whether it is code of the user's, or a container of nothing else."""
+    """Return whether ``value`` is the user's code, or a container of nothing else."""
     if isinstance(value, ModuleType):
         return is_users(value.__name__) and value.__name__ != _SCRIPT
     if isinstance(value, type) or is_function(value):
@@ -347,9 +347,9 @@ def _is_code(value: object, depth: int = 3) -> bool:
 
 
 def _is_librarys(method: MethodType) -> bool:
-    """Whether it is a library's function, a method of an object of the library's own: ``random.shuffle``.
+    """Return whether a method is used as a library's function, bound to its own object: ``random.shuffle``.
 
-    The state of those generators is another in each process, and before each step it is keyed from the seed.
+    The state of these generators differs between processes; before each step it is keyed from the seed.
     """
     module = module_of(method.__func__)
     library = None if is_users(module) else sys.modules.get(module)

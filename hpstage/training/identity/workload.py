@@ -1,12 +1,12 @@
-"""Code identity: which code trains, as a digest that changes when the code does and not when a comment does.
+"""Code identity: a digest of the code that trains, which changes with the code but not with its comments.
 
-What counts is what the training code reaches, as it is loaded in this process, whatever its files say by now: the
-methods of a class and of its user-defined bases, and the functions, classes and constants that they name, transitively
-through the user's own modules. A module that is used as a whole (``getattr(nets, name)``) counts with all that it
-holds; so does the module of code that looks names up by texts (``globals()``, ``eval``, ``__subclasses__``), and its
-package where it imports modules by such names. The rest of a script (the search space, the study) does not count; of
-a script that counts as a whole, its code does, and not what a run has made. Of libraries the name and version of the
-package count. An object in a global name that can be neither digested nor pickled counts by its class.
+It covers the code that training reaches, as loaded in this process, whatever its files say by now: the methods of a
+class and of its user-defined bases, and the functions, classes and constants that they name, transitively through the
+user's own modules. A module that is used as a whole (``getattr(nets, name)``) counts with all its contents. So does
+the module of code that looks names up by strings (``globals()``, ``eval``, ``__subclasses__``), and its package if it
+imports modules by such names. The rest of a script (the search space, the study) does not count; of a script that
+counts as a whole, its code does, but not what a run has created. Libraries count by name and version of the package. An
+object in a global that can be neither digested nor pickled counts by its class.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from hpstage.training.identity.walk import COMPUTED, FIXED, Walk
 
 _PYTHON = "Python"
 _MOST = 1000
-"""Entries of ``loaded`` that are told one by one."""
+"""Number of entries of ``loaded`` that are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What trains.
+    """The identity of the code that trains.
 
     Attributes:
         described: ``trainable`` (name), ``code``, and where there are any ``attributes`` and ``data version``.
-        loaded: what each function, class and module is, as loaded here, and the versions of packages, by name; to find
-            out what differs between two processes.
-        packages: the names, as imported, of the libraries that the code names.
-        nbytes: of the tensors and arrays in attributes, and in globals and closures of the code.
-        paths: of files, perhaps, that the code reads by names written in it.
+        loaded: digests of each function, class and module as loaded here, and versions of packages, by name; used to
+            find out what differs between two processes.
+        packages: import names of the libraries that the code names.
+        nbytes: size of the tensors and arrays in attributes, and in globals and closures of the code.
+        paths: possible paths of files that the code reads by names written in it.
     """
 
     described: dict[str, str]
@@ -46,16 +46,16 @@ class Identity:
 
 
 class StandsFor:
-    """Base of what stands for something of the user's: ``subject``, whose identity counts."""
+    """Base of wrappers of a user's object, ``subject``, whose identity counts."""
 
     subject: object
 
 
 def identify(obj: object) -> Identity:
-    """The identity of a trainable's code, as it is loaded in this process.
+    """Return the identity of a trainable's code as loaded in this process.
 
-    ``obj`` is the user's object or function, or what :func:`~hpstage.training.trainables.as_trainable` made of it. A
-    stated ``version`` stands for the code and for attributes that have no digest; other attributes always count.
+    ``obj`` is the user's object or function, or the result of :func:`~hpstage.training.trainables.as_trainable`. A
+    stated ``version`` replaces the code and attributes that have no digest; other attributes always count.
 
     Raises:
         UsageError: an attribute can be neither digested nor pickled, or a module that counts as a whole was edited
@@ -65,7 +65,7 @@ def identify(obj: object) -> Identity:
         obj = obj.subject
     version, data_version = getattr(obj, "version", None), getattr(obj, "data_version", None)
     strict = version is None
-    is_users.cache_clear()  # files come and go while a notebook is open
+    is_users.cache_clear()  # files may appear and disappear while a notebook is open
     walk = Walk(check=strict)
     held: list[str] = []
     if is_function(obj):
@@ -76,7 +76,7 @@ def identify(obj: object) -> Identity:
         root = walk.refer(type(obj))
         held = walk.values.attributes(obj, strict=strict)
     if held:
-        # Code that attributes hold counts here by its names, and below as it is.
+        # Code held by attributes counts by name here, and by content below.
         described["attributes"] = hashed(walk.named("\n".join(held)))
     if data_version is not None:
         described["data version"] = str(data_version)
@@ -90,20 +90,20 @@ def identify(obj: object) -> Identity:
 
 
 def code_identity(obj: object) -> dict[str, str]:
-    """The part of the identity (see :func:`identify`) that goes into the workload's key."""
+    """Return the part of the identity (see :func:`identify`) that belongs to the workload's key."""
     return identify(obj).described
 
 
 def packages(obj: object) -> frozenset[str]:
-    """The names, as imported, of the libraries that the code of a trainable or function names."""
+    """Return the import names of the libraries that the code of a trainable or function names."""
     return identify(obj).packages
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """What differs between the code that is loaded in this process and in another, in words.
+    """Describe what differs between the code loaded in this process and in another.
 
-    What this process does not have, or knows of only through what it does not have, cannot be compared: workers may
-    have packages that the driver's host has not. Nor can values that a module computes: see :func:`drifts`.
+    Code that this process does not have, or knows only through code it does not have, cannot be compared: workers may
+    have packages that the driver's host lacks. Nor can values that a module computes: see :func:`drifts`.
     """
     lacking = ABSENT in here.values()
     names = [
@@ -115,7 +115,7 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
         and not (name.endswith((FIXED, COMPUTED)) and not (name in here and name in there))
         and not name.endswith(COMPUTED)
     ]
-    if _PYTHON in names:  # all code differs then
+    if _PYTHON in names:  # then all code differs
         names = [_PYTHON]
     return [
         f"{name} ({here[name]} here, {there.get(name, ABSENT)} there)"
@@ -127,7 +127,7 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
 
 
 def by_name(loaded: Mapping[str, str]) -> dict[str, str]:
-    """Of what is loaded, a short digest for each name of the code; without what hosts compute."""
+    """Return a short digest for each name of the loaded code, without values that hosts compute."""
     found: dict[str, str] = {}
     for name in sorted(loaded):
         if not name.endswith(COMPUTED):
@@ -137,13 +137,13 @@ def by_name(loaded: Mapping[str, str]) -> dict[str, str]:
 
 
 def drifts(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """Names of values that the user's modules have computed, and that differ between this process and another."""
+    """Return names of values computed by the user's modules that differ between this process and another."""
     both = sorted(name for name in here if name.endswith(COMPUTED) and name in there)
     return [name.removesuffix(f" {COMPUTED}") for name in both if here[name] != there[name]]
 
 
 def _bounded(loaded: Mapping[str, str]) -> dict[str, str]:
-    """At most so many entries; what is beyond stands together."""
+    """Return at most ``_MOST`` entries, and one more for all the others."""
     names = sorted(loaded)
     bounded = {name: loaded[name] for name in names[:_MOST]}
     if len(names) > _MOST:
