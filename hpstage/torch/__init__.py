@@ -1,4 +1,4 @@
-"""PyTorch models as trainables: describe model, optimizer, data, loss and metrics; hpstage owns the loop."""
+"""PyTorch models as trainables: the user describes model, optimizer, data, loss and metrics; hpstage runs the loop."""
 
 from hpstage.torch.loop import TorchLoop
 from hpstage.torch.trainable import TorchTrainable

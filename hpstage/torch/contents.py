@@ -1,4 +1,4 @@
-"""What of the data decides training, as far as it can be seen: as text for the key, and in a line for people."""
+"""What decides training in the data, as far as it can be seen: a string for the key, and a remark for the user."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hpstage.training.identity.walk import Walk
 from hpstage.training.randomness import Purpose, rekey
 
 _SAMPLED = 64
-"""Samples that are looked at. As many in every process: what is looked at must not hang on how fast it is."""
+"""Number of samples to inspect. The same in every process: it must not depend on how fast that is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What of the data was seen.
+    """What was seen of the data.
 
     Attributes:
-        text: for the key; equal for equal data.
-        remark: what the identity of the data rests on.
-        warning: that it rests on little, and what to do; ``None`` where it does not.
+        text: goes into the key; equal for equal data.
+        remark: what the identity of the data is based on.
+        warning: that this is little, and what to do; ``None`` if it is enough.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Contents:
 
 
 class NoValues(Mapping[str, Scalar]):
-    """Stands for the hyper-parameters where there are none: reading it is an error that says ``why``."""
+    """Replaces the hyper-parameters where there are none: reading them raises an error that says ``why``."""
 
     def __init__(self, owner: str, why: str) -> None:
         self._owner = owner
@@ -68,18 +68,18 @@ class NoValues(Mapping[str, Scalar]):
 
 
 def contents_of(dataset: Any, made: Mapping[str, object], *, owner: object) -> Contents:
-    """What is in a data set.
+    """Describe the content of a data set.
 
-    All bytes of tensors and arrays count, files that its attributes name, and its other attributes by value; of samples
-    that a data set of the user's own makes when it is asked for them, 64.
+    All bytes of tensors and arrays count, files that its attributes name, and its other attributes by value. If a data
+    set of the user's own creates samples on request, 64 of them count.
 
     Args:
         dataset: map-style, with ``__len__``.
-        made: the attributes of the trainable that ``dataset()`` has set: as a rule, what it evaluates on.
-        owner: the trainable; it counts by itself.
+        made: the attributes of the trainable that ``dataset()`` has set; usually the data it is evaluated on.
+        owner: the trainable, which counts separately.
 
     Raises:
-        UsageError: samples must be looked at, and have no digest.
+        UsageError: samples must be inspected, but have no digest.
     """
     name = type(owner).__name__
     files = DataFiles()
@@ -117,13 +117,13 @@ def contents_of(dataset: Any, made: Mapping[str, object], *, owner: object) -> C
             f"{name}, and change it with the data"
         )
     text = "\n".join(texts)
-    # A stated version stands for the code of the data set, too.
+    # A stated version replaces the code of the data set, too.
     stated = getattr(owner, "version", None) is not None
     return Contents(f"{length} x {hashed(walk.named(text)) if stated else walk.digest(text)}", remark, warning)
 
 
 def _holds(dataset: Any) -> bool:
-    """Whether its samples are parts of what it holds. Exact types: a subclass may do anything."""
+    """Return whether samples are parts of what it holds. Types must match exactly: a subclass may do anything."""
     if type(dataset) is Subset:
         return _holds(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -135,7 +135,7 @@ def _holds(dataset: Any) -> bool:
 
 
 def _samples(dataset: Any, count: int) -> str:
-    """Digest of evenly spaced samples."""
+    """Return a digest of evenly spaced samples."""
     samples = []
     for number in range(count):
         rekey(0, number, Purpose.DATA)

@@ -1,4 +1,4 @@
-"""Batches of a map-style data set: the order is hpstage's, the samples and their collation the user's."""
+"""Batches of a map-style data set: hpstage decides the order, the user's code provides samples and collation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Batches:
 
     Args:
         dataset: map-style, with ``__len__``.
-        collate: makes a batch from samples; ``None`` for torch's ``default_collate``. With it, TensorDatasets and
-            Subsets of them are indexed at once, to the same batch.
+        collate: makes a batch from samples; ``None`` for torch's ``default_collate``. In that case, TensorDatasets and
+            Subsets of them are indexed at once, with the same result.
         device: where tensors of the batch are moved to.
     """
 
@@ -33,13 +33,13 @@ class Batches:
         self._collate = collate or default_collate
         self._device = device
         self._tensors: tuple[torch.Tensor, ...] | None = None
-        self._index: torch.Tensor | None = None  # of a Subset
+        self._index: torch.Tensor | None = None  # indices of a Subset
         if collate is None:
             self._tensors, self._index = _tensors(dataset)
         self.order = SampleOrder(len(dataset))
 
     def take(self, seed: int, position: int, count: int) -> Any:
-        """The batch of ``count`` samples from ``position`` (samples consumed so far)."""
+        """Return the batch of ``count`` samples from ``position`` (samples consumed so far)."""
         indices = self.order.take(seed, position, count)
         if self._tensors is not None:
             chosen = torch.from_numpy(indices)
@@ -54,7 +54,7 @@ class Batches:
 
 
 def _tensors(dataset: Any) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
-    """The tensors to index and, for a Subset, the indices of its samples. Exact types: a subclass may do anything."""
+    """Return the tensors to index and a Subset's indices. Types must match exactly: a subclass may do anything."""
     if type(dataset) is TensorDataset:
         return dataset.tensors, None
     if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
@@ -68,7 +68,7 @@ def _rows(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """``batch`` with its tensors on ``device``; dicts, lists and (named) tuples are gone through."""
+    """Return ``batch`` with its tensors on ``device``, including those in dicts, lists and (named) tuples."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):

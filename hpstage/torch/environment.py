@@ -1,4 +1,4 @@
-"""What of the torch environment decides bits, as text; and pinning it."""
+"""Describing and pinning what decides bits in the torch environment."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from typing import Any
 
 import torch
 
-# The way a step is computed. Another way (compiled, fused siblings) gives other bits and another name.
+# How a step is computed. Another way (compiled, fused siblings) gives other bits and needs another name.
 NUMERICS = "eager-v1"
 
 
 def default_device() -> torch.device:
-    """cuda where there is one, else cpu."""
+    """Return cuda if available, else cpu."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def pin() -> None:
-    """One intra-op thread, since their number changes bits; kernels are not chosen by timing them."""
+    """Use one intra-op thread, since their number changes bits, and do not select kernels by timing them."""
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = False
 
 
 def warm_up() -> None:
-    """Have torch import now what it imports when the first optimizer is made (its compiler: most of a second).
+    """Import what torch would import when the first optimizer is created (its compiler: most of a second).
 
-    Workers are opened side by side; the first stage would keep all others waiting, and be charged for it.
+    Workers are opened side by side: during the first stage, this would delay all others, and be charged to it.
     """
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 def use_deterministic_algorithms() -> None:
-    """For GPUs, where some kernels add in any order; torch raises where it has no deterministic one."""
+    """Make GPUs deterministic: some kernels add in arbitrary order. torch raises if it has no deterministic one."""
     # Read by cuBLAS when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # Reading memory that was never written would be the user's bug; filling all of it costs every step.
+    # Reading uninitialized memory would be the user's bug; filling all of it would slow down every step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
 
 
 def describe(device: torch.device | str | None = None) -> dict[str, str]:
-    """What decides the bits of training on ``device`` (default: the default device), by short names."""
+    """Describe what decides the bits of training on ``device`` (default: the default device), by short names."""
     device = default_device() if device is None else torch.device(device)
     backends: Any = torch.backends  # its types lag behind
     described = {

@@ -14,7 +14,7 @@ Group = dict[str, Any]
 
 
 def group_values(group: Group, hp: Mapping[str, Scalar]) -> dict[str, Any]:
-    """The fields of a param group that are named like a hyper-parameter (``betas`` after ``beta1``, ``beta2``)."""
+    """Return the fields of a param group named like a hyper-parameter (``betas`` from ``beta1`` and ``beta2``)."""
     values: dict[str, Any] = {name: hp[name] for name in group if name in hp and name != "params"}
     if "betas" in group and ("beta1" in hp or "beta2" in hp):
         beta1, beta2 = group["betas"]
@@ -23,14 +23,14 @@ def group_values(group: Group, hp: Mapping[str, Scalar]) -> dict[str, Any]:
 
 
 class Follower:
-    """Brings an optimizer's param groups to the present values.
+    """Updates an optimizer's param groups to the present values.
 
     Args:
-        optimizer: as the user has just built it, under ``hp``.
+        optimizer: as just built by the user under ``hp``.
         hp: the values at step 0.
-        values: which fields of a group have which value under ``hp``; default :func:`group_values`, and then
-            the groups must have been built with them. Raises :class:`UsageError` if one was not: it is not known
-            whether a group built with ``0.1 * lr``, or without weight decay, is to keep that.
+        values: returns the values of a group's fields under ``hp``. With the default, :func:`group_values`, the groups
+            must have been built with these values. Raises :class:`UsageError` if one was not: it is unknown whether a
+            group built with ``0.1 * lr``, or without weight decay, should keep that.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Follower:
         self._plain = values is None
         self._values = values or group_values
         self._applied: dict[str, Scalar] | None = None
-        self._followed: list[tuple[Group, list[tuple[str, Any, int]]]] = []  # field, value and version as they were set
+        self._followed: list[tuple[Group, list[tuple[str, Any, int]]]] = []  # field, value and version when set
         for index, group in enumerate(optimizer.param_groups):
             self._agrees(index, group, hp)
 
@@ -60,7 +60,7 @@ class Follower:
                 )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
-        """Set the groups' fields, which nobody else may have changed since. Costs little where nothing is new."""
+        """Set the groups' fields, which nothing else may have changed since. Cheap if the values are the same."""
         self.check()
         groups = self._optimizer.param_groups
         if hp == self._applied and len(groups) == len(self._followed):
@@ -75,9 +75,9 @@ class Follower:
             self._followed.append((group, fields))
 
     def check(self) -> None:
-        """Raises :class:`StateError` where a field that follows a schedule was changed by something else, and
-        :class:`UsageError` where a group was added with other values than it is to follow: what it is to be at the next
-        step would hang on where training was cut."""
+        """Raise :class:`StateError` if something else changed a field that follows a schedule, and :class:`UsageError`
+        if a group was added with other values than it is to follow: its values at the next step would then depend on
+        where training was cut."""
         if self._applied is None:
             return
         known = {id(group): fields for group, fields in self._followed}
@@ -98,7 +98,7 @@ class Follower:
                     )
 
     def forget(self) -> None:
-        """The groups may hold anything again (a state was loaded)."""
+        """Allow arbitrary values in the groups again, after a state was loaded."""
         self._applied = None
         self._followed = []
 

@@ -24,7 +24,7 @@ from hpstage.training.randomness import Purpose, rekey, seed_of
 
 
 class _Built:
-    """Model and optimizer as the user's code makes them under the values at step 0."""
+    """Model and optimizer as created by the user's code under the values at step 0."""
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         hp = subject.hp
@@ -48,8 +48,8 @@ class _Built:
 class TorchLoop(Adapter):
     """The training loop of one TorchTrainable. One per process, since torch's generators are global.
 
-    A state holds whatever training has changed (:mod:`hpstage.training.capture.world`), the samples consumed and the
-    last hyper-parameters. Randomness and the order of data are functions of (seed, step) and (seed, position).
+    A state holds whatever training has changed (:mod:`hpstage.training.capture.world`), the number of samples consumed
+    and the last hyper-parameters. Randomness is a function of (seed, step), the order of data one of (seed, position).
     """
 
     subject: TorchTrainable
@@ -63,7 +63,7 @@ class TorchLoop(Adapter):
         self.device = environment.default_device() if subject.device is None else torch.device(subject.device)
         self._by_epoch = subject.step_unit == "epoch"
         self._initial: dict[str, Scalar] = {}
-        self._pending = True  # set up, but not yet built: a state may be loaded into what is there
+        self._pending = True  # set up, but not built yet: a state may be loaded into an existing model
         self._built: _Built | None = None
         self._batches: Batches | None = None
         self._made: dict[str, object] = {}  # attributes that dataset() has set
@@ -73,12 +73,12 @@ class TorchLoop(Adapter):
         self._seed = 0
         self._batch_size = 0
         self._world = World({"hp", *stateless_of(subject)}, self._roots)
-        # Who defines extra_state answers for attributes that cannot be captured.
+        # A user who defines extra_state accounts for attributes that cannot be captured.
         self._answered = type(subject).extra_state is not TorchTrainable.extra_state
         self._gradients_count = type(subject).update is not TorchTrainable.update or _names_gradients(type(subject))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        """Start afresh. The model is built when it is needed: before, a state may be loaded into the present one."""
+        """Start afresh. The model is built when needed: until then, a state may be loaded into the existing one."""
         self._initial = dict(hp)
         self._pending = True
 
@@ -116,7 +116,7 @@ class TorchLoop(Adapter):
         return checked_metrics(metrics, f"{name}.evaluate()")
 
     def state_dict(self) -> object:
-        """The state; its tensors are those in use. Raises :class:`StateError` for what cannot be captured."""
+        """Return the state; its tensors are those in use. Raises :class:`StateError` if it cannot be captured."""
         built = self._ready()
         built.follower.check()
         self._drop_gradients(built)
@@ -133,12 +133,12 @@ class TorchLoop(Adapter):
         }
 
     def load_state_dict(self, state: object) -> None:
-        """Take over a state; into the model that is there, if it was built under the same values at step 0.
+        """Load a state into the existing model if that was built under the same values at step 0, else into a new one.
 
         Raises:
-            StateError: the state is that of another model or optimizer.
+            StateError: the state belongs to another model or optimizer.
         """
-        built, self._built = self._built, None  # half loaded, it must not be used again
+        built, self._built = self._built, None  # if loading fails halfway, it must not be used again
         if built is None or built.hp != self._initial:
             built = None
             self._build()
@@ -165,12 +165,12 @@ class TorchLoop(Adapter):
         self._samples = state["samples"]
 
     def portrait(self) -> dict[str, str]:
-        """All that training can reach, as texts: see :meth:`hpstage.training.capture.world.World.portrait`."""
+        """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
         self._drop_gradients(self._ready())
         return self._world.portrait()
 
     def close(self) -> None:
-        """Forget what was built, as in a new process; the user's object and all that it shares are as they were."""
+        """Discard what was built, as in a new process, and restore the user's object and all that it shares."""
         self._built = None
         self._pending = True
         self._world.close()
@@ -181,12 +181,12 @@ class TorchLoop(Adapter):
             torch.cuda.synchronize(self.device)
 
     def describe_data(self) -> str:
-        """The data as they go into the workload's key: the version stated, else what can be seen of them."""
+        """Return the data's part of the workload's key: the stated version, else a digest of what can be seen."""
         stated = self._user.data_version
         return self.see_data().text if stated is None else f"version {stated}"
 
     def see_data(self) -> Contents:
-        """What of the data can be seen, in the data set and in what ``dataset()`` has set."""
+        """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
         if self._contents is None:
             with self._lent.taken():
                 dataset = self._data().dataset
@@ -195,7 +195,7 @@ class TorchLoop(Adapter):
         return self._contents
 
     def describe_environment(self) -> dict[str, str]:
-        """What decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
+        """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
         environment.warm_up()
         return {
             **environment.describe(self.device),
@@ -210,14 +210,14 @@ class TorchLoop(Adapter):
         return self._built
 
     def _build(self) -> None:
-        """Model and optimizer anew, at step 0."""
+        """Build a new model and optimizer, at step 0."""
         if self.device.type == "cuda":
             if self._user.deterministic:
                 environment.use_deterministic_algorithms()
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
-        self._built = None  # frees the memory of the last one first
+        self._built = None  # frees the memory of the previous one first
         self._lent.take()
-        self._data()  # before anything else: what it sets on the object is no trial's
+        self._data()  # before anything else: what it sets on the object belongs to no trial
         self._world.reset()
         self._hp = self._initial
         self._give_values()
@@ -230,8 +230,8 @@ class TorchLoop(Adapter):
         self._pending = False
 
     def _drop_gradients(self, built: _Built) -> None:
-        """The update that is given zeroes gradients before it makes new ones: where nothing else reads them, those of
-        the last step are of no use."""
+        """Drop the gradients of the last step where nothing reads them: the default update zeroes gradients before it
+        computes new ones."""
         if self._gradients_count or type(built.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
             return
         for group in built.optimizer.param_groups:
@@ -250,7 +250,7 @@ class TorchLoop(Adapter):
         return self._answered and path.partition(".")[0] == "self"
 
     def _turn(self, hp: Mapping[str, Scalar]) -> None:
-        """New values take effect."""
+        """Let new values take effect."""
         self._hp = dict(hp)
         self._give_values()
         self._seed = seed_of(hp)
@@ -283,7 +283,7 @@ class TorchLoop(Adapter):
 
     @contextmanager
     def _without_values(self, who: str, why: str) -> Iterator[None]:
-        """While the user's code runs that must not hang on hyper-parameters."""
+        """Disallow access to hyper-parameters by user code that must not depend on them."""
         before = self._user.hp
         _set_hp(self._user, NoValues(who, why))
         try:
@@ -295,7 +295,7 @@ class TorchLoop(Adapter):
         _set_hp(self._user, dict(self._hp))
 
     def _see_values(self, who: str) -> None:
-        """What the user's code changes in ``self.hp`` is gone when the next values come, here or in a fork."""
+        """Refuse changes to ``self.hp`` by the user's code: they would be lost with the next values, or in a fork."""
         if self._user.hp != self._hp:
             raise UsageError(
                 f"{type(self._user).__name__}.{who} has changed self.hp from {self._hp} to {dict(self._user.hp)}: "
@@ -309,7 +309,7 @@ def _set_hp(user: TorchTrainable, values: Mapping[str, Scalar]) -> None:
 
 
 def _names_gradients(code: type) -> bool:
-    """Whether the user's code says anything of gradients: then their values may count."""
+    """Return whether the user's code mentions gradients: then their values may matter."""
     names = {name for function in functions_reached(code) for name in names_in(function.__code__)}
     return any("grad" in name for name in names - _MODES)
 

@@ -1,4 +1,4 @@
-"""TorchTrainable: what the user states about a PyTorch model; the loop is hpstage's."""
+"""TorchTrainable: what the user defines for a PyTorch model; hpstage runs the loop."""
 
 from __future__ import annotations
 
@@ -22,71 +22,71 @@ class TorchTrainable(ABC):
     (default 0), which decides initial weights, the order of data and all randomness. Param-group fields of the
     optimizer that are named like a hyper-parameter follow its schedule (see :meth:`group_values`).
 
-    Whatever training changes is captured: the model, the optimizer, gradients that are accumulated, and all that can be
-    reached from this object and from its code: averaged weights, schedulers, scalers, generators, counters, lists,
-    globals. What cannot be (an iterator that moves on, an object of a class of your own that training makes) is
-    refused by name when the state is taken. Before each trial everything is put back as it was after ``__init__`` and
-    :meth:`dataset`. ``__init__`` is the user's own and need not call ``super().__init__()``.
+    Whatever training changes is captured: the model, the optimizer, accumulated gradients, and everything reachable
+    from this object and its code: averaged weights, schedulers, scalers, generators, counters, lists, globals. What
+    cannot be captured (an advancing iterator, an object of your own class created by training) is refused by name when
+    the state is captured. Before each trial, everything is restored to how it was after ``__init__`` and
+    :meth:`dataset`. ``__init__`` is up to the user and need not call ``super().__init__()``.
 
     The object itself is trained, not a copy: what it holds may refer to it. When the search ends, it is as it was
-    before; in one process, one search at a time can train it.
+    before. Within a process, only one search at a time can train it.
     """
 
     hp: Mapping[str, Scalar] = MappingProxyType({})
     """The present value of every hyper-parameter: in ``model`` and ``optimizer`` at step 0, in ``loss`` at the step
-    being trained, in ``evaluate`` at the last one trained. To be read only: what is written to it is an error."""
+    being trained, in ``evaluate`` at the last step trained. Read-only: writing to it is an error."""
 
     step_unit: Literal["batch", "epoch"] = "batch"
-    """A step trains one batch, always full (at the end of an epoch it takes the rest and begins the next); or it trains
-    the rest of the epoch in batches, the last of which may be short."""
+    """A step trains either one batch, which is always full (at the end of an epoch it takes the remaining samples and
+    begins the next epoch), or the rest of the epoch in batches, of which the last may be short."""
 
     device: str | None = None
-    """``None``: cuda where there is one, else cpu."""
+    """``None``: cuda if available, else cpu."""
 
     deterministic: bool = True
-    """On a GPU, use deterministic algorithms only, so that forks are bit-identical; torch raises where it has none."""
+    """On a GPU, use only deterministic algorithms, so that forks are bit-identical; torch raises if it has none."""
 
     stateless: tuple[str, ...] = ()
-    """Attributes that training may change though nothing in training hangs on them, such as caches and records of past
-    losses: they are not captured, and not put back. Names of attributes of this object, or whole paths as errors give
-    them (``"model.0.calls"``)."""
+    """Attributes that training may change but does not depend on, such as caches and records of past losses: they are
+    neither captured nor restored. Names of attributes of this object, or whole paths as shown in errors
+    (``"model.0.calls"``)."""
 
     version: str | None = None
-    """States the version of the code: equal versions are held to train equally. ``None``: the loaded code tells."""
+    """Version of the code; equal versions are assumed to train equally. ``None``: a digest of the loaded code."""
 
     data_version: str | None = None
-    """States the version of the data. ``None``: a digest tells, of all that the data set and the attributes that
-    ``dataset()`` sets hold (tensors, arrays, files that are named), and of 64 samples of a data set that computes them.
-    What ``evaluate()`` loads itself is not seen."""
+    """Version of the data. ``None``: a digest of everything held by the data set and by attributes that ``dataset()``
+    sets (tensors, arrays, named files), and of 64 samples if the data set computes them. Data that ``evaluate()`` loads
+    itself are not covered."""
 
     @abstractmethod
     def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
-        """A new model, on any device, in the mode it is to be trained in. Randomness is keyed by the seed."""
+        """Return a new model, on any device, in the mode to train it in. Randomness is keyed by the seed."""
 
     @abstractmethod
     def optimizer(self, model: torch.nn.Module, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
-        """A new optimizer of the model's parameters, built with the values in ``hp``."""
+        """Return a new optimizer of the model's parameters, built with the values in ``hp``."""
 
     @abstractmethod
     def dataset(self) -> Dataset[Any]:
-        """The map-style training set, with ``__len__``; asked for once per process, for all trials: ``self.hp``
-        cannot be read here. Give a TensorDataset if you can: its batches are indexed at once."""
+        """Return the map-style training set, with ``__len__``. Called once per process for all trials, so ``self.hp``
+        cannot be read here. Return a TensorDataset if possible: its batches are indexed at once."""
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """The loss of a batch: a scalar tensor. Don't call ``backward``."""
+        """Return the loss of a batch as a scalar tensor. Don't call ``backward``."""
 
     @abstractmethod
     def evaluate(self, model: torch.nn.Module) -> Mapping[str, float]:
-        """Metrics by name. The model is in evaluation mode and gradients are off; both are put back."""
+        """Return metrics by name. The model is in evaluation mode and gradients are off; both are restored."""
 
     def collate(self, samples: list[Any]) -> Any:
-        """A batch from a list of samples; default: torch's ``default_collate``."""
+        """Make a batch from a list of samples; by default with torch's ``default_collate``."""
         return default_collate(samples)
 
     def update(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
         """Train on one batch. Override it to clip or accumulate gradients or to average weights; gradients that it
-        leaves behind are part of the state then."""
+        leaves behind are then part of the state."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.loss(model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -96,19 +96,19 @@ class TorchTrainable(ABC):
         optimizer.step()
 
     def group_values(self, group: dict[str, Any], hp: Mapping[str, Scalar]) -> Mapping[str, Any]:
-        """The values that fields of a param group have under ``hp``, e.g. ``{"lr": hp["lr"] * group["scale"]}``.
+        """Return the values of fields of a param group under ``hp``, e.g. ``{"lr": hp["lr"] * group["scale"]}``.
 
-        Default: fields named like a hyper-parameter have its value (``betas`` those of ``beta1`` and ``beta2``).
+        By default, fields named like a hyper-parameter have its value (``betas`` those of ``beta1`` and ``beta2``).
         """
         return group_values(group, hp)
 
     def extra_state(self) -> Any:
-        """What else training changes and hpstage cannot capture (the position of a reader): see
-        :mod:`hpstage.checkpoints` for what it may hold. Whoever defines it answers for the attributes of this object
-        that cannot be captured."""
+        """Return what else training changes and hpstage cannot capture (the position of a reader). See
+        :mod:`hpstage.checkpoints` for what it may hold. If you define it, you are responsible for the attributes of
+        this object that cannot be captured."""
         return None
 
     def load_extra_state(self, state: Any) -> None:
-        """Take over what :meth:`extra_state` gave. ``state`` is a copy of your own."""
+        """Load what :meth:`extra_state` returned. ``state`` is a copy that you may keep."""
         if state is not None:
             raise UsageError(f"{type(self).__name__} has extra_state() but no load_extra_state()")
