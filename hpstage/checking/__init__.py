@@ -1,8 +1,8 @@
-"""Checks a trainable: whatever way leads to a state, it is the same bit for bit, or what differs is named.
+"""Checks that a trainable reaches the same state, bit for bit, in every way, or names what differs.
 
-:func:`check` trains a trial straight through in a process of its own, and again in all the ways in which a search may
-come to the same states: from states in memory and on disk, in other processes, after another trial, with evaluations
-in between. After each step all that training can reach is compared.
+:func:`check` trains a trial straight through in a separate process, and again in all the ways in which a search may
+reach the same states: from states in memory and on disk, in other processes, after another trial, with evaluations in
+between. After each step, everything that training can reach is compared.
 """
 
 from hpstage.checking.children import Children

@@ -1,4 +1,4 @@
-"""The likely cause of a difference, and the remedy: by what differs, and on which way."""
+"""The likely cause of a difference and its remedy, derived from what differs and in which way of training."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _DRAWS = (
 
 
 def cause_of(way: str, apart: Apart, style: Style, hashes: bool, suspects: Sequence[str]) -> tuple[str, str]:
-    """Cause and remedy, each in a sentence.
+    """Return cause and remedy, one sentence each.
 
     Args:
-        hashes: under one PYTHONHASHSEED processes agree.
-        suspects: code of the user's that names what differs between processes.
+        hashes: whether processes agree under the same PYTHONHASHSEED.
+        suspects: the user's code that names things which differ between processes.
     """
     of_path = _by_path(way, apart, style)
     if of_path is not None:
@@ -135,7 +135,7 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
 
 
 def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
-    """Something that training changes is not, or not rightly, in the state."""
+    """Return cause and remedy for something that training changes and the state does not hold, or not correctly."""
     if style == "object" and _form(apart.straight) != _form(apart.found):
         return (
             "load_state_dict() gives it back in another form (dtype, shape, strides)",
@@ -161,5 +161,5 @@ def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
 
 
 def _form(text: str) -> str:
-    """Of a tensor or array, its text without the values."""
+    """Return the string for a tensor or array without the values."""
     return text.rpartition(" ")[0] if "[" in text else ""

@@ -1,8 +1,8 @@
-"""A process of a check: trains one run after the other, as a worker trains chains, and tells what became of each.
+"""A process of a check: trains runs one after the other, as a worker trains chains, and reports on each.
 
-``python -m hpstage.checking.child LIBRARY...`` imports the libraries and then forks a process for each job: its files
-are named on standard input, one a line. Records go to standard output, one a line, and at the end a line with ``=`` and
-the process's status.
+``python -m hpstage.checking.child LIBRARY...`` imports the libraries and then forks a process for each job. Job files
+are named on standard input, one per line. Records go to standard output, one per line, followed at the end of a job by
+a line with ``=`` and the process's status.
 """
 
 from __future__ import annotations
@@ -107,15 +107,15 @@ def do(job: Job, tell: Callable[[Record], None]) -> None:
             record.workload = described.described | described.identity
         tell(record)
         if record.problem is not None and run.kept:
-            return  # the others begin with what it keeps
+            return  # the other runs begin with the states it keeps
 
 
 def fork(file: Path, told: BinaryIO) -> int:
-    """Do the job of a file in a process of its own; its status."""
+    """Do the job in ``file`` in a forked process. Return its status."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    # What the user's code prints is kept apart from what is told.
+    # Keep the output of the user's code separate from the records.
     output = os.open(file.with_suffix(".output"), os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -133,7 +133,7 @@ def fork(file: Path, told: BinaryIO) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # threads that the user's code has left would be waited for
+        os._exit(status)  # a normal exit would wait for threads that the user's code has left
 
 
 def main(libraries: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Starts the processes of checks, at most two at a time, and hears what they tell."""
+"""The processes of checks: starting them, at most two at a time, and receiving their records."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hpstage.training.identity.threads import VARIABLES
 
 _TOGETHER = 2
 _TAIL = 2000
-"""Characters of what a process has printed, shown where it died."""
+"""Number of characters of a process's output shown if it died."""
 Told = Callable[[Record], None]
 
 
 class Template:
-    """A process that has imported what takes long and nothing of the user's. Each job is done by a fork of it.
+    """A process that has imported slow libraries and none of the user's code. Each job is done by a fork of it.
 
     Args:
-        libraries: to import.
-        variables: of the environment, besides those of this process as a worker has them.
+        libraries: libraries to import.
+        variables: environment variables, in addition to those of this process as a worker has them.
     """
 
     def __init__(self, libraries: Iterable[str], variables: Mapping[str, str]) -> None:
@@ -40,12 +40,12 @@ class Template:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **dict.fromkeys(VARIABLES, "1"), "PYTHONPATH": path, **variables},
-            start_new_session=True,  # killed together with what it has forked
+            start_new_session=True,  # so that it is killed together with its forks
         )
         self._one = Lock()
 
     def do(self, file: Path, told: Told) -> int:
-        """Have the job of a file done; returns the status of the process that did it."""
+        """Have the job in ``file`` done. Return the status of the process that did it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._one:
@@ -59,7 +59,7 @@ class Template:
         return -signal.SIGKILL
 
     def kill(self) -> None:
-        if self._process.poll() is None:  # else its number may be another process's by now
+        if self._process.poll() is None:  # otherwise its id may belong to another process by now
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
@@ -72,10 +72,10 @@ class Template:
 
 
 class Children:
-    """The processes of checks. Used as a context: what still runs at its end is killed.
+    """The processes of checks. A context manager, which kills the processes still running at its end.
 
     Args:
-        libraries: that the trainables need, imported once for several checks.
+        libraries: libraries that the trainables need, imported once for several checks.
     """
 
     def __init__(self, libraries: Iterable[str] = ()) -> None:
@@ -99,11 +99,11 @@ class Children:
         self._folder.cleanup()
 
     def folder(self) -> Path:
-        """A new one, for the states of one check."""
+        """Create a folder for the states of one check."""
         return Path(tempfile.mkdtemp(dir=self._folder.name))
 
     def perform(self, trainable: bytes, states: Path, processes: Iterable[Process], told: Told) -> None:
-        """Have a trainable, cloudpickled, trained by these processes, and wait for all.
+        """Have these processes train a cloudpickled trainable, and wait for all of them.
 
         ``told`` is called with each record, by one thread at a time.
         """

@@ -1,4 +1,4 @@
-"""Compares two records step by step: the first step after which something differs, and what."""
+"""Step-by-step comparison of two records: the first step after which they differ, and in what."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WORKLOAD = "the workload's "
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """The first difference of two records.
+    """The first difference between two records.
 
     Attributes:
-        loaded: it is there as soon as the state is loaded.
-        others: paths of what else differs at that step.
+        loaded: whether it exists right after the state is loaded.
+        others: paths of other differences at that step.
     """
 
     step: int
@@ -31,10 +31,10 @@ class Apart:
 
 
 def first_apart(straight: Record, other: Record, *, variables: bool = True, answered: bool = False) -> Apart | None:
-    """The first difference of ``other``, a run of the same trial, from training straight through.
+    """Return the first difference of ``other``, a run of the same trial, from training straight through.
 
     Args:
-        variables: compare local variables as well. Not where reports were wanted at other steps.
+        variables: whether to compare local variables as well. Not possible if reports were wanted at other steps.
         answered: see :func:`hpstage.training.capture.portrait.differences`.
     """
     if straight.workload and other.workload:
@@ -60,7 +60,7 @@ def first_apart(straight: Record, other: Record, *, variables: bool = True, answ
 
 
 def _at_once(straight: Snapshot, loaded: Snapshot) -> set[str]:
-    """Paths that differ right after loading. Of a state and of generators nothing is known there."""
+    """Return paths that differ right after loading. There, nothing is known of the state and of generators."""
     if not loaded:
         return set()
     return {path for path, _, _ in differences(straight, loaded) if not path.startswith((STATE, GENERATOR))}
@@ -73,7 +73,7 @@ def _told(straight: Snapshot, other: Snapshot, variables: bool, answered: bool) 
 
 
 def _rank(path: str) -> float:
-    """What a state says follows from what there is; how often generators were asked, from what was done."""
+    """Return the rank of a path, causes first: a state follows from the objects, use of generators from the steps."""
     if path.startswith(SETTING):
         return -1
     if path.startswith(STATE):

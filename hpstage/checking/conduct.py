@@ -1,4 +1,4 @@
-"""check: a trial on all ways, compared with training it straight through."""
+"""check: trains a trial in all ways and compares each with training it straight through."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ def check(
     say: Say | None = None,
     children: Children | None = None,
 ) -> CheckReport:
-    """Whether a trainable is exact: trained alone or forked anywhere, it gives the same bits.
+    """Check whether a trainable is exact: trained alone or forked anywhere, it gives the same bits.
 
-    A trial drawn from the space is trained straight through for a few steps in a process of its own, and again: in
-    another process (other hashes of texts, another time), in one that was given several threads, from states in memory
-    and on disk at random steps, in a new process, after another trial, with an evaluation after each step, with no
-    state taken. After each step weights, optimizer, buffers, gradients, generators, attributes, globals, local
-    variables, the process's settings and what ``state_dict()`` gives are compared, and metrics at the end.
+    A trial drawn from the space is trained straight through for a few steps in a separate process, and again: in
+    another process (with other string hashes, at another time), in a process that was given several threads, from
+    states in memory and on disk at random steps, in a new process, after another trial, with an evaluation after each
+    step, and without capturing states. After each step weights, optimizer, buffers, gradients, generators, attributes,
+    globals, local variables, process-wide settings and the result of ``state_dict()`` are compared, and metrics at the
+    end.
 
     ::
 
@@ -53,15 +54,15 @@ def check(
     Args:
         trainable: as for :func:`hpstage.optimize`. It is sent to other processes, as to workers.
         space: the search space, from which trials are drawn at random.
-        steps: that are trained straight through; ``None``: 8, or up to 19 where the schedules' first joint is near.
-            Some ten times as many are trained in all.
-        n_forks: at how many random steps forks are made.
-        seed: of trials and forks.
-        say: called with lines on how it goes on.
-        children: the processes, for several checks one after the other; by default its own.
+        steps: number of steps to train straight through; ``None``: 8, or up to 19 if the schedules' first joint is
+            near. About ten times as many are trained in all.
+        n_forks: number of random steps at which to fork.
+        seed: seed for choosing trials and forks.
+        say: called with lines that report progress.
+        children: the processes, to be shared by several checks; by default, each check starts its own.
 
     Raises:
-        UsageError: there is nothing that could be checked: the space is none, or the trainable.
+        UsageError: nothing can be checked, since the space or the trainable is invalid.
     """
     began = time.perf_counter()
     if type(n_forks) is not int or n_forks < 1:
@@ -85,7 +86,7 @@ def check(
         children.perform(packed, states, first, found.tell)
         if found.straight.problem is None:
             children.perform(packed, states, second, found.tell)
-    # The process that is given other threads hashes as the first: it differs by all else.
+    # The process that is given other threads has the same hash seed as the first: it differs in all else.
     hashes = found.apart(ways.AGAIN) is not None and not found.unlike(ways.THREADS)
     style: Style = (
         "object" if isinstance(trainer, Keyed) else "function" if isinstance(trainer, FunctionTrainable) else "torch"
@@ -103,7 +104,7 @@ def check(
 
 
 def libraries_of(trainable: object) -> list[str]:
-    """What a process that trains it will import in any case."""
+    """Return what a process that trains it will import in any case."""
     return ["numpy", *(name for name in ("torch",) if name in packages(trainable))]
 
 
@@ -117,7 +118,7 @@ def _beginning(name: str, trials: Trials, forks: Sequence[int], processes: Seque
 
 
 class _Found:
-    """The records of a check, and what follows from them."""
+    """The records of a check, and conclusions from them."""
 
     def __init__(self, say: Say | None, *, answered: bool) -> None:
         self._say = say
@@ -125,7 +126,7 @@ class _Found:
         self._records: dict[str, list[Record]] = {}
 
     def tell(self, record: Record) -> None:
-        """A run is over."""
+        """Add the record of a finished run."""
         self._records.setdefault(record.name, []).append(record)
         if self._say is not None:
             begun = f" at {record.fork}" if record.fork else ""
@@ -140,7 +141,7 @@ class _Found:
         return sorted(self._records.get(way, []), key=lambda record: record.fork)
 
     def apart(self, way: str) -> tuple[Record, Apart] | None:
-        """The first record that differs from training straight through."""
+        """Return the first record that differs from training straight through, and the difference."""
         if self.straight.problem is not None:
             return None
         for record in self._of(way):
@@ -150,14 +151,14 @@ class _Found:
         return None
 
     def unlike(self, way: str) -> bool:
-        """Whether it came to no end, or to another one."""
+        """Return whether a run in this way did not finish, or ended differently."""
         return self._problem(way) is not None or self.apart(way) is not None
 
     def _problem(self, way: str) -> Record | None:
         return next((record for record in self._of(way) if record.problem is not None), None)
 
     def _threads(self) -> Apart | None:
-        """Whether training has set another number of threads than the one."""
+        """Return the difference if training has set a number of threads other than one."""
         for step, snapshot in sorted(self.straight.snapshots.items()):
             if snapshot.get(THREADS, "1") != "1":
                 return Apart(step, THREADS, "1, as hpstage has set it", snapshot[THREADS], False, ())
@@ -175,7 +176,7 @@ class _Found:
         return Way(name, verdict, trained, sum(record.seconds for record in records))
 
     def findings(self, style: Style, hashes: bool, suspected: Sequence[str]) -> Iterator[Finding]:
-        """One for each way that is not equal."""
+        """Yield one finding for each way that is not equal."""
         threads = self._threads()
         if threads is not None:
             yield _finding(ways.STRAIGHT, 0, threads, *cause_of(ways.STRAIGHT, threads, style, hashes, suspected))

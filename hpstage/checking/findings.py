@@ -1,4 +1,4 @@
-"""What a check has found: which ways lead to the same states, and what differs first on those that do not."""
+"""Results of a check: which ways reach the same states, and what differs first in those that do not."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PLURAL = {"differs": "differ", "refused": "are refused", "failed": "fail", "not
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The first thing that is not the same on one way, or why that way could not be gone.
+    """The first difference in one way of training, or why that way could not be completed.
 
     Attributes:
         way: which comparison.
         verdict: "differs"; "refused" by hpstage; "failed" in the user's code.
-        step: steps that had been trained when it was first seen.
-        fork: the step at which the way begins; 0 where it begins afresh.
+        step: number of steps trained when it was first seen.
+        fork: the step at which the way begins; 0 if it begins afresh.
         what: the path of what differs: a tensor, a field, a metric.
-        straight: it, straight through: a value, or the form and a digest.
-        found: it, on this way.
-        others: paths of other things that differ at that step.
-        cause: the likely one; of what was refused or failed the message.
+        straight: its content straight through: a value, or the form and a digest.
+        found: its content in this way.
+        others: paths of other differences at that step.
+        cause: the likely cause; if refused or failed, the message.
         remedy: what to do.
     """
 
@@ -68,7 +68,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One comparison: ``steps`` were trained for it, in ``seconds``."""
+    """One comparison, for which ``steps`` were trained in ``seconds``."""
 
     name: str
     verdict: Verdict
@@ -83,17 +83,17 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The outcome of :func:`hpstage.check`. Printed, it is for people.
+    """The outcome of :func:`hpstage.check`. Its string form is meant for reading.
 
     Attributes:
         subject: the trainable's name.
-        values: of the trial's hyper-parameters at step 0.
-        steps: that were trained straight through.
+        values: values of the trial's hyper-parameters at step 0.
+        steps: number of steps trained straight through.
         forks: steps at which forks were made.
-        compared: how many things were compared after each step.
+        compared: number of objects compared after each step.
         ways: all comparisons.
-        differences: what was found on those that are not equal, the likely cause of the others first.
-        seconds: that it took.
+        differences: findings of the ways that are not equal; the likely cause of the others comes first.
+        seconds: duration of the check.
     """
 
     subject: str
@@ -107,11 +107,11 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Every way was gone, and leads to the same bits."""
+        """Whether every way was completed and gives the same bits."""
         return not self.differences
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the report as a dict for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ class CheckReport:
 
 
 def _follows(finding: Finding, other: Finding) -> bool:
-    """Whether one is likely to have the cause of another, which was looked for before it."""
+    """Return whether a finding probably has the same cause as another, which ranks before it."""
     if finding.verdict != "differs" or other.verdict != "differs":
         return finding.cause == other.cause
     return other.way == AGAIN or finding.what == other.what or finding.cause == other.cause

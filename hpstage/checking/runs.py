@@ -1,4 +1,4 @@
-"""What is trained in a check, and what is told of it: the records between the process that checks and its children."""
+"""What a check trains and what it records: messages between the checking process and its children."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import msgspec
 from hpstage.schedule import Scalar
 
 Snapshot = dict[str, str]
-"""Paths of all that training can reach, each with a short text that is equal for equal content in every process."""
+"""Paths of all that training can reach, each with a short string that is equal for equal content in every process."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One way through a trial.
+    """One way of training a trial.
 
     Attributes:
-        values: of every hyper-parameter at each step, up to the last that is trained.
-        fork: the step at which it begins.
-        source: of the state there. A fresh one is set up and trained from step 0.
+        values: value of every hyper-parameter at each step, up to the last step trained.
+        fork: the step at which the run begins.
+        source: where the state at that step comes from. A fresh run is set up and trained from step 0.
         reported: steps after which a report is wanted, as where a state is kept or evaluated.
         kept: steps after which the state is kept.
-        evaluated: evaluate after each step, and not after the last alone.
-        observed: take a snapshot after each step, and not after the last alone.
+        evaluated: evaluate after each step, not only after the last.
+        observed: take a snapshot after each step, not only after the last.
     """
 
     name: str
@@ -36,18 +36,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> int:
-        """How many steps it trains."""
+        """Number of steps to train."""
         return len(self.values) - self.fork
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is to do.
+    """The work of a child.
 
     Attributes:
         trainable: what the user passed, cloudpickled.
-        path: where it finds modules.
+        path: where to find modules.
         states: the folder of kept states.
-        runs: one after the other, in one process.
+        runs: trained one after the other in one process.
     """
 
     trainable: bytes
@@ -57,22 +57,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why a run came to no end. ``refused``: by hpstage, in a sentence; else the user's code failed: its traceback."""
+    """Why a run did not finish: ``refused`` by hpstage, with its message, or ``failed`` in the user's code, with the
+    traceback."""
 
     kind: Literal["refused", "failed"]
     text: str
     step: int
-    """Steps that were trained."""
+    """Number of steps that were trained."""
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
-        snapshots: by the number of steps trained.
+        snapshots: by number of steps trained.
         loaded: the snapshot right after the state was loaded.
-        metrics: by the number of steps trained; exact, as text.
-        workload: what the process says of its workload; of the first run in it.
+        metrics: by number of steps trained; exact, as strings.
+        workload: the process's description of its workload; only in the first run of a process.
     """
 
     name: str

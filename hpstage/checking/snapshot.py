@@ -1,4 +1,4 @@
-"""A snapshot: all that two runs are compared by after a step, as short texts by path."""
+"""A snapshot: short strings by path, by which two runs are compared after a step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ THREADS = f"{SETTING}torch.get_num_threads()"
 
 
 def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, object]:
-    """What there is now, and the state.
+    """Return a snapshot of the present, and the state.
 
     Args:
-        trained: a step was, just now. Else there need not be a state, and no generator was keyed for a step.
+        trained: whether a step was just trained. If not, there may be no state, and no generator was keyed for a step.
 
     Raises:
         StateError: a state cannot be captured.
@@ -36,7 +36,7 @@ def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, o
     found |= _settings()
     state = trainable.state_dict() if trained else None
     if isinstance(trainable, FunctionTrainable) and isinstance(state, dict):
-        found |= _entries(STATE, {**state, "metrics": None})  # there or not, as reports were wanted
+        found |= _entries(STATE, {**state, "metrics": None})  # whether it has metrics depends on the reports wanted
     elif trained:
         found |= _entries(STATE, state)
     return {_clean(path): _clean(text) for path, text in found.items()}, state
@@ -56,7 +56,7 @@ def _generators() -> Iterator[tuple[str, str]]:
 
 
 def _settings() -> Iterator[tuple[str, str]]:
-    """What counts for the whole process and decides bits."""
+    """Yield process-wide settings that decide bits."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return
@@ -74,7 +74,7 @@ def _settings() -> Iterator[tuple[str, str]]:
 
 
 def _entries(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The leaves of a state by their paths."""
+    """Yield the leaves of a state by their paths."""
     if isinstance(value, dict):
         yield path, f"keys {', '.join(sorted(map(repr, value)))}"
         for key, item in value.items():

@@ -1,4 +1,4 @@
-"""Which of the user's functions name what is not the same in every process: the time, entropy, addresses."""
+"""The user's functions that name things which differ between processes: the time, entropy, addresses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BESIDE = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG")
 
 
 def suspects(subject: object) -> list[str]:
-    """``Digits.loss (search.py, line 12) names time.time``, for each of them."""
+    """List all as ``Digits.loss (search.py, line 12) names time.time``."""
     root = subject if isinstance(subject, FunctionType) else type(subject)
     found: dict[str, None] = {}
     for function in functions_reached(root):
@@ -47,7 +47,7 @@ def suspects(subject: object) -> list[str]:
 
 
 def unseeded(code: CodeType) -> Iterator[str]:
-    """The generators that a code object, or one within it, makes without an argument."""
+    """Yield the generators that a code object, or one nested in it, creates without an argument."""
     for part in inner(code):
         instructions = [item for item in dis.get_instructions(part) if item.opname not in _BESIDE]
         for made, call in pairwise(instructions):
@@ -56,7 +56,7 @@ def unseeded(code: CodeType) -> Iterator[str]:
 
 
 def _is_suspect(content: Any, path: str) -> bool:
-    """By where it is from; by its path, for what is an object without a name."""
+    """Return whether it is suspect by its origin or, for an object without a name, by its path."""
     if isinstance(content, ModuleType):
         return content.__name__ in _MODULES
     owner = getattr(content, "__module__", None) or ""

@@ -1,4 +1,4 @@
-"""Which trials are trained in a check: drawn from the space at random, with a seed."""
+"""The trials trained in a check: drawn at random from the space, with a seed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 _DRAWN = 16
 _STEPS = 8
 _NEAR = 16
-"""A step up to which training goes on by default to cross the first joint of the schedules."""
+"""The last step by which training is extended by default to cross the first joint of the schedules."""
 _BEYOND = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """The trial that is checked, and another one: values of every hyper-parameter at each step."""
+    """The trial to check, and another one: values of every hyper-parameter at each step."""
 
     subject: list[dict[str, Scalar]]
     other: list[dict[str, Scalar]]
     params: dict[str, object]
-    """What the sampler chose for the trial that is checked."""
+    """What the sampler chose for the trial to check."""
 
     @property
     def steps(self) -> int:
@@ -35,13 +35,13 @@ class Trials:
 
 
 def draw(space: Space, steps: int | None, seed: int) -> Trials:
-    """A trial whose schedules change early, and one that begins under other values.
+    """Draw a trial whose schedules change early, and one that begins under other values.
 
     Args:
-        steps: how many are trained; ``None``: 8, or a few more where the schedules' first joint is near.
+        steps: number of steps to train; ``None``: 8, or a few more if the schedules' first joint is near.
 
     Raises:
-        UsageError: the space is none.
+        UsageError: the space is invalid.
     """
     import optuna
 
@@ -67,12 +67,12 @@ def draw(space: Space, steps: int | None, seed: int) -> Trials:
 
 
 def _schedules(space: Space, trial: optuna.Trial) -> Mapping[str, Schedule]:
-    describe(space, trial, 1)  # for what it refuses
+    describe(space, trial, 1)  # raises if the space is invalid
     return {name: as_schedule(value) for name, value in space(trial).items()}
 
 
 def first_joint(schedules: Mapping[str, Schedule]) -> int | None:
-    """The first step at which a schedule changes its form, where that is near."""
+    """Return the first step at which a schedule changes its form, or ``None`` if none does so soon."""
     starts = [start for schedule in schedules.values() for start, _, _ in schedule.pieces() if 0 < start <= _NEAR]
     return min(starts, default=None)
 

@@ -1,4 +1,4 @@
-"""The ways on which a trial is trained, each compared with training it straight through."""
+"""The ways in which a trial is trained, each compared with training it straight through."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ EVALUATED = "evaluated after each step"
 UNOBSERVED = "no state taken on the way"
 ANOTHER = "another trial"
 
-# In the order in which causes are looked for: what differs in every run differs on all other ways as well.
+# In the order in which causes are looked for: what differs in every run differs in all other ways as well.
 WAYS = (AGAIN, THREADS, MEMORY, DISK, ELSEWHERE, OTHER, OTHER_FORK, EVALUATED, UNOBSERVED)
 
 _FIRST = {"PYTHONHASHSEED": "0"}
-# What is another from worker to worker: how texts are hashed, and the host's name.
+# What differs between workers: how strings are hashed, and the host's name.
 _OTHER_PROCESS = {"PYTHONHASHSEED": "1", "HOSTNAME": "another-host"}
 _THREADS = {**_FIRST, **dict.fromkeys(VARIABLES, "3")}
 _SHORT = 4
-"""Steps of the other trial."""
+"""Number of steps of the other trial."""
 
 
 class Process(NamedTuple):
-    """Runs that one process trains, one after the other, and variables of its environment."""
+    """Runs trained by one process one after the other, and its environment variables."""
 
     runs: list[Run]
     variables: Mapping[str, str]
 
 
 def forks_of(steps: int, n_forks: int, seed: int) -> tuple[int, ...]:
-    """Steps at which forks are made, at random."""
+    """Return random steps at which to fork."""
     return tuple(sorted(random.Random(f"forks {seed}").sample(range(1, steps), min(n_forks, steps - 1))))
 
 
 def processes(trials: Trials, forks: tuple[int, ...]) -> tuple[list[Process], list[Process]]:
-    """Those that begin at once, one of which trains straight through and keeps states; then those that need them."""
+    """Return the processes to start at once, one of which trains straight through and keeps states, then the others,
+    which need these states."""
     steps = trials.steps
     straight = Run(name=STRAIGHT, values=trials.subject, reported=sorted({*forks, steps}), kept=list(forks))
     few = list(range(1, min(_SHORT, steps) + 1))
@@ -76,7 +77,7 @@ def processes(trials: Trials, forks: tuple[int, ...]) -> tuple[list[Process], li
     ]
     then = [
         Process([way(THREADS)], _THREADS),
-        # The latest first: it begins furthest from where a process begins that trains straight through.
+        # The latest fork first: it differs most from where a process begins that trains straight through.
         Process([forked(ELSEWHERE, fork, "disk") for fork in reversed(forks)], _OTHER_PROCESS),
         Process([another, way(OTHER), another, forked(OTHER_FORK, forks[-1], "disk")], _FIRST),
     ]
