@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,9 @@ from tests.redis_server import RedisServer, executable
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # pytest-xdist has its workers, and so all that they start, ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Hundreds of processes import hpstage in the course of the tests: they are not to compile it each time.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

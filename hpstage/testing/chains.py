@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from hpstage.executor import Executor
 from hpstage.plan.facts import ChainId, NodeId, StateKey, StateReached, WorkerId
@@ -79,10 +77,3 @@ def outcome(reports: list[Report], name: str) -> ChainEnded:
 
 def reached(reports: list[Report], name: str) -> list[StateReached]:
     return [r.reached for r in reports if isinstance(r, BoundaryReached) and r.reached.chain == name]
-
-
-def wait_for(path: Path, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} did not come within {seconds} s"
-        os.sched_yield()

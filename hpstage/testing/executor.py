@@ -26,10 +26,9 @@ from hpstage.testing.chains import (
     seen,
     stage,
     until,
-    wait_for,
     workers,
 )
-from hpstage.testing.toys import Counter
+from hpstage.testing.toys import Counter, Gate
 
 Open = Callable[..., Executor]
 ENDLESS = 10**9
@@ -39,7 +38,9 @@ ENDLESS = 10**9
 class ExecutorContract:
     """Subclass it, name the subclass ``Test...`` and override the fixture ``make_executor``.
 
-    ``class TestMyExecutor(ExecutorContract): ...``. Workers must reach the files of the tests.
+    ``class TestMyExecutor(ExecutorContract): ...``. Workers must reach the tests' files. Where opening takes long,
+    the fixture ``executor`` may give the same one to all tests, with the checkpoints of each; ``everyone`` then gives
+    its workers.
     """
 
     n_workers: ClassVar[int] = 1
@@ -57,9 +58,12 @@ class ExecutorContract:
     def settle(self, executor: Executor) -> None:
         """Return when the orders that were given have reached the workers; by default they have at once."""
 
+    def everyone(self, executor: Executor) -> list[WorkerId]:
+        """The workers, when all have joined."""
+        return workers(executor, self.n_workers)
+
     def first(self, executor: Executor) -> WorkerId:
-        """The first worker, when all have joined."""
-        return workers(executor, self.n_workers)[0]
+        return self.everyone(executor)[0]
 
     @pytest.fixture
     def open_executor(self, make_executor: Callable[[], Executor], tmp_path: Path) -> Iterator[Open]:
@@ -80,21 +84,24 @@ class ExecutorContract:
         return open_executor()
 
     @pytest.fixture
-    def held_at_5(self, open_executor: Open, tmp_path: Path) -> Callable[[int], Executor]:
+    def gate(self, tmp_path: Path) -> Gate:
+        return Gate(tmp_path)
+
+    @pytest.fixture
+    def held_at_5(self, open_executor: Open, gate: Gate) -> Callable[[int], Executor]:
         """A function that starts the chain ``"c"`` of so many steps, and returns when it stands at step 5, reported.
 
-        It goes on when the file ``gate`` is there.
+        It goes on when the gate is opened.
         """
 
         def start(steps: int) -> Executor:
-            gate = tmp_path / "gate"
-            if self.within_wait:
-                gate.touch()
-            executor = open_executor(Counter(gate, held=5))
+            if not self.within_wait:
+                gate.shut(5)
+            executor = open_executor(Counter(gate))
             executor.start(self.first(executor), chain("c", steps, 5))
             until(executor, lambda reports: bool(reached(reports, "c")))
             if not self.within_wait:
-                wait_for(tmp_path / "gate.reached")
+                gate.wait()
             return executor
 
         return start
@@ -122,7 +129,8 @@ class ExecutorContract:
         with pytest.raises(UsageError):
             open_executor(3)
 
-    def test_every_worker_joins_once(self, executor: Executor) -> None:
+    def test_every_worker_joins_once(self, open_executor: Open) -> None:
+        executor = open_executor()
         assert len(set(workers(executor, self.n_workers))) == self.n_workers
         assert executor.wait(0.0) == []
 
@@ -135,11 +143,12 @@ class ExecutorContract:
         self._check_total(last.metrics, 3.0)
 
     def test_closing_is_idempotent_before_opening_with_chains_that_run_and_afterwards(
-        self, make_executor: Callable[[], Executor], executor: Executor
+        self, make_executor: Callable[[], Executor], open_executor: Open
     ) -> None:
         unopened = make_executor()
         unopened.close()
         unopened.close()
+        executor = open_executor()
         executor.start(self.first(executor), chain("c", ENDLESS))
         executor.close()
         executor.close()
@@ -183,7 +192,7 @@ class ExecutorContract:
         ]
 
     def test_chains_side_by_side_report_each_in_order(self, executor: Executor) -> None:
-        everyone = workers(executor, self.n_workers)
+        everyone = self.everyone(executor)
         names = [f"c{number}" for number in range(len(everyone))]
         for worker, name in zip(everyone, names, strict=True):
             executor.start(worker, chain(name, 50, *range(10, 50, 10)))
@@ -195,7 +204,7 @@ class ExecutorContract:
             assert [report for report in reports if _chain_of(report) == name][-1] == outcome(reports, name)
 
     def test_a_chain_goes_on_from_a_kept_state_wherever_that_was_trained(self, executor: Executor) -> None:
-        everyone = workers(executor, self.n_workers)
+        everyone = self.everyone(executor)
         executor.start(everyone[0], chain("a", 10))
         ended(executor, "a")
         for name, worker, sources in (("b", everyone[0], {"continued"}), ("c", everyone[-1], {"live", "disk"})):
@@ -236,24 +245,24 @@ class ExecutorContract:
     # --- orders to a chain that runs ----------------------------------------------------------------------
 
     def test_a_running_chain_takes_amendments_in_the_order_in_which_they_were_given(
-        self, held_at_5: Callable[[int], Executor], tmp_path: Path
+        self, held_at_5: Callable[[int], Executor], gate: Gate
     ) -> None:
         executor = held_at_5(10)
         for start in range(10, 100, 10):
             executor.amend(Amendment(ChainId("c"), (stage(start, start + 10),), (boundary(start + 10),)))
         executor.amend(Amendment(ChainId("c"), (), (boundary(3),)))
         self.settle(executor)
-        (tmp_path / "gate").touch()
+        gate.open()
         reports = ended(executor, "c")
         assert [r.step for r in reached(reports, "c")] == list(range(10, 101, 10))
         assert [(r.node, r.step) for r in reports if isinstance(r, BoundaryMissed)] == [(NODE, 3)]
         assert outcome(reports, "c").outcome == "done"
 
-    def test_the_end_of_a_running_chain_is_moved(self, held_at_5: Callable[[int], Executor], tmp_path: Path) -> None:
+    def test_the_end_of_a_running_chain_is_moved(self, held_at_5: Callable[[int], Executor], gate: Gate) -> None:
         executor = held_at_5(ENDLESS)
         executor.amend(Amendment(ChainId("c"), (), (boundary(20),), end=StateRef(NODE, 20)))
         self.settle(executor)
-        (tmp_path / "gate").touch()
+        gate.open()
         reports = ended(executor, "c")
         assert [r.step for r in reached(reports, "c")] == [20]
         assert (outcome(reports, "c").outcome, outcome(reports, "c").step) == ("done", 20)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -78,16 +79,51 @@ class Failing(Tape):
         return super().evaluate()
 
 
+class Gate:
+    """Where a :class:`Counter` waits. It is open at first.
+
+    Args:
+        folder: of its files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.shut_from = folder / "shut-from"
+        self.reached = folder / "reached"
+
+    def shut(self, step: int = 0) -> None:
+        """No step from this one on is trained until it is open again."""
+        self.reached.unlink(missing_ok=True)
+        aside = self.shut_from.with_suffix(".part")
+        aside.write_text(str(step))
+        aside.rename(self.shut_from)
+
+    def open(self) -> None:
+        self.shut_from.unlink(missing_ok=True)
+
+    def wait(self, seconds: float = 120.0) -> None:
+        """Returns when somebody stands before it."""
+        deadline = time.monotonic() + seconds
+        while not self.reached.exists():
+            assert time.monotonic() < deadline, f"nobody came to the gate within {seconds} s"
+            time.sleep(0.005)
+
+    def holds(self, step: int) -> bool:
+        try:
+            return step >= int(self.shut_from.read_text())
+        except FileNotFoundError:
+            return False
+
+
 class Counter:
     """Adds up ``x``. A text in its place raises: ``"boom"`` in training, or says where: ``"boom in setup"``, ``"boom in
     evaluate"``; under ``"nan"`` the sum is none.
 
-    With a gate, step ``held`` and those after it wait until the file ``gate`` is there.
+    Args:
+        gate: where it waits, if that is shut.
     """
 
-    def __init__(self, gate: Path | None = None, held: int = 0) -> None:
-        self.gate = str(gate) if gate else None
-        self.held = held
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate = gate
         self.x: Scalar = None
         self.total = 0.0
 
@@ -97,10 +133,9 @@ class Counter:
             raise ArithmeticError("boom in setup")
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        if self.gate is not None and step >= self.held:
-            Path(self.gate + ".reached").touch()
-            while not os.path.exists(self.gate):
-                os.sched_yield()
+        while self.gate is not None and self.gate.holds(step):
+            self.gate.reached.touch()
+            time.sleep(0.005)
         if hp["x"] == "boom":
             raise ArithmeticError(f"boom at step {step}")
         if hp["x"] == "nan":

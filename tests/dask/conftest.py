@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, local_cluster
-from hpstage.testing.toys import Counter
+from hpstage.plan.facts import WorkerId
+from hpstage.testing.chains import workers
+from hpstage.testing.toys import Counter, Gate
 from tests.dask.commands import Command, children, has_ended, until
 
 Open = Callable[..., DaskExecutor]
@@ -26,6 +30,39 @@ def cluster() -> Iterator[LocalCluster]:
 def client(cluster: LocalCluster) -> Iterator[Client]:
     with Client(cluster, set_as_default=False) as client:
         yield client
+
+
+@dataclass(frozen=True)
+class Run:
+    """An executor on the two workers of the shared cluster, which train a Counter with this gate."""
+
+    executor: DaskExecutor
+    workers: list[WorkerId]
+    gate: Gate
+
+
+@pytest.fixture(scope="module")
+def shared_run(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    client.wait_for_workers(2, timeout=120)
+    gate = Gate(tmp_path_factory.mktemp("gate"))
+    executor = DaskExecutor(client)
+    executor.open(Counter(gate), None)
+    yield Run(executor, workers(executor), gate)
+    executor.close()
+
+
+@pytest.fixture
+def run(shared_run: Run, tmp_path: Path) -> Iterator[Run]:
+    """For a test that leaves the run as it was: with checkpoints of this test, and nothing that trains."""
+    executor = shared_run.executor
+    executor.use(FolderCheckpoints(tmp_path / "states", "w"))
+    yield shared_run
+    # Also where the test has failed.
+    shared_run.gate.open()
+    for chain in list(executor._futures):
+        executor.stop(chain)
+    until(lambda: not executor._futures, "all chains have ended")
+    executor.wait(0.0)
 
 
 @pytest.fixture
@@ -45,13 +82,13 @@ def open_executor(client: Client, tmp_path: Path) -> Iterator[Open]:
         executor.close()
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a command; what is left of it is killed at the end."""
+@contextmanager
+def starting(folder: Path) -> Iterator[Start]:
+    """Starts commands; what is left of them is killed at the end."""
     started: list[Command] = []
 
     def start(*words: str, **variables: str) -> Command:
-        started.append(Command(tmp_path, *words, **variables))
+        started.append(Command(folder, *words, **variables))
         return started[-1]
 
     yield start
@@ -62,3 +99,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
             command.process.wait()
             for child in left:
                 until(lambda child=child: has_ended(child), f"process {child} has ended")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path) as start:
+        yield start

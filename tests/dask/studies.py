@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -23,57 +21,13 @@ from hpstage.plan.facts import ChainStarted, DriverJoined, Fact, StateReached
 from hpstage.plan.log import read_facts
 from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
+from tests.dask.steady import RUNG, Steady
 
 STEPS = 16
 TRIALS = 12
 INTERVAL = 4  # states are kept at least as often
-RUNG = 4
 
 Trials = list[tuple[dict[str, Any], str, float | None, dict[int, float]]]
-
-
-class Steady(Tape):
-    """A Tape whose steps take a while, and that counts them in a file per worker.
-
-    Args:
-        folder: where each worker writes a byte per step.
-        seconds: of work per step, half of it on the processor.
-        fate: called once before some step after the first rung, on one of the workers: what happens to it.
-    """
-
-    def __init__(self, folder: Path | None, seconds: float = 0.0, fate: Callable[[], object] | None = None) -> None:
-        super().__init__()
-        self.folder = None if folder is None else str(folder)
-        self.seconds = seconds
-        self.fate = fate
-
-    def train(self, step: int, hp: Any) -> None:
-        if self.folder is not None:
-            folder = Path(self.folder)
-            if self.fate is not None and step > RUNG and first(folder / "fate"):
-                (folder / "victim").write_text(str(worker_of_this()))
-                self.fate()
-            time.sleep(self.seconds / 2)
-            began = time.perf_counter()
-            while time.perf_counter() - began < self.seconds / 2:
-                pass
-            with open(folder / f"steps-{worker_of_this()}", "a") as steps:
-                steps.write(".")
-        super().train(step, hp)
-
-
-def worker_of_this() -> int:
-    """The Dask worker's process for which this one trains; this one itself where it trains for nobody."""
-    return os.getppid() if "hpstage.cluster.training_process" in sys.modules else os.getpid()
-
-
-def first(path: Path) -> bool:
-    """Has nobody called this for the path before?"""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
 
 
 def steps_by_process(folder: Path) -> dict[int, int]:

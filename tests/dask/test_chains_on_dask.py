@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from distributed import Client
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import InternalError
 from hpstage.executor import Executor
+from hpstage.plan.facts import WorkerId
 from hpstage.testing import ExecutorContract
-from hpstage.testing.chains import chain, ended, outcome, reached, wait_for, workers
-from hpstage.testing.toys import Counter
+from hpstage.testing.chains import chain, ended, outcome, reached, workers
+from hpstage.testing.toys import Counter, Gate
+from tests.dask.conftest import Run
 
 Open = Callable[..., DaskExecutor]
 
@@ -27,19 +29,29 @@ class TestDaskExecutor(ExecutorContract):
         client.wait_for_workers(self.n_workers, timeout=120)
         return lambda: DaskExecutor(client)
 
+    @pytest.fixture
+    def executor(self, run: Run) -> DaskExecutor:
+        """The same for most tests: to open one takes seconds."""
+        self.run = run
+        return run.executor
+
+    def everyone(self, executor: Executor) -> list[WorkerId]:
+        run = getattr(self, "run", None)
+        return run.workers if run is not None and executor is run.executor else super().everyone(executor)
+
     def settle(self, executor: Executor) -> None:
         assert isinstance(executor, DaskExecutor) and executor._courier is not None
         while not executor._courier.idle:
-            os.sched_yield()
+            time.sleep(0.001)
 
 
-def test_workers_are_processes_of_their_own_and_train_side_by_side(open_executor: Open, tmp_path: Path) -> None:
-    executor = open_executor(Counter(tmp_path / "gate"))
-    here, there = workers(executor)
+def test_workers_are_processes_of_their_own_and_train_side_by_side(run: Run) -> None:
+    executor, (here, there) = run.executor, run.workers
+    run.gate.shut()
     executor.start(here, chain("a", 2))
-    wait_for(tmp_path / "gate.reached")
+    run.gate.wait()
     executor.start(there, chain("b", 2))
-    (tmp_path / "gate").touch()
+    run.gate.open()
     reports = ended(executor, "a", "b")
     pids = {r.metrics["pid"] for name in "ab" for r in reached(reports, name) if r.metrics}
     assert len(pids) == 2
@@ -85,12 +97,14 @@ def test_closing_leaves_the_given_client_usable_and_the_workers_as_they_were(
     open_executor: Open, client: Client, tmp_path: Path
 ) -> None:
     before = client.run(_traces)
-    executor = open_executor(Counter(tmp_path / "gate"))
+    gate = Gate(tmp_path)
+    gate.shut()
+    executor = open_executor(Counter(gate))
     worker = workers(executor)[0]
     executor.start(worker, chain("c", 10**9))
-    wait_for(tmp_path / "gate.reached")
+    gate.wait()
     executor.close()
-    (tmp_path / "gate").touch()
+    gate.open()
     # The worker has one thread: it is free when the chain has stopped.
     assert client.submit(pow, 2, 5, workers=[worker], pure=False).result(timeout=120) == 32
     assert client.run(_traces) == before

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import resource
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +13,8 @@ from distributed import Client
 from hpstage.plan.facts import Departure, StageFailed, WorkerId
 from hpstage.plan.messages import WorkerLeft
 from hpstage.store import MemoryJournal
-from tests.dask.studies import (
-    INTERVAL,
-    Steady,
-    Trials,
-    search,
-    steps_by_process,
-    trials,
-    undisturbed,
-    worker_of_this,
-)
+from tests.dask.steady import Steady, kill, kill_worker, leave, segfault
+from tests.dask.studies import INTERVAL, Trials, search, steps_by_process, trials, undisturbed
 from tests.unit.searches import failures_after
 
 
@@ -34,26 +23,9 @@ def expected() -> tuple[Trials, int]:
     return undisturbed()
 
 
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_worker() -> None:
-    os.kill(worker_of_this(), signal.SIGKILL)
-    signal.pause()
-
-
-def segfault() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.string_at(0)
-
-
-def leave() -> None:
-    os._exit(1)
-
-
-@pytest.mark.parametrize("fate", [kill, kill_worker, segfault, leave, sys.exit])
-@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "fate", [kill, sys.exit, *(pytest.param(fate, marks=pytest.mark.slow) for fate in (kill_worker, segfault, leave))]
+)
 def test_a_worker_that_dies_while_it_trains_costs_the_steps_since_the_last_boundary_and_nothing_else(
     client: Client, tmp_path: Path, expected: tuple[Trials, int], fate: Callable[[], object]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from ast import literal_eval
 from contextlib import closing
 from functools import partial
@@ -27,14 +26,10 @@ from hpstage.plan.facts import (
 from hpstage.plan.log import read_facts
 from hpstage.store import SQLiteJournal
 from tests.dask.processes import Processes, end, until
-from tests.dask.studies import INTERVAL, Running, Steady, Trials, steps_by_process, trials, undisturbed
+from tests.dask.steady import Steady, hold
+from tests.dask.studies import INTERVAL, Running, Trials, steps_by_process, trials, undisturbed
 
 SLACK = 8  # steps of chains that were stopped when all they were for had been reached
-
-
-def hold(path: str) -> None:
-    while not Path(path).exists():
-        time.sleep(0.01)
 
 
 def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
 from hpstage.plan.facts import StateReached
 from tests.dask.processes import Processes, is_running, until
-from tests.dask.studies import Running, Steady, Trials, steps_by_process, trials, undisturbed
+from tests.dask.steady import Steady, freeze
+from tests.dask.studies import Running, Trials, steps_by_process, trials, undisturbed
 
 pytestmark = pytest.mark.slow  # a worker is given seconds before it counts as silent
 
@@ -28,12 +29,6 @@ TTL = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "3s"}
 @pytest.fixture(scope="module")
 def expected() -> tuple[Trials, int]:
     return undisturbed()
-
-
-def freeze() -> None:
-    """The worker and the process that trains for it, as a host that stands still does."""
-    os.kill(os.getppid(), signal.SIGSTOP)
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def check(study: Running, expected: tuple[Trials, int], folder: Path) -> None:

@@ -1,0 +1,68 @@
+"""Trainables that look around in their process, or end it. It imports this module, which therefore imports little."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from hpstage.cluster import memory
+from hpstage.testing.toys import Counter
+
+
+class Curious(Counter):
+    """Tells in its metrics what its process finds, as 1 or 0."""
+
+    def evaluate(self) -> dict[str, float]:
+        found = {
+            "threads": {os.environ[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {"1"},
+            "memory": memory.ENVIRONMENT.items() <= os.environ.items(),
+            "here": os.environ.get("HPSTAGE_TEST_HERE") == os.getcwd(),
+        }
+        return {name: float(value) for name, value in found.items()}
+
+
+class Leaving(Counter):
+    """Ends its process where the value says so: with an exit status, or by a signal (a negative number)."""
+
+    def train(self, step: int, hp: Any) -> None:
+        if hp["x"] > 0:
+            os._exit(hp["x"])
+        os.kill(os.getpid(), -hp["x"])
+
+
+class Exiting(Counter):
+    """Stands for a library whose import ends the process: any but the one in which it was made (which copies it)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made_in = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if os.getpid() != state["made_in"]:
+            os._exit(7)
+        self.__dict__.update(state)
+
+
+class Once(Counter):
+    """Its process is killed the first time that it is set up on a worker."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.made_in = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        mark = Path(f"{state['path']}-{os.getppid()}")
+        if os.getpid() != state["made_in"] and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.__dict__.update(state)
+
+
+class Deadly(Counter):
+    """Takes its process along when it is set up."""
+
+    def setup(self, hp: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,90 @@
+"""What the studies on a Dask cluster train. Processes that train import this module, and so it imports little."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpstage.testing.toys import Tape
+
+RUNG = 4
+
+
+class Steady(Tape):
+    """A Tape whose steps take a while, and that counts them in a file per worker.
+
+    Args:
+        folder: where each worker writes a byte per step.
+        seconds: of a step.
+        fate: called once before some step after the first rung, on one of the workers: what happens to it.
+    """
+
+    def __init__(self, folder: Path | None, seconds: float = 0.0, fate: Callable[[], object] | None = None) -> None:
+        super().__init__()
+        self.folder = None if folder is None else str(folder)
+        self.seconds = seconds
+        self.fate = fate
+
+    def train(self, step: int, hp: Any) -> None:
+        if self.folder is not None:
+            folder = Path(self.folder)
+            if self.fate is not None and step > RUNG and first(folder / "fate"):
+                (folder / "victim").write_text(str(worker_of_this()))
+                self.fate()
+            time.sleep(self.seconds)  # stands for work
+            with open(folder / f"steps-{worker_of_this()}", "a") as steps:
+                steps.write(".")
+        super().train(step, hp)
+
+
+def worker_of_this() -> int:
+    """The Dask worker's process for which this one trains; this one itself where it trains for nobody."""
+    return os.getppid() if "hpstage.cluster.training_process" in sys.modules else os.getpid()
+
+
+def first(path: Path) -> bool:
+    """Has nobody called this for the path before?"""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+# --- fates ------------------------------------------------------------------------------------------------
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_worker() -> None:
+    os.kill(worker_of_this(), signal.SIGKILL)
+    signal.pause()
+
+
+def segfault() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+
+
+def leave() -> None:
+    os._exit(1)
+
+
+def freeze() -> None:
+    """The worker and the process that trains for it, as a host that stands still does."""
+    os.kill(os.getppid(), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hold(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
