@@ -29,7 +29,8 @@ from hpstage.errors import HistoryChanged
 from hpstage.store import Cursor, Journal, MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 from tests.dask.commands import Command, free_port, until
-from tests.dask.studies import Running, Steady, search
+from tests.dask.steady import Steady
+from tests.dask.studies import Running, search
 
 PAGES = [f"/individual-hpstage-{name}" for name in PLOTS]
 

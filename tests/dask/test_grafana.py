@@ -13,7 +13,8 @@ from distributed import Client, LocalCluster
 
 from hpstage.cluster.dashboard.metrics import FAMILIES
 from hpstage.store import MemoryJournal
-from tests.dask.studies import Steady, search
+from tests.dask.steady import Steady
+from tests.dask.studies import search
 from tests.dask.test_metrics import scrape
 
 DASHBOARD = Path(__file__).parents[2] / "cluster/deploy/grafana.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +14,63 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
 from hpstage.errors import ClusterError, UsageError
 from hpstage.plan.messages import ChainEnded, WorkerJoined, WorkerLeft
-from hpstage.testing.chains import chain, ended, outcome, reached, wait_for, workers
+from hpstage.testing.chains import chain, ended, outcome, reached, workers
 from hpstage.testing.chains import until as until_reports
-from hpstage.testing.toys import Counter
+from hpstage.testing.toys import Counter, Gate
 from tests.dask.processes import Processes, end, until
-from tests.dask.studies import Running, Steady, trials, undisturbed
+from tests.dask.steady import Steady
+from tests.dask.studies import Running, trials, undisturbed
 
 Open = Callable[..., DaskExecutor]
 
 
-def test_a_study_goes_on_when_its_scheduler_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+class Site:
+    """A scheduler and a worker."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.address = processes.address
+        self._processes = processes
+        self._start()
+
+    def _start(self) -> None:
+        self.scheduler = self._processes.scheduler()
+        self.worker = self._processes.worker()
+
+    def restart(self) -> None:
+        end(self.scheduler)
+        end(self.worker)
+        self._start()
+
+
+@pytest.fixture(scope="module")
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Processes(tmp_path_factory.mktemp("site")) as processes:
+        yield Site(processes)
+
+
+@pytest.fixture
+def site(shared_site: Site) -> Site:
+    if shared_site.scheduler.poll() is not None:
+        shared_site.restart()
+    return shared_site
+
+
+def test_a_study_goes_on_when_its_scheduler_is_back(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     expected, _ = undisturbed()
-    with Processes(tmp_path) as cluster:
-        scheduler = cluster.scheduler()
-        first = [cluster.worker(), cluster.worker()]
-        with Client(cluster.address, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=30)
-            study = Running(Steady(tmp_path, 0.04), client, tmp_path)
-            until(lambda: len(study.reached()) >= 3, "states are reached")
-            end(scheduler)
-            until(lambda: all(worker.poll() is not None for worker in first), "workers without a scheduler end")
-            before = study.reached()
-            cluster.scheduler()
-            cluster.worker()
-            cluster.worker()
-            result = study.result()
-            said = list(caplog.records)
-            # The given client, too, tries to reconnect; closed meanwhile, it would leave a socket behind.
-            until(lambda: client.status == "running", "the given client is back")
+    with Client(site.address, set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=120)
+        study = Running(Steady(tmp_path, 0.02), client, tmp_path)
+        until(lambda: len(study.reached()) >= 3, "states are reached")
+        end(site.scheduler)
+        until(lambda: site.worker.poll() is not None, "a worker without a scheduler ends")
+        before = study.reached()
+        site.restart()
+        result = study.result()
+        said = list(caplog.records)
+        # The given client, too, tries to reconnect; closed meanwhile, it would leave a socket behind.
+        until(lambda: client.status == "running", "the given client is back")
     assert trials(result.study) == expected
     assert study.reached()[: len(before)] == before
     assert len(set(study.pools())) == len(study.pools()) == 2
@@ -52,54 +81,43 @@ def test_a_study_goes_on_when_its_scheduler_is_back(tmp_path: Path, caplog: pyte
     assert not [record.getMessage() for record in said if record.exc_info and record.levelno > logging.INFO]
 
 
-def test_a_client_that_has_just_lost_its_scheduler_will_do(tmp_path: Path) -> None:
-    with Processes(tmp_path) as cluster:
-        scheduler = cluster.scheduler()
-        with Client(cluster.address, set_as_default=False) as client:
-            end(scheduler)
-            until(lambda: client.status == "connecting", "the client has noticed")
-            cluster.scheduler()
-            cluster.worker()
-            executor = DaskExecutor(client)
-            executor.open(Counter(), FolderCheckpoints(tmp_path / "states", "w"))
-            assert len(workers(executor, 1)) == 1
-            executor.close()
-            until(lambda: client.status == "running", "the given client is back")
-        with pytest.raises(UsageError, match="the given client is closed"):
-            DaskExecutor(client).open(Counter(), None)
+def test_a_client_that_has_just_lost_its_scheduler_will_do(site: Site, tmp_path: Path) -> None:
+    with Client(site.address, set_as_default=False) as client:
+        end(site.scheduler)
+        until(lambda: client.status == "connecting", "the client has noticed")
+        site.restart()
+        executor = DaskExecutor(client)
+        executor.open(Counter(), FolderCheckpoints(tmp_path / "states", "w"))
+        assert len(workers(executor, 1)) == 1
+        executor.close()
+        until(lambda: client.status == "running", "the given client is back")
+    with pytest.raises(UsageError, match="the given client is closed"):
+        DaskExecutor(client).open(Counter(), None)
 
 
-def test_a_study_gives_up_with_a_remedy_when_no_scheduler_comes_back(tmp_path: Path) -> None:
-    with Processes(tmp_path) as cluster:
-        scheduler = cluster.scheduler()
-        cluster.worker()
-        with Client(cluster.address, set_as_default=False) as client:
-            client.wait_for_workers(1, timeout=30)
-            study = Running(Steady(tmp_path, 0.02), DaskExecutor(client, worker_timeout=0.5), tmp_path)
-            until(lambda: study.reached(), "a state is reached")
-            end(scheduler)
-            with pytest.raises(ClusterError, match=r"gone for 0 s.*run the same command again"):
-                study.result()
+def test_a_study_gives_up_with_a_remedy_when_no_scheduler_comes_back(site: Site, tmp_path: Path) -> None:
+    with Client(site.address, set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=120)
+        study = Running(Steady(tmp_path, 0.02), DaskExecutor(client, worker_timeout=0.5), tmp_path)
+        until(lambda: study.reached(), "a state is reached")
+        end(site.scheduler)
+        with pytest.raises(ClusterError, match=r"gone for 0 s.*run the same command again"):
+            study.result()
 
 
 @pytest.mark.slow  # Dask tries for half a minute
-def test_a_scheduler_that_is_lost_while_a_search_begins_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Processes(tmp_path) as cluster:
-        scheduler = cluster.scheduler()
-        cluster.worker()
-        install = DaskExecutor._install
+def test_a_scheduler_that_is_lost_while_a_search_begins_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    install = DaskExecutor._install
 
-        def then_end_it(*arguments: Any) -> None:
-            install(*arguments)
-            end(scheduler)
+    def then_end_it(*arguments: Any) -> None:
+        install(*arguments)
+        end(site.scheduler)
 
-        monkeypatch.setattr(DaskExecutor, "_install", then_end_it)
-        with Client(cluster.address, set_as_default=False) as client:
-            client.wait_for_workers(1, timeout=120)
-            with pytest.raises(ClusterError, match=r"while the workers were being set up.*run the same command again"):
-                DaskExecutor(client).open(Counter(), None)
+    monkeypatch.setattr(DaskExecutor, "_install", then_end_it)
+    with Client(site.address, set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=120)
+        with pytest.raises(ClusterError, match=r"while the workers were being set up.*run the same command again"):
+            DaskExecutor(client).open(Counter(), None)
 
 
 def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) -> None:
@@ -116,10 +134,12 @@ def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) 
 def test_chains_of_a_connection_that_broke_stop_and_their_workers_are_used_again(
     open_executor: Open, client: Client, tmp_path: Path
 ) -> None:
-    executor = open_executor(Counter(tmp_path / "gate", held=5))
+    gate = Gate(tmp_path)
+    gate.shut(5)
+    executor = open_executor(Counter(gate))
     here, there = workers(executor)
     executor.start(here, chain("old", 10**9))
-    wait_for(tmp_path / "gate.reached")
+    gate.wait()
     pool = executor.pool
     assert executor._connection is not None
     executor._connection.client.loop.add_callback(executor._connection.client.scheduler_comm.abort)
@@ -128,7 +148,7 @@ def test_chains_of_a_connection_that_broke_stop_and_their_workers_are_used_again
     assert left == {here: "unreachable", there: "unreachable"}
     assert executor.pool == pool
     executor.start(here, chain("new", 10, 5))
-    (tmp_path / "gate").touch()
+    gate.open()
     reports = ended(executor, "new")
     assert outcome(reports, "new").outcome == "done"
     assert [report.metrics["total"] for report in reached(reports, "new") if report.metrics] == [5.0, 10.0]

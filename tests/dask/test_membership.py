@@ -21,8 +21,9 @@ from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError, UsageError
 from hpstage.executor import Environment
 from hpstage.plan.messages import BoundaryReached, ChainEnded, WorkerJoined, WorkerLeft
-from hpstage.testing.chains import chain, ended, outcome, until, wait_for, workers
-from hpstage.testing.toys import Counter
+from hpstage.testing.chains import chain, ended, outcome, until, workers
+from hpstage.testing.toys import Counter, Gate
+from tests.dask.oddities import Deadly
 from tests.dask.processes import Processes
 
 Open = Callable[..., DaskExecutor]
@@ -31,11 +32,13 @@ Open = Callable[..., DaskExecutor]
 def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
     open_executor: Open, client: Client, tmp_path: Path
 ) -> None:
-    executor = open_executor(Counter(tmp_path / "gate"))
+    gate = Gate(tmp_path)
+    gate.shut()
+    executor = open_executor(Counter(gate))
     worker, other = workers(executor)
     executor.start(worker, chain("c", 5))
     executor.start(other, chain("d", 5))
-    wait_for(tmp_path / "gate.reached")
+    gate.wait()
     os.kill(client.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
     reports = until(executor, lambda seen: any(isinstance(report, WorkerJoined) for report in seen))
     [left] = [report for report in reports if isinstance(report, WorkerLeft)]
@@ -43,18 +46,11 @@ def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
     assert not any(isinstance(report, ChainEnded) for report in reports)
     [joined] = [report for report in reports if isinstance(report, WorkerJoined)]
     executor.start(worker, chain("too late", 5))  # the driver did not know yet: nothing hangs on a dead address
-    (tmp_path / "gate").touch()
+    gate.open()
     executor.start(joined.worker, chain("again", 5))
     reports += ended(executor, "again", "d")
     assert outcome(reports, "again").outcome == "done"
     assert outcome(reports, "d").outcome == "done"
-
-
-class Deadly(Counter):
-    """Takes its worker along."""
-
-    def setup(self, hp: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_trying_out_does_not_wait_for_a_worker_that_died_of_it(open_executor: Open) -> None:
@@ -64,13 +60,15 @@ def test_trying_out_does_not_wait_for_a_worker_that_died_of_it(open_executor: Op
 def test_trying_out_does_not_wait_for_a_worker_on_which_another_search_trains(
     open_executor: Open, tmp_path: Path
 ) -> None:
-    other = open_executor(Counter(tmp_path / "gate", held=1))
+    gate = Gate(tmp_path)
+    gate.shut(1)
+    other = open_executor(Counter(gate))
     for worker in workers(other, 2):
         other.start(worker, chain(worker, 5, 1))
     until(other, lambda seen: sum(isinstance(report, BoundaryReached) for report in seen) == 2)
     executor = open_executor()
     assert executor.try_out({"x": 1.0}) is None
-    (tmp_path / "gate").touch()
+    gate.open()
     until(other, lambda seen: sum(isinstance(report, ChainEnded) for report in seen) == 2)
     metrics = executor.try_out({"x": 1.0})
     assert metrics is not None and metrics["total"] == 0.0
@@ -119,12 +117,9 @@ def test_a_worker_that_gets_a_signal_to_end_leaves_in_an_orderly_way(tmp_path: P
 DRIVER = """
 import sys
 from pathlib import Path
-from typing import Any
 from distributed import Client
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
-from tests.dask.processes import Processes
 from hpstage.testing.chains import chain, workers
 from hpstage.testing.toys import Counter
 

@@ -29,7 +29,8 @@ from hpstage.plan.facts import SearchEnded, SearchStarted
 from hpstage.report.account import new_account
 from hpstage.store import Journal, MemoryJournal, SQLiteJournal
 from tests.dask.commands import until
-from tests.dask.studies import Running, Steady, search
+from tests.dask.steady import Steady
+from tests.dask.studies import Running, search
 
 ROOT = Path(__file__).parents[2]
 
@@ -339,7 +340,8 @@ from pathlib import Path
 from distributed import Client
 from hpstage.cluster import local_cluster
 from hpstage.store import MemoryJournal
-from tests.dask.studies import Steady, search
+from tests.dask.steady import Steady
+from tests.dask.studies import search
 if __name__ == "__main__":
     with local_cluster(1, gpus=0) as cluster, Client(cluster) as client:
         result = search(Steady(None), client, MemoryJournal(), Path(sys.argv[1]), name="bare", n_trials=4)

@@ -42,7 +42,8 @@ from hpstage.report.studies import study_rows
 from hpstage.report.sums import savings_of
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
-from tests.dask.studies import Steady, search
+from tests.dask.steady import Steady
+from tests.dask.studies import search
 from tests.unit.searches import WORKLOAD, searches
 
 

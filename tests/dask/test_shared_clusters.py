@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from ast import literal_eval
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from hpstage.plan.facts import (
     ChainClosed,
@@ -52,28 +53,28 @@ def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: 
 
 
 def drive(
-    cluster: Processes, folder: Path, name: str, seed: int, seconds: float = 0.01, drivers: int = 1
+    processes: Processes, scheduler: str, folder: Path, name: str, seed: int, seconds: float = 0.01, drivers: int = 1
 ) -> subprocess.Popen[bytes]:
     """Search in a process of its own; one step of it waits until so many ``drivers`` have joined the plan."""
     folder.mkdir(exist_ok=True)
-    words = [cluster.address, str(folder), name, str(seed), str(seconds), str(drivers)]
-    return cluster.start(sys.executable, "-m", "tests.dask.studies", *words)
+    words = [scheduler, str(folder), name, str(seed), str(seconds), str(drivers)]
+    return processes.start(sys.executable, "-m", "tests.dask.studies", *words)
 
 
 def found(folder: Path, name: str) -> Trials:
     return literal_eval((folder / f"{name}.txt").read_text())
 
 
-def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(tmp_path: Path) -> None:
-    expected = {name: undisturbed(seed)[0] for name, seed in (("one", 7), ("two", 8))}
-    with Processes(tmp_path) as cluster:
-        cluster.scheduler()
-        cluster.worker()
-        cluster.worker()
-        names = {"one": 7, "two": 8}
-        drivers = [drive(cluster, tmp_path / "both", name, seed, drivers=2) for name, seed in names.items()]
+def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
+    names = {"one": 7, "two": 8}
+    expected = {name: undisturbed(seed)[0] for name, seed in names.items()}
+    with Processes(tmp_path) as processes:
+        drivers = [
+            drive(processes, cluster.scheduler_address, tmp_path / "both", name, seed, drivers=2)
+            for name, seed in names.items()
+        ]
         for driver in drivers:
-            assert driver.wait(90) == 0, cluster.logs()
+            assert driver.wait(150) == 0, processes.logs()
     for name, values in expected.items():
         assert found(tmp_path / "both", name) == values
     facts = written(tmp_path / "both")
@@ -93,7 +94,7 @@ def test_two_drivers_of_one_plan_go_on_sharing_when_the_scheduler_is_back(tmp_pa
         scheduler = cluster.scheduler()
         for _ in range(2):
             cluster.worker()
-        drivers = [drive(cluster, both, name, seed, 0.06) for name, seed in (("one", 7), ("two", 8))]
+        drivers = [drive(cluster, cluster.address, both, name, seed, 0.06) for name, seed in (("one", 7), ("two", 8))]
         known = 0
         for _ in range(kills):
             until(lambda: sum(steps_by_process(both).values()) > known + 15, "they train")  # noqa: B023
@@ -149,17 +150,16 @@ def steps_counted(facts: list[Fact]) -> int:
     return len(steps)
 
 
-def test_two_workloads_take_turns_on_the_workers_of_one_cluster(tmp_path: Path) -> None:
+def test_two_workloads_take_turns_on_the_workers_of_one_cluster(client: Client, tmp_path: Path) -> None:
     expected, unique = undisturbed()
+    client.wait_for_workers(2, timeout=120)
     folders = [tmp_path / "here", tmp_path / "there"]
-    with Processes(tmp_path) as cluster:
-        cluster.scheduler()
-        workers = {cluster.worker().pid, cluster.worker().pid}
-        drivers = [drive(cluster, folder, "study", 7) for folder in folders]
-        for driver in drivers:
-            assert driver.wait(150) == 0, cluster.logs()
     for folder in folders:
-        assert found(folder, "study") == expected
+        folder.mkdir()
+    studies = [Running(Steady(folder, 0.01), client, folder) for folder in folders]
+    for study, folder in zip(studies, folders, strict=True):
+        assert trials(study.result().study) == expected
         assert sum(steps_by_process(folder).values()) == unique
     # Which of them a study comes to train on, hangs on who was quicker.
+    workers = set(client.run(os.getpid).values())
     assert {worker for folder in folders for worker in steps_by_process(folder)} == workers
