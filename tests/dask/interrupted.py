@@ -1,14 +1,11 @@
 """A search in a process of its own, to be interrupted: ``python -m tests.dask.interrupted FOLDER WHERE``.
 
-``WHERE`` is ``inline``, ``local`` (a local cluster) or the address of a scheduler. When it is through it writes
-found.json: every trial's state, value and intermediate values, and what was trained, wasted and distinct on the plan.
+``WHERE`` is ``inline``, ``local`` (a local cluster) or the address of a scheduler.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from pathlib import Path
 
 import optuna
@@ -21,31 +18,10 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cluster import DaskExecutor
 from hpstage.executor import Executor
-from hpstage.testing.toys import Tape
+from tests.dask.steady import Hanging
 
 STEPS = 24
 TRIALS = 8
-SECONDS = 0.02
-
-
-class Slow(Tape):
-    """A Tape whose steps take a while, and leave a byte each in a file; one goes on for ever if it is told to.
-
-    Args:
-        folder: where ``steps`` grows, and where ``hang`` lies if the next step is not to end.
-    """
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def train(self, step, hp):
-        with open(Path(self.folder) / "steps", "a") as steps:
-            steps.write(".")
-        time.sleep(SECONDS)  # stands for work
-        while (Path(self.folder) / "hang").exists():
-            time.sleep(SECONDS)
-        super().train(step, hp)
 
 
 def space(trial: optuna.Trial) -> dict[str, object]:
@@ -65,7 +41,7 @@ def search(folder: Path, executor: Executor | Client) -> hpstage.Result:
     )
     return hpstage.optimize(
         study,
-        Slow(str(folder)),
+        Hanging(str(folder)),
         space,
         metric="score",
         steps=STEPS,
@@ -79,6 +55,7 @@ def search(folder: Path, executor: Executor | Client) -> hpstage.Result:
 
 
 def found(result: hpstage.Result) -> dict[str, object]:
+    """Every trial's state, value and intermediate values, and what was trained, wasted and distinct on the plan."""
     totals = result.plan.totals
     return {
         "trials": [
@@ -94,13 +71,12 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder, where = Path(sys.argv[1]), sys.argv[2]
     if where == "inline":
-        result = search(folder, hpstage.InlineExecutor())
+        search(folder, hpstage.InlineExecutor())
     elif where == "local":
-        result = search(folder, DaskExecutor(n_workers=2, gpus=0))
+        search(folder, DaskExecutor(n_workers=2, gpus=0))
     else:
         with Client(where, set_as_default=False) as client:
-            result = search(folder, client)
-    (folder / "found.json").write_text(json.dumps(found(result)))
+            search(folder, client)
 
 
 if __name__ == "__main__":

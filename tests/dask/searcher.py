@@ -1,4 +1,4 @@
-"""A search in a process of its own, to be killed: ``python -m tests.dask.searcher FOLDER TRAINABLE [delay]``.
+"""A search, to be killed, which goes on where it was when it is called again.
 
 Writes found.json when it is through: every trial's state, value and intermediate values, and what was trained.
 """
@@ -6,9 +6,6 @@ Writes found.json when it is through: every trial's state, value and intermediat
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
 from pathlib import Path
 
 import optuna
@@ -18,32 +15,13 @@ from optuna.storages.journal import JournalFileBackend
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
-from hpstage.cluster import DaskExecutor
+from hpstage.executor import Executor
 from hpstage.plan.invariants import validate
-from hpstage.testing.toys import Tape
+from tests.dask.steady import Noted
 
 STEPS = 16
 TRIALS = 12
 INTERVAL = 4  # states are kept at least as often
-
-
-class SlowTape(Tape):
-    """A Tape whose steps take a while, and that tells which processes train, and how many steps."""
-
-    def __init__(self, seconds: float, folder: str) -> None:
-        super().__init__()
-        self.seconds = seconds
-        self.folder = folder
-
-    def setup(self, hp):
-        (Path(self.folder) / f"worker-{os.getppid()}").touch()  # the Dask worker, for which this process trains
-        super().setup(hp)
-
-    def train(self, step, hp):
-        time.sleep(self.seconds)  # stands for work
-        super().train(step, hp)
-        with open(Path(self.folder) / f"steps-{os.getpid()}", "a") as steps:
-            steps.write(".")  # counted by the test: what is trained twice is in no journal
 
 
 def space(trial: optuna.Trial) -> dict[str, object]:
@@ -53,7 +31,7 @@ def space(trial: optuna.Trial) -> dict[str, object]:
     }
 
 
-def main(folder: Path, seconds: float) -> None:
+def search(folder: Path, executor: Executor, seconds: float = 0.0) -> None:
     if (folder / "found.json").exists():
         return  # it was faster than the kill
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -71,13 +49,13 @@ def main(folder: Path, seconds: float) -> None:
         return
     result = hpstage.optimize(
         study,
-        SlowTape(seconds, str(folder)),
+        Noted(seconds, str(folder)),
         space,
         metric="score",
         steps=STEPS,
         n_trials=TRIALS,
         algorithm=SuccessiveHalving(min_steps=4, reduction_factor=2),
-        executor=DaskExecutor(n_workers=2),
+        executor=executor,
         verify="off",  # which would train two steps twice
         store=folder / "plan",
         checkpoint_every=INTERVAL,
@@ -90,7 +68,3 @@ def dump(folder: Path, study: optuna.Study, trained: int | None, unique: int | N
     trials = [t for t in study.trials if t.state.is_finished() and t.intermediate_values]
     listed = [[t.params, t.state.name, t.value, t.intermediate_values] for t in trials]
     (folder / "found.json").write_text(json.dumps({"trials": listed, "trained": trained, "unique": unique}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))

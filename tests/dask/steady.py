@@ -44,6 +44,54 @@ class Steady(Tape):
         super().train(step, hp)
 
 
+class Noted(Tape):
+    """A Tape whose steps take a while, and that tells which workers train, and how many steps each of their processes.
+
+    Args:
+        seconds: of a step.
+        folder: of a file for each worker, and one for each process, where it writes a byte per step.
+    """
+
+    def __init__(self, seconds: float, folder: str) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.folder = folder
+
+    def setup(self, hp: Any) -> None:
+        (Path(self.folder) / f"worker-{worker_of_this()}").touch()
+        super().setup(hp)
+
+    def train(self, step: int, hp: Any) -> None:
+        time.sleep(self.seconds)  # stands for work
+        super().train(step, hp)
+        with open(Path(self.folder) / f"steps-{os.getpid()}", "a") as steps:
+            steps.write(".")  # counted by the test: what is trained twice is in no journal
+
+
+class Hanging(Tape):
+    """A Tape that leaves a byte in a file for each step that begins; one goes on for ever if it is told to.
+
+    Steps take as many seconds as the variable ``PAUSE`` says: no attribute, since those count in a workload's identity.
+
+    Args:
+        folder: where ``steps`` grows, and where ``hang`` lies if the next step is not to end.
+    """
+
+    PAUSE = "HPSTAGE_TEST_PAUSE"
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def train(self, step: int, hp: Any) -> None:
+        with open(Path(self.folder) / "steps", "a") as steps:
+            steps.write(".")
+        time.sleep(float(os.environ.get(self.PAUSE, "0")))  # stands for work
+        while (Path(self.folder) / "hang").exists():
+            time.sleep(0.02)
+        super().train(step, hp)
+
+
 def worker_of_this() -> int:
     """The Dask worker's process for which this one trains; this one itself where it trains for nobody."""
     return os.getppid() if "hpstage.cluster.training_process" in sys.modules else os.getpid()

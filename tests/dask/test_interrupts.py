@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -12,26 +11,31 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from hpstage import InlineExecutor
 from hpstage.search.signals import Interruption
+from tests.dask import interrupted
 from tests.dask.processes import ROOT, Processes, end, is_running, until
+from tests.dask.steady import Hanging
 
+PAUSE = {Hanging.PAUSE: "0.02"}
 RUNG = 12  # of the search: a state is kept at least as often
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What the search finds when nothing happens to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with searching(folder, "inline") as process:
-        output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    found = found_in(folder)
+    found = went_on(folder)
     assert found["trained"] == found["unique"] == steps(folder)
     return found
+
+
+def went_on(folder: Path) -> dict[str, object]:
+    """What the search finds when it goes on in this process, undisturbed."""
+    return interrupted.found(interrupted.search(folder, InlineExecutor()))
 
 
 @contextmanager
@@ -40,6 +44,7 @@ def searching(folder: Path, where: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.dask.interrupted", str(folder), where],
         cwd=ROOT,
+        env={**os.environ, **PAUSE},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -56,11 +61,6 @@ def searching(folder: Path, where: str) -> Iterator[subprocess.Popen[str]]:
 def steps(folder: Path) -> int:
     """Steps that all processes have begun, those included that are in no journal."""
     return (folder / "steps").stat().st_size if (folder / "steps").exists() else 0
-
-
-def found_in(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return found
 
 
 def interrupted_after(folder: Path, where: str, count: int, number: signal.Signals) -> tuple[int, str]:
@@ -89,7 +89,7 @@ def a_place(where: str, folder: Path) -> Iterator[str]:
     if where != "client":
         yield where
         return
-    with Processes(folder) as processes:
+    with Processes(folder, **PAUSE) as processes:
         processes.scheduler()
         processes.worker()
         processes.worker()
@@ -99,7 +99,7 @@ def a_place(where: str, folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("where", "times"),
     [
-        ("inline", 4),
+        ("inline", 2),
         ("local", 1),
         ("client", 1),
         pytest.param("inline", 10, marks=pytest.mark.slow),
@@ -108,7 +108,7 @@ def a_place(where: str, folder: Path) -> Iterator[str]:
     ],
 )
 def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_once(
-    where: str, times: int, tmp_path: Path, undisturbed: dict[str, Any]
+    where: str, times: int, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     with a_place(where, tmp_path) as place:
         for moment in moments(where, times):
@@ -119,10 +119,7 @@ def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_
             assert said(output) == ["Stopping: keeping what runs; Ctrl-C again stops at once"]
             assert output.count("Traceback") == 1
             assert "KeyboardInterrupt: interrupted; all that was reached is kept" in output.splitlines()[-1]
-        with searching(tmp_path, place) as process:
-            output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
-    found = found_in(tmp_path)
+    found = went_on(tmp_path)
     assert found == undisturbed
     assert found["wasted"] == 0
     assert steps(tmp_path) == found["trained"] == found["unique"]
@@ -130,19 +127,19 @@ def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_
 
 @pytest.mark.parametrize("where", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
-    where: str, tmp_path: Path, undisturbed: dict[str, Any]
+    where: str, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     status, output = interrupted_after(tmp_path, where, 7, signal.SIGTERM)
     assert status == -signal.SIGTERM
     assert output.splitlines() == ["Stopping: keeping what runs; Ctrl-C again stops at once"]
-    with searching(tmp_path, where) as process:
-        process.communicate(timeout=300)
-    assert found_in(tmp_path) == undisturbed
+    assert went_on(tmp_path) == undisturbed
     assert steps(tmp_path) == undisturbed["unique"]
 
 
 @pytest.mark.parametrize("where", ["inline", pytest.param("local", marks=pytest.mark.slow)])
-def test_a_second_signal_ends_a_step_that_does_not_end(where: str, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+def test_a_second_signal_ends_a_step_that_does_not_end(
+    where: str, tmp_path: Path, undisturbed: dict[str, object]
+) -> None:
     with searching(tmp_path, where) as process:
         until(lambda: steps(tmp_path) >= 15, "steps")
         (tmp_path / "hang").touch()
@@ -160,9 +157,7 @@ def test_a_second_signal_ends_a_step_that_does_not_end(where: str, tmp_path: Pat
     assert output.count("Traceback") == 1
     until(lambda: not any(map(is_running, workers)), "the end of all processes", seconds=10.0)  # the last end after it
     (tmp_path / "hang").unlink()
-    with searching(tmp_path, where) as process:
-        process.communicate(timeout=300)
-    found = found_in(tmp_path)
+    found = went_on(tmp_path)
     assert found == undisturbed, "nothing that was acknowledged was trained again"
     assert steps(tmp_path) <= found["unique"] + 2 * RUNG
 

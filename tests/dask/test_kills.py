@@ -13,17 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.dask.searcher import INTERVAL
+from hpstage import InlineExecutor
+from tests.dask.searcher import INTERVAL, search
 
 CHAINS = 2  # one on each worker
 SECONDS = 0.04  # per step: about a second of training
 ROOT = Path(__file__).parents[2]
+# No script, which training processes would import.
+SEARCH = """
+import sys
+from pathlib import Path
+from hpstage.cluster import DaskExecutor
+from tests.dask.searcher import search
+search(Path(sys.argv[1]), DaskExecutor(n_workers=2, gpus=0), float(sys.argv[2]))
+"""
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.dask.searcher", str(folder), str(SECONDS)],
+        [sys.executable, "-c", SEARCH, str(folder), str(SECONDS)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -57,7 +66,8 @@ def until_training(process: subprocess.Popen[str], folder: Path, count: int = 1)
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    found = outcome(start(folder), folder)
+    search(folder, InlineExecutor())
+    found: dict[str, object] = json.loads((folder / "found.json").read_text())
     assert found["trained"] == found["unique"] == steps_trained(folder)
     return found
 

@@ -46,9 +46,6 @@ from pathlib import Path
 
 Path("imported-by").open("a").write(f"{os.getpid()} {os.getppid()}\\n")
 
-import optuna
-import hpstage
-from hpstage.cluster import DaskExecutor
 from hpstage.testing.toys import Tape
 
 class Told(Tape):
@@ -56,6 +53,10 @@ class Told(Tape):
         return {"score": float(os.getpid())}
 
 if __name__ == "__main__":
+    import optuna
+    import hpstage
+    from hpstage.cluster import DaskExecutor
+
     result = hpstage.optimize(
         optuna.create_study(), Told(), lambda trial: {"a": trial.suggest_int("a", 1, 2)},
         metric="score", steps=2, n_trials=2, executor=DaskExecutor(n_workers=1, gpus=0),
@@ -72,14 +73,14 @@ def test_a_script_is_imported_where_it_trains_and_by_no_worker_in_between(tmp_pa
 
 
 SEARCH = """
-import optuna
-import hpstage
-from hpstage.cluster import DaskExecutor
 from hpstage.testing.toys import Tape
 
-optuna.logging.set_verbosity(optuna.logging.ERROR)
-
 def search():
+    import optuna
+    import hpstage
+    from hpstage.cluster import DaskExecutor
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     hpstage.optimize(
         optuna.create_study(), Tape(), lambda trial: {"a": trial.suggest_int("a", 1, 2)},
         metric="score", steps=2, n_trials=2, executor=DaskExecutor(n_workers=1, gpus=0),
@@ -115,7 +116,7 @@ def test_a_script_without_a_main_guard_is_told_so_before_a_worker_starts(tmp_pat
 
 
 def test_a_guard_that_guards_nothing_is_found_out_by_the_first_training_process(tmp_path: Path) -> None:
-    done = ran(tmp_path, f"{SEARCH}\nif optuna is not None:\n    search()\n")
+    done = ran(tmp_path, f"{SEARCH}\nif Tape is not None:\n    search()\n")
     assert done.returncode == 1
     assert "UsageError: the trainable cannot be set up on worker" in done.stderr
     assert "a training process has come to the start of the search; put what starts it under" in done.stderr
@@ -124,7 +125,9 @@ def test_a_guard_that_guards_nothing_is_found_out_by_the_first_training_process(
 @pytest.mark.parametrize(
     "start",
     [
-        'if __name__ == "__main__":\n    search()\n',
+        pytest.param(
+            'if __name__ == "__main__":\n    search()\n', marks=pytest.mark.slow
+        ),  # as of the first script here
         'if __name__ != "__main__":\n    raise SystemExit\nsearch()\n',
         pytest.param(
             'def main():\n    search()\n\nif __name__ == "__main__":\n    for _ in range(1):\n        main()\n',
@@ -169,7 +172,7 @@ class Beats(WorkerPlugin):
         self.tasks = [worker.loop.asyncio_loop.create_task(beat()) for _ in range(20)]
 
 if __name__ == "__main__":
-    with local_cluster(2, gpus=0) as cluster, Client(cluster) as client:
+    with local_cluster(1, gpus=0) as cluster, Client(cluster) as client:
         client.register_plugin(Beats())
         hpstage.optimize(
             optuna.create_study(), Tape(), lambda trial: {"a": trial.suggest_int("a", 1, 2)},
