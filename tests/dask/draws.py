@@ -1,23 +1,16 @@
-"""Searches whose every step draws from the generators of Python, NumPy and torch, and workers that draw from them, too.
-
-``python -m tests.dask.draws ADDRESS FOLDER NAME SEED`` is such a search in a process of its own.
-"""
+"""Searches whose every step draws from the generators of Python, NumPy and torch."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-import sys
 import time
-from ast import literal_eval
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import optuna
 import torch
-from dask.sizeof import sizeof
-from distributed import Client, Worker
+from distributed import Client
 
 import hpstage
 from hpstage import schedule as s
@@ -88,33 +81,3 @@ def differing(found: Trials, expected: Trials) -> int:
     """How many trials differ."""
     assert len(found) == len(expected)
     return sum(one != other for one, other in zip(found, expected, strict=True))
-
-
-def keep_drawing(dask_worker: Worker) -> None:
-    """Have a worker's event loop do until it ends what it does now and then: estimate sizes, key generators."""
-
-    async def draw() -> None:
-        values = list(range(100))
-        while True:
-            sizeof(values)  # draws from ``random``
-            np.random.random()
-            torch.rand(1)
-            await asyncio.sleep(0.0005)
-
-    dask_worker.loop.add_callback(draw)
-
-
-def main() -> None:
-    address, folder, name, seed = sys.argv[1:]
-    with Client(address, set_as_default=False) as client:
-        trials = search(client, Path(folder) / "plan", name=name, seed=int(seed))
-    (Path(folder) / f"{name}.txt").write_text(repr(trials))
-
-
-def found(folder: Path, name: str) -> Trials:
-    trials: Trials = literal_eval((folder / f"{name}.txt").read_text())
-    return trials
-
-
-if __name__ == "__main__":
-    main()

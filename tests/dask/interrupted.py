@@ -73,6 +73,7 @@ def main() -> None:
     if where == "inline":
         search(folder, hpstage.InlineExecutor())
     elif where == "local":
+        sys.modules["bokeh"] = None  # type: ignore[assignment]  # with a dashboard a cluster takes a second to start
         search(folder, DaskExecutor(n_workers=2, gpus=0))
     else:
         with Client(where, set_as_default=False) as client:

@@ -37,9 +37,9 @@ def port() -> int:
 
 
 @pytest.fixture
-def start_scheduler(start: Start, port: int) -> Callable[[], Command]:
-    def start_scheduler() -> Command:
-        command = start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
+def start_scheduler(start: Start, port: int) -> Callable[..., Command]:
+    def start_scheduler(*options: str) -> Command:
+        command = start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard", *options)
         command.says("Scheduler at:")
         return command
 
@@ -48,14 +48,17 @@ def start_scheduler(start: Start, port: int) -> Callable[[], Command]:
 
 @linux
 def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_order(
-    start: Start, start_scheduler: Callable[[], Command], port: int
+    start: Start, start_scheduler: Callable[..., Command], port: int, tmp_path: Path
 ) -> None:
     address = f"tcp://127.0.0.1:{port}"
-    # Two by name, and an option of Dask's that is not ours.
-    command = start("worker", "--resources", "memory=3", f"127.0.0.1:{port}", "--nworkers", "2", "--name", "here")
-    command.says(f"no scheduler at tcp://127.0.0.1:{port}")
+    # Found by its file. Two by name, and an option of Dask's that is not ours.
+    file = tmp_path / "scheduler.json"
+    command = start(
+        "worker", "--resources", "memory=3", "--scheduler-file", str(file), "--nworkers", "2", "--name", "here"
+    )
+    command.says(f"no scheduler at {file}")
 
-    scheduler = start_scheduler()
+    scheduler = start_scheduler("--scheduler-file", str(file))
     with Client(address, set_as_default=False) as client:
         first = workers(client, 2)
         assert first == children(command.process.pid)
@@ -77,7 +80,7 @@ def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_o
     scheduler.process.kill()
     scheduler.process.wait()
     until(lambda: command.said.count("no scheduler at") == 2, "the workers miss their scheduler")
-    scheduler = start_scheduler()
+    scheduler = start_scheduler("--scheduler-file", str(file))
     with Client(address, set_as_default=False) as client:
         third = workers(client, 2, without=first | second)
 
@@ -88,17 +91,15 @@ def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_o
 
 
 @linux
-def test_no_worker_outlives_its_supervisor(
-    start: Start, start_scheduler: Callable[[], Command], port: int, tmp_path: Path
-) -> None:
+def test_no_worker_outlives_its_supervisor(start: Start, start_scheduler: Callable[..., Command], port: int) -> None:
+    command = start("worker", f"127.0.0.1:{port}", "--nworkers", "1", "--name", "alone")
     start_scheduler()
-    command = start("worker", f"tcp://127.0.0.1:{port}", "--nworkers", "2")
     with Client(f"tcp://127.0.0.1:{port}", set_as_default=False) as client:
-        found = workers(client, 2)
-        os.kill(min(found), signal.SIGSTOP)  # not even one that can do nothing for it
+        [worker] = workers(client, 1)
+        assert [known["name"] for known in client.scheduler_info(n_workers=-1)["workers"].values()] == ["alone"]
+        os.kill(worker, signal.SIGSTOP)  # not even one that can do nothing for it
         command.process.kill()
-        for worker in found:
-            until(lambda worker=worker: has_ended(worker), f"worker {worker} has ended")
+        until(lambda: has_ended(worker), f"worker {worker} has ended")
 
 
 @linux
@@ -109,23 +110,11 @@ def test_a_worker_whose_supervisor_is_gone_already_does_not_start() -> None:
     assert "the process that started this one has ended meanwhile" in done.stderr
 
 
-def test_a_scheduler_is_found_by_its_file(start: Start, port: int, tmp_path: Path) -> None:
-    file = tmp_path / "scheduler.json"
-    command = start("worker", "--scheduler-file", str(file), "--nworkers", "1", "--name", "alone")
-    command.says(f"no scheduler at {file}")
-    start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--scheduler-file", str(file))
-    until(file.exists, "the scheduler has written its file")
-    with Client(f"tcp://127.0.0.1:{port}", set_as_default=False) as client:
-        workers(client, 1)
-        assert [w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()] == ["alone"]
-    assert command.stop(signal.SIGINT) == 0
-
-
 def test_a_worker_that_still_looks_for_its_scheduler_is_stopped(start: Start, port: int) -> None:
     command = start("worker", "--nworkers", "1", DASK_SCHEDULER_ADDRESS=f"tcp://127.0.0.1:{port}")
     command.says("Connection refused); looking for it")
     assert f"no scheduler at tcp://127.0.0.1:{port} (" in command.said
-    assert command.stop() == 0
+    assert command.stop(signal.SIGINT) == 0
 
 
 def supervise(code: str, *signals: tuple[str, signal.Signals]) -> tuple[int, list[str]]:

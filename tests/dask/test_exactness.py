@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
 @pytest.mark.parametrize("halving", [False, True])
 def test_in_this_process_every_trial_is_as_it_is_alone(seed, halving, tmp_path):
     trials = random_trials(seed)
@@ -162,9 +163,9 @@ def test_in_this_process_every_trial_is_as_it_is_alone(seed, halving, tmp_path):
     assert result.savings.steps_trained == result.savings.steps_unique < result.savings.steps_asked
 
 
-@pytest.mark.parametrize("seed", [100, 101, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(102, 120))])
+@pytest.mark.slow  # with seeds of its own; the last test here is such a one
+@pytest.mark.parametrize("seed", range(100, 120))
 @pytest.mark.parametrize("halving", [False, True])
-@pytest.mark.one_in(2)
 def test_on_dask_every_trial_is_as_it_is_alone(client: Client, seed, halving, tmp_path):
     client.wait_for_workers(2, timeout=120)
     trials = random_trials(seed)
@@ -181,16 +182,16 @@ def test_without_sharing_the_values_are_the_same(tmp_path):
     check(apart, [alone(Net(), schedules) for schedules in trials])
 
 
-def test_halving_gives_the_same_trials_and_values_on_one_worker_and_on_two(client: Client, tmp_path):
+def test_on_dask_and_under_halving_every_trial_is_as_it_is_alone_and_as_on_one_worker(client: Client, tmp_path):
     trials = random_trials(9)
+    expected = [alone(Net(), schedules) for schedules in trials]
 
     def listed(executor: Executor, name: str) -> list[tuple[object, ...]]:
-        result = run(trials, executor, tmp_path / name, halving=True, trainable=Net())
+        result = run(trials, executor, tmp_path / name, halving=True, trainable=Net(), checkpoint_every=3)
+        check(result, expected)
         return [(t.number, t.state, t.value, t.intermediate_values) for t in result.study.trials]
 
     client.wait_for_workers(2, timeout=120)
-    assert (
-        listed(DaskExecutor(client), "two")
-        == listed(DaskExecutor(n_workers=1, gpus=0), "one")
-        == listed(hpstage.InlineExecutor(), "inline")
-    )
+    assert listed(DaskExecutor(client), "two") == listed(hpstage.InlineExecutor(), "one")
+    # What trained is in processes of their own: those of the workers have had no need of it.
+    assert set(client.run(lambda: "torch" in sys.modules).values()) == {False}

@@ -15,7 +15,7 @@ from hpstage.cluster.dashboard.metrics import FAMILIES
 from hpstage.store import MemoryJournal
 from tests.dask.steady import Steady
 from tests.dask.studies import search
-from tests.dask.test_metrics import scrape
+from tests.dask.test_metrics import Samples, scrape
 
 DASHBOARD = Path(__file__).parents[2] / "cluster/deploy/grafana.json"
 _METRIC = re.compile(r"\bhpstage_[a-z_]+")
@@ -25,6 +25,14 @@ _METRIC = re.compile(r"\bhpstage_[a-z_]+")
 def dashboard() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(DASHBOARD.read_text())
     return found
+
+
+@pytest.fixture(scope="module")
+def samples(cluster: LocalCluster, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """What is exported when a search is over."""
+    states = tmp_path_factory.mktemp("states")
+    search(Steady(None), client, MemoryJournal(), states, name="drawn", n_trials=2)
+    return scrape(cluster)
 
 
 def shown(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
@@ -37,11 +45,10 @@ def queries(dashboard: dict[str, Any]) -> list[str]:
 
 
 def test_what_it_asks_for_is_exported_and_what_is_exported_is_asked_for(
-    dashboard: dict[str, Any], cluster: LocalCluster, client: Client, tmp_path: Path
+    dashboard: dict[str, Any], samples: Samples
 ) -> None:
-    search(Steady(None), client, MemoryJournal(), tmp_path / "states", name="drawn", n_trials=2)
     exported: dict[str, set[str]] = {}
-    for name, labels in scrape(cluster):
+    for name, labels in samples:
         exported.setdefault(name, set()).update(dict(labels))
     assert {name for query in queries(dashboard) for name in _METRIC.findall(query)} == exported.keys()
     for query in queries(dashboard):
@@ -52,12 +59,9 @@ def test_what_it_asks_for_is_exported_and_what_is_exported_is_asked_for(
             assert named <= exported[name], query
 
 
-def test_states_and_legends_are_those_that_are_exported(
-    dashboard: dict[str, Any], cluster: LocalCluster, client: Client, tmp_path: Path
-) -> None:
-    search(Steady(None), client, MemoryJournal(), tmp_path / "states", name="drawn", n_trials=2)
+def test_states_and_legends_are_those_that_are_exported(dashboard: dict[str, Any], samples: Samples) -> None:
     values: dict[tuple[str, str], set[str]] = {}
-    for name, labels in scrape(cluster):
+    for name, labels in samples:
         for label, value in labels:
             values.setdefault((name, label), set()).add(value)
     for panel in shown(dashboard):

@@ -19,9 +19,10 @@ from tests.dask.searcher import INTERVAL, search
 CHAINS = 2  # one on each worker
 SECONDS = 0.04  # per step: about a second of training
 ROOT = Path(__file__).parents[2]
-# No script, which training processes would import.
+# No script, which training processes would import; and no dashboard, with which a cluster takes a second to start.
 SEARCH = """
 import sys
+sys.modules["bokeh"] = None
 from pathlib import Path
 from hpstage.cluster import DaskExecutor
 from tests.dask.searcher import search

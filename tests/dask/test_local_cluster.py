@@ -39,18 +39,22 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         local_cluster(gpus=2)
 
 
-WHERE = """
-import os
+# With a dashboard a cluster takes a second longer to start.
+BARE = """
 import sys
+sys.modules["bokeh"] = None
+"""
+WHERE = f"""{BARE}
+import os
 from pathlib import Path
 
-Path("imported-by").open("a").write(f"{os.getpid()} {os.getppid()}\\n")
+Path("imported-by").open("a").write(f"{{os.getpid()}} {{os.getppid()}}\\n")
 
 from hpstage.testing.toys import Tape
 
 class Told(Tape):
     def evaluate(self):
-        return {"score": float(os.getpid())}
+        return {{"score": float(os.getpid())}}
 
 if __name__ == "__main__":
     import optuna
@@ -58,7 +62,7 @@ if __name__ == "__main__":
     from hpstage.cluster import DaskExecutor
 
     result = hpstage.optimize(
-        optuna.create_study(), Told(), lambda trial: {"a": trial.suggest_int("a", 1, 2)},
+        optuna.create_study(), Told(), lambda trial: {{"a": trial.suggest_int("a", 1, 2)}},
         metric="score", steps=2, n_trials=2, executor=DaskExecutor(n_workers=1, gpus=0),
     )
     print(os.getpid(), int(result.best_value))
@@ -72,7 +76,7 @@ def test_a_script_is_imported_where_it_trains_and_by_no_worker_in_between(tmp_pa
     assert imported == [driver, trained], done.stderr
 
 
-SEARCH = """
+SEARCH = f"""{BARE}
 from hpstage.testing.toys import Tape
 
 def search():
@@ -82,7 +86,7 @@ def search():
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     hpstage.optimize(
-        optuna.create_study(), Tape(), lambda trial: {"a": trial.suggest_int("a", 1, 2)},
+        optuna.create_study(), Tape(), lambda trial: {{"a": trial.suggest_int("a", 1, 2)}},
         metric="score", steps=2, n_trials=2, executor=DaskExecutor(n_workers=1, gpus=0),
     )
     print("found")
@@ -154,7 +158,7 @@ def test_an_executor_without_a_client_starts_a_cluster_and_ends_it(tmp_path: Pat
     assert cluster.status.name == "closed"
 
 
-BEATING = """
+BEATING = f"""{BARE}
 from distributed import Client, WorkerPlugin
 
 import optuna
@@ -175,7 +179,7 @@ if __name__ == "__main__":
     with local_cluster(1, gpus=0) as cluster, Client(cluster) as client:
         client.register_plugin(Beats())
         hpstage.optimize(
-            optuna.create_study(), Tape(), lambda trial: {"a": trial.suggest_int("a", 1, 2)},
+            optuna.create_study(), Tape(), lambda trial: {{"a": trial.suggest_int("a", 1, 2)}},
             metric="score", steps=2, n_trials=2, executor=client,
         )
 """

@@ -21,9 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import hpstage
 from hpstage.cli.status import Status, status_of
-from hpstage.cluster import local_cluster
 from hpstage.cluster.dashboard import install
-from hpstage.cluster.dashboard.follower import HANDLER
+from hpstage.cluster.dashboard.follower import HANDLER, Follower
 from hpstage.cluster.dashboard.metrics import FAMILIES
 from hpstage.plan.facts import SearchEnded, SearchStarted
 from hpstage.report.account import new_account
@@ -52,6 +51,11 @@ def parsed(text: str) -> Samples:
 def scrape(cluster: LocalCluster) -> Samples:
     with urllib.request.urlopen(f"http://127.0.0.1:{cluster.scheduler.http_server.port}/metrics", timeout=30) as answer:
         return parsed(answer.read().decode())
+
+
+def show(journal: Journal, client: Client) -> None:
+    """Have the scheduler know all of it."""
+    Follower(journal, lambda: client).close()
 
 
 def one(samples: Samples, name: str, **labels: str) -> float:
@@ -133,10 +137,11 @@ def test_the_numbers_of_a_search_are_those_of_its_status(cluster: LocalCluster, 
     assert workers == {"idle": 2}
 
 
-def test_every_family_is_exported_from_the_beginning(cluster: LocalCluster, client: Client, tmp_path: Path) -> None:
-    search(Steady(None), client, MemoryJournal(), tmp_path / "states", name="all", n_trials=4)
-    names = {name.removesuffix("_total") for name, _ in scrape(cluster)}
-    assert names == set(FAMILIES)
+def test_every_family_is_exported_from_the_beginning(cluster: LocalCluster, client: Client) -> None:
+    journal = MemoryJournal()
+    search(Steady(None), hpstage.InlineExecutor(), journal, name="all", n_trials=4)
+    show(journal, client)
+    assert {name.removesuffix("_total") for name, _ in scrape(cluster)} == set(FAMILIES)
 
 
 def test_names_follow_the_conventions_and_help_says_what_is_counted() -> None:
@@ -149,10 +154,10 @@ def test_names_follow_the_conventions_and_help_says_what_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ['<script>alert("1")</script> $x_{', 'a "quote", a \\ and a\nline', "Žluťoučký 😀"])
-def test_names_of_users_are_labels_as_they_are(
-    cluster: LocalCluster, client: Client, tmp_path: Path, name: str
-) -> None:
-    search(Steady(None), client, MemoryJournal(), tmp_path / "states", name=name, n_trials=2)
+def test_names_of_users_are_labels_as_they_are(cluster: LocalCluster, client: Client, name: str) -> None:
+    journal = MemoryJournal()
+    search(Steady(None), hpstage.InlineExecutor(), journal, name=name, n_trials=2)
+    show(journal, client)
     assert one(scrape(cluster), "hpstage_steps_asked_total", study=name) > 0
 
 
@@ -174,53 +179,55 @@ def test_numbers_while_workers_train_name_them(cluster: LocalCluster, client: Cl
     assert by(scrape(cluster), "hpstage_training_workers", "study") == {}
 
 
-def test_counters_never_go_back_while_drivers_are_killed_and_started_again(tmp_path: Path) -> None:
-    with local_cluster(2, gpus=0) as cluster:
-        last: Samples = {}
+def test_counters_never_go_back_while_drivers_are_killed_and_started_again(
+    cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
+    client.wait_for_workers(2, timeout=120)
+    last: Samples = {}
 
-        def look() -> Samples:
-            nonlocal last
-            now = scrape(cluster)
-            for (name, labels), value in last.items():
-                if name.endswith("_total"):
-                    assert now[name, labels] >= value, (name, labels)
-            last = now
-            return now
+    def look() -> Samples:
+        nonlocal last
+        now = scrape(cluster)
+        for (name, labels), value in last.items():
+            if name.endswith("_total"):
+                assert now[name, labels] >= value, (name, labels)
+        last = now
+        return now
 
-        def drive() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.dask.studies", cluster.scheduler_address, str(tmp_path), "again", "7",
-                 "0.03"],
-                cwd=ROOT,
-            )  # fmt: skip
+    def drive() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.dask.studies", cluster.scheduler_address, str(tmp_path), "again", "7",
+             "0.03"],
+            cwd=ROOT,
+        )  # fmt: skip
 
-        def trained() -> float:
-            return sum(by(look(), "hpstage_steps_trained_total", "plan", study="again").values())
+    def trained() -> float:
+        return sum(by(look(), "hpstage_steps_trained_total", "plan", study="again").values())
 
-        first = drive()
-        until(lambda: trained() > 10, "the first driver's workers train")
-        before = trained()
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-        second = drive()
-        until(lambda: trained() >= before and second.poll() is not None, "the second driver ends")
-        assert second.returncode == 0
-        samples = look()
-        [plan] = by(samples, "hpstage_steps_trained_total", "plan", study="again")
-        assert trained() >= before
-        assert one(samples, "hpstage_plan_drivers_lost_total", plan=plan) == 1
-        journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite", read_only=True)
-        found = status(journal)
-        journal.close()
-        for name, expected in (
-            ("records_total", found.plan.records),
-            ("steps_asked_total", found.plan.steps_asked),
-            ("steps_distinct_total", found.plan.steps_unique),
-            ("steps_trained_total", found.plan.steps_trained),
-            ("checkpoints", found.plan.checkpoints),
-        ):
-            assert one(samples, f"hpstage_plan_{name}", plan=plan) == expected
-        assert len(found.studies) == 2 and found.plan.steps_trained > before
+    first = drive()
+    until(lambda: trained() > 10, "the first driver's workers train")
+    before = trained()
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = drive()
+    until(lambda: trained() >= before and second.poll() is not None, "the second driver ends")
+    assert second.returncode == 0
+    samples = look()
+    [plan] = by(samples, "hpstage_steps_trained_total", "plan", study="again")
+    assert trained() >= before
+    assert one(samples, "hpstage_plan_drivers_lost_total", plan=plan) == 1
+    journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite", read_only=True)
+    found = status(journal)
+    journal.close()
+    for name, expected in (
+        ("records_total", found.plan.records),
+        ("steps_asked_total", found.plan.steps_asked),
+        ("steps_distinct_total", found.plan.steps_unique),
+        ("steps_trained_total", found.plan.steps_trained),
+        ("checkpoints", found.plan.checkpoints),
+    ):
+        assert one(samples, f"hpstage_plan_{name}", plan=plan) == expected
+    assert len(found.studies) == 2 and found.plan.steps_trained > before
 
 
 def test_schedulers_of_one_process_do_not_collide_and_one_that_is_closed_is_forgotten() -> None:

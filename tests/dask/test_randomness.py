@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from distributed import Client
 
-from hpstage.cluster import local_cluster
 from hpstage.store import MemoryJournal
-from tests.dask.draws import Trials, differing, found, inline, keep_drawing, search
+from tests.dask.draws import Trials, differing, inline, search
 from tests.dask.processes import Processes, until
+from tests.dask.restless import keep_drawing
 
 SEEDS = (5, 6)
 
@@ -26,11 +26,15 @@ def expected() -> dict[int, Trials]:
 
 
 @pytest.fixture(scope="module")
-def busy() -> Iterator[Client]:
-    """Two workers whose event loops draw all the time."""
-    with local_cluster(2, gpus=0) as cluster, Client(cluster, set_as_default=False) as client:
-        client.run(keep_drawing)
-        yield client
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A worker with a thread for each of two studies, whose event loop draws all the time."""
+    with Processes(tmp_path_factory.mktemp("logs")) as cluster:
+        cluster.scheduler()
+        cluster.worker("--nthreads", "2")
+        with Client(cluster.address, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=120)
+            client.run(keep_drawing)
+            yield client
 
 
 def test_a_step_sees_its_own_random_numbers_whatever_the_worker_draws(
@@ -50,37 +54,31 @@ def test_a_study_that_draws_is_the_same_twenty_times(
     assert wrong == [0] * 20
 
 
-def two_studies(folder: Path, moment: float) -> list[int]:
-    """Trials of each that differ where the second study joins ``moment`` seconds after the first has begun to train."""
-    folder.mkdir()
-    with Processes(folder) as cluster:
-        cluster.scheduler()
-        for _ in range(2):
-            cluster.worker("--nthreads", "2")
-        drivers = []
+def two_studies(client: Client, folder: Path, expected: dict[int, Trials], moment: float) -> list[int]:
+    """Trials of each that differ where the second study joins ``moment`` seconds after the first has a plan."""
+    studies = []
+    with ThreadPoolExecutor(len(SEEDS)) as pool:
         for seed in SEEDS:
-            drivers.append(
-                cluster.start(
-                    sys.executable, "-m", "tests.dask.draws", cluster.address, str(folder), f"study-{seed}", str(seed)
-                )
-            )
+            studies.append(pool.submit(search, client, folder / "plan", name=f"study-{seed}", seed=seed))
             if seed == SEEDS[0]:
                 until(lambda: (folder / "plan" / "plan.sqlite").exists(), "the first study has a plan")
                 threading.Event().wait(moment)
-        for driver in drivers:
-            assert driver.wait(90) == 0, cluster.logs()
-    return [differing(found(folder, f"study-{seed}"), inline(seed)) for seed in SEEDS]
+        return [differing(study.result(150), expected[seed]) for seed, study in zip(SEEDS, studies, strict=True)]
 
 
-def test_two_studies_on_one_cluster_and_store_do_not_draw_each_others_numbers(tmp_path: Path) -> None:
-    assert two_studies(tmp_path / "both", 0.2) == [0, 0]
+def test_two_studies_on_one_cluster_and_store_do_not_draw_each_others_numbers(
+    busy: Client, expected: dict[int, Trials], tmp_path: Path
+) -> None:
+    assert two_studies(busy, tmp_path, expected, 0.2) == [0, 0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_second_study_may_come_at_any_moment_of_twenty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_study_may_come_at_any_moment_of_twenty(
+    busy: Client, expected: dict[int, Trials], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chance = random.Random(0)
-    wrong = [two_studies(tmp_path / str(number), chance.uniform(0.0, 1.5)) for number in range(20)]
+    wrong = [two_studies(busy, tmp_path / str(number), expected, chance.uniform(0.0, 1.5)) for number in range(20)]
     with capsys.disabled():
         print(f"\ntrials of each study that differ from inline, by run: {wrong}")  # noqa: T201
     assert wrong == [[0, 0]] * 20

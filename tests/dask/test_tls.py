@@ -14,18 +14,17 @@ import hpstage
 from hpstage.algos import FullTraining
 from hpstage.testing.toys import Tape, alone
 from tests.dask.commands import free_port, workers
-from tests.dask.conftest import Start
+from tests.dask.conftest import Start, starting
 
 trustme = pytest.importorskip("trustme", reason="makes the certificates")
 
 STEPS = 6
 
 
-@pytest.fixture
-def certificates(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an authority (ca.pem), what it has certified (NAME.pem, NAME.key), and a stranger's."""
-    folder = tmp_path / "certificates"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("certificates")
     authority, another = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
     for name, signer in (("scheduler", authority), ("worker", authority), ("client", authority), ("stranger", another)):
@@ -49,18 +48,19 @@ def security(certificates: Path, name: str) -> Security:
     )
 
 
-@pytest.fixture
-def address(start: Start, certificates: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def address(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a scheduler with one worker."""
     host, port = "127.0.0.1", str(free_port())
     place = ["--host", host, "--port", port, "--no-dashboard"]
-    scheduler = start("scheduler", *place, *options(certificates, "scheduler"))
-    scheduler.says("Scheduler at:")
     address = f"tls://{host}:{port}"
-    worker = start("worker", address, "--nworkers", "1", *options(certificates, "worker"))
-    yield address
-    assert worker.stop() == 0
-    assert scheduler.stop() == 0
+    with starting(tmp_path_factory.mktemp("logs")) as start:
+        scheduler = start("scheduler", *place, *options(certificates, "scheduler"))
+        worker = start("worker", address, "--nworkers", "1", *options(certificates, "worker"))
+        scheduler.says("Scheduler at:")
+        yield address
+        assert worker.stop() == 0
+        assert scheduler.stop() == 0
 
 
 def space(trial: optuna.Trial) -> dict[str, object]:
@@ -89,11 +89,11 @@ def test_a_search_runs_under_tls_and_strangers_are_refused(address: str, certifi
     assert {trial.params["a"]: trial.value for trial in study.trials} == expected
 
     with pytest.raises(OSError, match=r"(?i)certificate|tls|ssl"):
-        Client(address, security=security(certificates, "stranger"), timeout="5s", set_as_default=False)
+        Client(address, security=security(certificates, "stranger"), timeout="2s", set_as_default=False)
     with pytest.raises(TypeError, match="check your TLS configuration"):
-        Client(address, timeout="5s", set_as_default=False)
+        Client(address, timeout="2s", set_as_default=False)
     with pytest.raises((OSError, AssertionError)):  # Dask's own, when the connection closes while it shakes hands
-        Client(address.replace("tls", "tcp"), timeout="5s", set_as_default=False)
+        Client(address.replace("tls", "tcp"), timeout="2s", set_as_default=False)
 
 
 def test_a_worker_that_is_not_trusted_says_so_and_does_not_join(address: str, certificates: Path, start: Start) -> None:

@@ -29,6 +29,7 @@ from hpstage.errors import CheckpointError, ClusterError, StoreError
 from hpstage.store import Cursor, RedisJournal
 from hpstage.store.journal import NO_FENCES
 from tests.faults import work
+from tests.faults.grind import Grind
 
 RUN_AGAIN = 75
 """Exit code of a driver that could not go on for want of what it works with, and says that it be run again."""
@@ -111,7 +112,7 @@ def search(task: Task) -> None:
         "checkpoint_every": work.INTERVAL,
         "verify": "off",  # which would train two steps twice
     }
-    trainable = work.Grind(task.folder, task.pause, task.deadly)
+    trainable = Grind(task.folder, task.pause, task.deadly)
     space = work.space(task.round, task.poison)
     if not task.scheduler:
         executor = hpstage.InlineExecutor()

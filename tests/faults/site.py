@@ -237,11 +237,11 @@ class Site:
             **options,  # type: ignore[arg-type]
         )
 
-    def alone(self, task: Task) -> Process:
-        """The same study, undisturbed, in one process with a store of its own."""
+    def undisturbed(self, task: Task) -> Task:
+        """The same study, which nothing happens to: in one process with a store of its own."""
         folder = self.folder / "alone"
         folder.mkdir(exist_ok=True)
-        quiet = Task(
+        return Task(
             kind=task.kind,
             round=task.round,
             seed=task.seed,
@@ -250,7 +250,10 @@ class Site:
             poison=task.poison,
             deadly=-1,
         )
-        return self.spawn(f"{task.name}-alone", ["tests.faults.driver", str(quiet.write())])
+
+    def alone(self, task: Task) -> Process:
+        """That study at work."""
+        return self.spawn(f"{task.name}-alone", ["tests.faults.driver", str(self.undisturbed(task).write())])
 
     def published(self) -> list[Path]:
         """The folders of checkpoints."""

@@ -39,6 +39,7 @@ from hpstage.plan.facts import (
     WorkerId,
 )
 from hpstage.store import MemoryJournal, RedisJournal
+from hpstage.testing.toys import Tape
 from tests.faults import oracles, work
 from tests.faults.injector import evicted, in_common
 from tests.faults.site import members
@@ -105,7 +106,7 @@ def test_the_journal_of_a_real_search_has_no_violations() -> None:
     options = {"metric": "score", "steps": work.STEPS, "n_trials": 6, "algorithm": work.algorithm("halving")}
     hpstage.optimize(
         study,
-        work.Tape(),
+        Tape(),
         work.space(0),
         executor=hpstage.InlineExecutor(),
         store=journal,

@@ -1,11 +1,8 @@
-"""What is trained while things break: small exact work that tells what it did, and two searches that overlap."""
+"""What is searched while things break: two studies that overlap."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,39 +13,11 @@ import optuna
 from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining, SuccessiveHalving
-from hpstage.schedule import Scalar
 from hpstage.schedule.space import describe
-from hpstage.testing.toys import Tape
+from tests.faults.grind import Grind
 
 STEPS = 48
 INTERVAL = 8  # states are kept at least as often
-# Rounds of the key derivation in a step: about half a millisecond of real work.
-_ROUNDS = 300
-
-
-class Grind(Tape):
-    """A Tape whose steps are work, and which writes down in a file of its process each state that it has trained.
-
-    Where the value ``poison`` is 1, the process dies in step ``deadly``, each time. Drivers of one plan must agree in
-    all three: attributes count in a workload's identity. What a file ``pause`` in the folder says goes first.
-    """
-
-    def __init__(self, folder: str, pause: float = 0.0, deadly: int = -1) -> None:
-        super().__init__()
-        self.folder = folder
-        self.pause = pause
-        self.deadly = deadly
-
-    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        if step == self.deadly and hp["poison"] == 1:
-            os.kill(os.getpid(), 9)
-        told = Path(self.folder) / "pause"
-        pause = told.read_text() if told.exists() else ""
-        time.sleep(float(pause or self.pause))  # most of a step, so that two cores bear three workers
-        super().train(step, hp)
-        self.digest = hashlib.pbkdf2_hmac("sha256", self.digest.encode(), b"%d" % step, _ROUNDS).hex()
-        with open(Path(self.folder) / f"steps-{os.getpid()}", "a") as steps:
-            steps.write(f"{self.digest[:16]}\n")
 
 
 def trained(folder: Path) -> Counter[str]:

@@ -6,11 +6,9 @@ Writes what became of its trials to ``NAME.txt`` in the folder, which all hosts 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -21,50 +19,15 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.executor import Executor
 from hpstage.plan.invariants import validate
-from hpstage.schedule import Scalar
 from hpstage.store import Journal, MemoryJournal
-from hpstage.testing.toys import Tape
 from tests.dask.studies import Trials, trials
+from tests.hosts.watched import Watched
 
 RUNG, STEPS = 8, 32
 TRIALS = 12
 INTERVAL = 4  # states are kept at least as often
 
 Space = Callable[[optuna.Trial], dict[str, object]]
-
-
-class Watched(Tape):
-    """A Tape that writes a line for each step it has trained into a file per host and process, and that can be held.
-
-    A host whose file ``hold-HOST`` holds a number trains no step from that number on, until the file is gone or holds
-    a greater one.
-    """
-
-    def __init__(self, folder: Path | None = None, seconds: float = 0.0) -> None:
-        super().__init__()
-        self.folder = None if folder is None else str(folder)
-        self.seconds = seconds
-
-    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        if self.folder is not None:
-            name = f"{socket.gethostname()}-{os.getpid()}"
-            held = Path(self.folder) / f"held-{name}-{step}"
-            while _must_wait(Path(self.folder) / f"hold-{socket.gethostname()}", step):
-                held.touch()
-                time.sleep(0.01)
-            held.unlink(missing_ok=True)
-            time.sleep(self.seconds)  # stands for work
-        super().train(step, hp)
-        if self.folder is not None:
-            with open(Path(self.folder) / f"steps-{name}", "a") as steps:
-                steps.write(f"{self.digest[:16]}\n")
-
-
-def _must_wait(file: Path, step: int) -> bool:
-    try:
-        return step >= int(file.read_text())
-    except FileNotFoundError:
-        return False
 
 
 def space(trial: optuna.Trial) -> dict[str, object]:
