@@ -40,12 +40,6 @@ class Courier:
             self._waiting[worker] = [order]
         self._loop.add_callback(self._deliver, worker)
 
-    @property
-    def idle(self) -> bool:
-        """Whether all orders have arrived, or never will."""
-        with self._lock:
-            return not self._waiting
-
     async def _deliver(self, worker: WorkerId) -> None:
         while True:
             with self._lock:

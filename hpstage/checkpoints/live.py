@@ -49,12 +49,6 @@ class LiveCache:
             self._states.move_to_end(key)
             return self._states[key][0]
 
-    def drop(self, key: StateKey) -> None:
-        """Forget a state; it is no error if there is none."""
-        with self._lock:
-            _, freed = self._states.pop(key, (None, 0))
-            self._nbytes -= freed
-
     @property
     def nbytes(self) -> int:
         """Bytes of all kept states."""

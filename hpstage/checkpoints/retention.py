@@ -15,7 +15,7 @@ were asked for once more, alone. Which of them really will be is not known; what
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -40,18 +40,12 @@ class KeptState(msgspec.Struct, frozen=True):
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """A decision: what goes, what that costs, what stays."""
+    """A decision."""
 
     delete: tuple[StateKey, ...]
     """In the order of choice, cheapest first."""
-    freed: int
-    """Bytes of what goes."""
     remaining: int
-    """Bytes of what stays."""
-    lost_seconds: float
-    """Training from the nearest kept ancestor to each that goes, summed."""
-    excess: int
-    """Bytes over the budget that only needed checkpoints still take; 0 if the budget is kept."""
+    """Bytes of what stays: more than the budget only where all that stays is needed."""
 
 
 def decide(states: Iterable[KeptState], budget_bytes: int | None) -> Retention:
@@ -67,23 +61,16 @@ def decide(states: Iterable[KeptState], budget_bytes: int | None) -> Retention:
     forest = _Forest(list(states))
     total = sum(state.bytes for state in forest.states)
     if budget_bytes is None or total <= budget_bytes:
-        return Retention(delete=(), freed=0, remaining=total, lost_seconds=0.0, excess=0)
+        return Retention(delete=(), remaining=total)
     gone = _greedy(forest, total - budget_bytes)
-    freed = sum(forest.states[index].bytes for index in gone)
-    chosen: list[int] = []
+    remaining = total - sum(forest.states[index].bytes for index in gone)
+    chosen: list[StateKey] = []
     for index in reversed(gone):  # the dearest first
-        if total - freed + forest.states[index].bytes <= budget_bytes:
-            freed -= forest.states[index].bytes
+        if remaining + forest.states[index].bytes <= budget_bytes:
+            remaining += forest.states[index].bytes
         else:
-            chosen.append(index)
-    chosen.reverse()
-    return Retention(
-        delete=tuple(forest.states[index].key for index in chosen),
-        freed=freed,
-        remaining=total - freed,
-        lost_seconds=forest.lost_seconds(chosen),
-        excess=max(0, total - freed - budget_bytes),
-    )
+            chosen.append(forest.states[index].key)
+    return Retention(delete=tuple(reversed(chosen)), remaining=remaining)
 
 
 def _greedy(forest: _Forest, excess: int) -> list[int]:
@@ -135,7 +122,7 @@ def _greedy(forest: _Forest, excess: int) -> list[int]:
 class _Forest:
     """The states with their parents as indices, and the seconds of training from the beginning to each."""
 
-    __slots__ = ("depths", "order", "parents", "states")
+    __slots__ = ("depths", "parents", "states")
 
     def __init__(self, states: list[KeptState]) -> None:
         self.states = states
@@ -144,31 +131,20 @@ class _Forest:
             raise InternalError("a kept state was given twice to be decided on")
         self.parents: list[int | None] = []
         children: list[list[int]] = [[] for _ in states]
-        self.order: list[int] = []  # parents before their children
+        order: list[int] = []  # parents before their children
         for number, state in enumerate(states):
             if state.parent is None:
                 self.parents.append(None)
-                self.order.append(number)
+                order.append(number)
             elif state.parent in index:
                 self.parents.append(index[state.parent])
                 children[index[state.parent]].append(number)
             else:
                 raise InternalError(f"state {state.key} has a parent that is not kept, {state.parent}")
         self.depths = [0.0] * len(states)
-        for number in self.order:  # grows while it is walked
+        for number in order:  # grows while it is walked
             parent = self.parents[number]
             self.depths[number] = states[number].seconds + (0.0 if parent is None else self.depths[parent])
-            self.order.extend(children[number])
-        if len(self.order) != len(states):
+            order.extend(children[number])
+        if len(order) != len(states):
             raise InternalError("kept states are ancestors of themselves")
-
-    def lost_seconds(self, gone: Sequence[int]) -> float:
-        """Training from the nearest kept ancestor to each state that goes, summed."""
-        going = set(gone)
-        costs: dict[int, float] = {}
-        for number in self.order:
-            if number in going:
-                parent = self.parents[number]
-                above = 0.0 if parent is None else costs.get(parent, 0.0)
-                costs[number] = self.states[number].seconds + above
-        return sum(costs.values())

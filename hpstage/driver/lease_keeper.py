@@ -21,14 +21,14 @@ LEASE_SECONDS = float(os.environ.get("HPSTAGE_LEASE_SECONDS", "30"))
 class Presence:
     """Holds the leases of a driver and of the study that it drives, and renews them from a thread of its own.
 
-    A process that is stopped or cut off loses them after ``seconds``, and by then at the latest the others go on with
-    what it had begun. Its own writes are fenced with the driver's lease, so that none of them comes after that.
+    A process that is stopped or cut off loses them after ``LEASE_SECONDS``, and by then at the latest the others go on
+    with what it had begun. Its own writes are fenced with the driver's lease, so that none of them comes after that.
     """
 
-    def __init__(self, leases: Leases, driver: DriverId, *, seconds: float = LEASE_SECONDS) -> None:
+    def __init__(self, leases: Leases, driver: DriverId) -> None:
         self._leases = leases
         self._driver = driver
-        self._seconds = seconds
+        self._seconds = LEASE_SECONDS
         self._host = host_identity()
         self._closing = threading.Event()
         self._tokens: dict[str, int] = {}

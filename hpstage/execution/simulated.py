@@ -96,7 +96,6 @@ class SimulatedExecutor(Executor):
         self._flights: dict[ChainId, _Flight] = {}
         self._stand: dict[WorkerId, StateKey | None] = {}
         self._names = count()
-        self.busy_seconds = 0.0
         self.trained: list[Span] = []  # that any worker finished
         for _ in range(workers):
             self.join(0.0)
@@ -326,7 +325,6 @@ class SimulatedExecutor(Executor):
         self._stand[flight.worker] = boundary.key if boundary.keep else None
         if place > start:
             self.trained.append(Span(boundary.node, start, place))
-        self.busy_seconds += trained + flight.load
         reached = StateReached(
             chain=flight.chain.id,
             worker=flight.worker,

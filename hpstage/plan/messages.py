@@ -69,7 +69,6 @@ class Chain(msgspec.Struct, frozen=True):
 
     id: ChainId
     source: StateKey | None
-    source_ref: StateRef | None
     initial: dict[str, Scalar]
     stages: tuple[Stage, ...]
     boundaries: tuple[Boundary, ...]

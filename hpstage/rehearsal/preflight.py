@@ -201,7 +201,7 @@ def preflight(
         UsageError: bad input, named.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
-    _check(workers, rehearsals, steps, step_seconds, evaluate_seconds, load_seconds, save_seconds, checkpoint_bytes)
+    _check(workers, rehearsals, step_seconds, evaluate_seconds, load_seconds, save_seconds, checkpoint_bytes)
     if checkpoint_every is None and step_seconds is None:
         checkpoint_every = steps
     costs = Costs(
@@ -402,7 +402,6 @@ def quiet_optuna() -> Iterator[None]:
 def _check(
     workers: Sequence[int],
     rehearsals: int,
-    steps: int,
     step_seconds: float | StepSeconds | None,
     evaluate_seconds: float,
     load_seconds: float,

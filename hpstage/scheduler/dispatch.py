@@ -152,7 +152,6 @@ class Dispatch:
             Chain(
                 id=chain.id,
                 source=None if source is None else self._plan.key(source.node, source.step),
-                source_ref=None if source is None else source.ref,
                 initial=root.hyperparameters(0),
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),

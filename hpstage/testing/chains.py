@@ -37,7 +37,6 @@ def chain(name: str, stop: int, *boundaries: int, start: int = 0, x: Scalar = 1.
     return Chain(
         id=ChainId(name),
         source=key(start) if start else None,
-        source_ref=None,
         initial={"x": x},
         stages=(stage(start, stop, x),),
         boundaries=tuple(boundary(step) for step in sorted({*boundaries, stop})),

@@ -41,7 +41,7 @@ class TestDaskExecutor(ExecutorContract):
 
     def settle(self, executor: Executor) -> None:
         assert isinstance(executor, DaskExecutor) and executor._courier is not None
-        while not executor._courier.idle:
+        while executor._courier._waiting:
             time.sleep(0.001)
 
 

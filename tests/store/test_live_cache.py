@@ -58,15 +58,6 @@ def test_a_state_larger_than_the_budget_is_not_kept_and_displaces_nothing() -> N
     assert A in cache
 
 
-def test_a_dropped_state_frees_its_bytes() -> None:
-    cache = LiveCache()
-    cache.put(A, state(1))
-    cache.drop(A)
-    cache.drop(A)
-    assert A not in cache
-    assert (cache.nbytes, len(cache)) == (0, 0)
-
-
 def test_a_key_that_is_kept_is_not_counted_twice() -> None:
     cache = LiveCache()
     cache.put(A, state(1))

@@ -74,11 +74,11 @@ class Decoder:
                 )
             filled.append((record.obj, found))
             if place is not None:
-                self._move(record.obj, found, *place)
+                self._move(record.obj, *place)
         for obj, found in filled:
             fill(obj, found)
 
-    def _move(self, obj: Any, values: Any, place: Plain, dtype: str, shape: Any, strides: Any) -> None:
+    def _move(self, obj: Any, place: Plain, dtype: str, shape: Any, strides: Any) -> None:
         kind = self._dtype(dtype)
         if place is None:
             storage, offset = torch().empty(0, dtype=kind, device=obj.device).untyped_storage(), 0

@@ -73,12 +73,6 @@ class Survey:
         record = self.records.get(id(obj))
         return None if record is None else record.path
 
-    def add(self, record: Record) -> None:
-        while record.path in self.paths:
-            record.path += "'"
-        self.records[id(record.obj)] = record
-        self.paths[record.path] = record
-
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records.values())
 

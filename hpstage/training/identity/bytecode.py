@@ -186,7 +186,7 @@ def _collect(
     found: References,
 ) -> None:
     instructions = instructions_of(code)
-    bound = _imports(code, instructions, names, resolve, found)
+    bound = _imports(instructions, names, resolve, found)
     for index, instruction in enumerate(instructions):
         name = instruction.argval
         module = ""
@@ -220,7 +220,7 @@ def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callab
 
 
 def _imports(
-    code: CodeType, instructions: Sequence[Instruction], names: Mapping[str, Any], resolve: Resolve, found: References
+    instructions: Sequence[Instruction], names: Mapping[str, Any], resolve: Resolve, found: References
 ) -> dict[str, object]:
     """Return modules by the local names that are bound to nothing else; add other imports to ``found``."""
     bindings: list[tuple[str | None, Imported]] = []
