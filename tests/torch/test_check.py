@@ -24,6 +24,9 @@ from hpstage.errors import UsageError
 from hpstage.training.run import Run
 from tests.torch.faults import EXACT, NAMED, Own, in_the_environment
 from tests.torch.patterns import PATTERNS
+from tests.torch.test_pickles import Plainly
+from tests.torch.test_pickles import space as of_estimators
+from tests.torch.test_references_to_itself import Table
 from tests.torch.trainables import CASES, Small
 
 ROOT = Path(__file__).parents[2]
@@ -33,13 +36,13 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
     drop = trial.suggest_categorical("drop", [3, 4])
     wide = trial.suggest_categorical("wide", [False, True])  # False in the trial that seed 0 checks, True in the other
     lr = s.multistep(0.2 if wide else 0.1, [drop], gamma=0.1)
-    return {"lr": lr, "momentum": 0.9, "batch_size": 8, "seed": 3, "wide": wide}
+    return {"lr": lr, "momentum": 0.9, "batch_size": 8, "seed": 3, "wide": wide, "scale": 2.0}
 
 
 @pytest.fixture(scope="module")
 def children() -> Iterator[Children]:
     # Each of a hundred processes would import these once more.
-    with Children(["numpy", "torch", "sklearn.datasets", "tests.torch.faults"]) as shared:
+    with Children(["numpy", "torch", "sklearn.datasets", "tests.torch.faults", "tests.torch.test_pickles"]) as shared:
         yield shared
 
 
@@ -94,6 +97,17 @@ def test_optimizers_raise_no_alarm(check: Callable[..., hpstage.CheckReport], na
 def test_an_object_that_keeps_its_state_itself_raises_no_alarm(check: Callable[..., hpstage.CheckReport]) -> None:
     report = check(Own())
     assert report.ok, str(report)
+
+
+def test_what_is_bound_to_the_trainable_itself_raises_no_alarm(check: Callable[..., hpstage.CheckReport]) -> None:
+    report = check(Table())
+    assert report.ok, str(report)
+
+
+def test_of_a_pickle_it_is_told_what_to_give_instead(children: Children) -> None:
+    report = hpstage.check(Plainly("linear"), of_estimators, steps=5, n_forks=1, children=children)
+    assert not report.ok
+    assert any("hpstage.pickled" in finding.remedy for finding in report.differences), report
 
 
 def test_a_report_tells_where_what_why_and_the_remedy(check: Callable[..., hpstage.CheckReport]) -> None:

@@ -32,12 +32,18 @@ STEPS, FORK = 6, 3
 MADE_ONCE = {"hooks of tensors, with a closure"}
 # A trial that changes what is met in model() alone is followed by no other: tests/torch/test_world.py.
 MET_BEFORE = {"a module that an attribute holds"}
-CASES = [
-    pytest.param(name, place, id=f"{name}, in {place}")
+PLACES = {
+    name: [
+        *(["__init__"] if not oddity.network and name not in MADE_ONCE else []),
+        *(["model"] if name not in MET_BEFORE else []),
+    ]
     for name, oddity in ODDITIES.items()
-    for place in ("__init__", "model")
-    if (place == "__init__" and not oddity.network and name not in MADE_ONCE)
-    or (place == "model" and name not in MET_BEFORE)
+}
+# Of two places of an oddity the default suite takes now the one, now the other.
+CASES = [
+    pytest.param(name, place, id=f"{name}, in {place}", marks=[] if n == number % len(places) else [pytest.mark.slow])
+    for number, (name, places) in enumerate(PLACES.items())
+    for n, place in enumerate(places)
 ]
 HP = {"seed": 2}
 

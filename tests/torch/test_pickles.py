@@ -107,12 +107,6 @@ def test_a_pickle_whose_bytes_alone_differ_is_refused_with_what_to_give_instead(
         search(Plainly(kind))
 
 
-def test_a_check_says_what_to_give_instead_of_a_pickle() -> None:
-    report = hpstage.check(Plainly("linear"), space, steps=5, n_forks=1)
-    assert not report.ok
-    assert any("hpstage.pickled" in finding.remedy for finding in report.differences), report
-
-
 def test_what_is_met_twice_and_can_change_comes_back_as_one_object() -> None:
     source, array = random.Random(1), np.arange(3)
     loop: list[Any] = [source, (source, array), {"array": array, "names": ("a" * 3, "aaa")}]

@@ -191,12 +191,6 @@ def test_a_reference_to_the_trainable_leads_to_what_is_trained(
     assert search(trainable, sharing=not sharing) == expected
 
 
-def test_such_a_trainable_is_found_exact_by_a_check() -> None:
-    hp = {"lr": s.piecewise({0: 0.05, 4: 0.01}), "momentum": 0.9, "batch_size": 8, "seed": 3, "scale": 2.0}
-    report = hpstage.check(Table(), lambda trial: hp, steps=6)
-    assert report.ok, report
-
-
 class Plain:
     """An object with the five methods, no randomness, and tables of its own methods."""
 

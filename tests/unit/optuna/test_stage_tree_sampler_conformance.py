@@ -17,7 +17,8 @@ from optuna.testing.pytest_samplers import (
 
 from hpstage.optuna import StageTreeSampler
 
-RADII = [{"radius": 0}, {}]
+# At radius 0 it is the base sampler, to the last bit: tests/unit/optuna/test_stage_tree_sampler.py.
+RADII = [pytest.param({"radius": 0}, marks=pytest.mark.slow), {}]
 
 
 def _tpe_group() -> BaseSampler:
