@@ -1,6 +1,6 @@
-"""What was searched: tables and data frames of a plan, and its report (a page, its pictures). From the journal alone.
+"""Reports of a search: tables and data frames of a plan, and a page with pictures. From the journal alone.
 
-What needs matplotlib or jinja2 is loaded when a report is written: who only reads a store has no use for it.
+Modules that need matplotlib or jinja2 are imported when a report is written, since reading a store does not need them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
     "write_report",
 ]
 
-# Where those are that are loaded when they are first used.
+# The modules of the names that are imported on first use.
 _HOMES = {
     "Causes": "causes",
     "causes_of": "causes",
@@ -71,21 +71,22 @@ def write_report(
     study: str | None = None,
     tables: bool = True,
 ) -> Path:
-    """Write the report of a plan, or of one of its studies, into ``folder`` (made if needed) and return its first page.
+    """Write the report of a plan, or of one of its studies, into ``folder`` (created if needed); return its page's
+    path.
 
-    ``index.html`` holds everything that is to be read, pictures included. Beside it lie the pictures (``*.png``), the
-    figures (``savings.json``) and the tables of :mod:`hpstage.report.tables` (``trials.csv``, ``stages.csv``,
-    ``states.csv``, ``workers.csv``). Files of an earlier report are replaced, the page last.
+    ``index.html`` holds the whole report, pictures included. Beside it lie the pictures (``*.png``), the savings
+    (``savings.json``) and the tables of :mod:`hpstage.report.tables` (``trials.csv``, ``stages.csv``, ``states.csv``,
+    ``workers.csv``). Files of an earlier report are replaced, the page last.
 
     Args:
-        source: an open journal; a store as for ``optimize(store=...)``, which is read and not changed, also while
-            searches run; or the result of a search.
-        study: the one that is reported. If it is not given: all of the plan; of a result its own.
-        tables: write these, too. If not, those of an earlier report stay as they are.
+        source: an open journal; a store as for ``optimize(store=...)``, which is read and never changed, even while
+            searches are running; or the result of a search.
+        study: the study to report. Defaults to the whole plan, or to the study of a result.
+        tables: whether to write the tables. If not, those of an earlier report are left as they are.
 
     Raises:
-        UsageError: the plan has no such study, or nothing can be written in the folder.
-        StoreError: there is no plan, or it cannot be read.
+        UsageError: the plan has no such study, or the folder cannot be written to.
+        StoreError: the plan does not exist or cannot be read.
     """
     from hpstage.report.writing import write_book
 

@@ -1,4 +1,4 @@
-"""The account of a plan: an observer that remembers what workers reported, and who paid for it."""
+"""The account of a plan: an observer that records what workers reported and which trial paid for it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.report.observer import Observer
 from hpstage.store import Journal
 
-# Records that are read at a time.
+# Number of records read at a time.
 _PIECE = 10_000
 
 
 def began(fact: StateReached) -> float:
-    """When a worker began with what ``fact`` reports: ``fact.at`` is the time when all of it was done."""
+    """Return when the worker started the work reported by ``fact``; ``fact.at`` is the time when all of it was done."""
     return fact.at - fact.save_seconds - fact.evaluate_seconds - fact.train_seconds - fact.load_seconds
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """``trial`` was asked for ``step``, farther than ever before. ``at``: the latest time on the workers' clock that
-    was told of before; ``None``: there was none. The sums are the plan's, up to this."""
+    """``trial`` was asked for ``step``, farther than ever before. ``at`` is the latest time on the workers' clock
+    reported before, ``None`` if there was none. The sums are the plan's up to this ask."""
 
     trial: TrialId
     step: int
@@ -36,14 +36,14 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Account(Observer):
-    """An observer that remembers. ``apply`` takes facts in the order of the journal."""
+    """An observer that keeps all records. Facts must be passed to ``apply`` in the order of the journal."""
 
     def __init__(self, plan: SearchPlan) -> None:
         super().__init__(plan)
         self.charges: list[Charge] = []
         self.wastes: list[Waste] = []
         self.asks: list[Ask] = []
-        self.targeted: dict[tuple[NodeId, int], TrialId] = {}  # who asked first for a node's state at a step
+        self.targeted: dict[tuple[NodeId, int], TrialId] = {}  # the first trial to ask for a node's state at a step
 
     def apply(self, fact: Fact) -> Charge | Waste | None:
         if fact.__class__ is TargetAsked:
@@ -67,28 +67,28 @@ class Account(Observer):
         self.targeted.setdefault((self.plan.trials[id].node_at(step).id, step), id)
 
     def drivers(self) -> set[DriverId]:
-        """Those that have started chains: one for each call of ``optimize``."""
+        """Return the drivers that have started chains: one for each call of ``optimize``."""
         return {chain.driver for chain in self.chains.values()}
 
     def driver_of(self, chain: ChainId) -> DriverId | None:
-        """``None``: the journal does not tell."""
+        """Return the driver of a chain, ``None`` if the journal does not record it."""
         record = self.chains.get(chain)
         return None if record is None else record.driver
 
     def is_open(self, trial: TrialId) -> bool:
-        """Is the trial of a search that goes on, and not over?"""
+        """Whether the trial's search is still running and the trial has not ended."""
         record = self.plan.searches.get(self.plan.study_of(trial))
         return record is not None and trial in record.open
 
     def catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None = None) -> None:
-        """Fold what the journal holds beyond what is folded.
+        """Fold the records of the journal that have not been folded yet.
 
         Args:
             seen: called with each fact after it was folded.
 
         Raises:
-            HistoryChanged: the journal has lost what is folded: a new account is to be made.
-            StoreError: at a record that is no fact, or contradicts those before it.
+            HistoryChanged: records that were folded are gone from the journal; a new account has to be created.
+            StoreError: a record is not a fact, or contradicts earlier ones.
         """
         with uncollected():
             self._catch_up(journal, seen)
@@ -99,14 +99,14 @@ class Account(Observer):
             if seen is not None:
                 seen(fact)
 
-        # In pieces: the records of a long journal need not be in memory at once.
+        # In pieces, so that the records of a long journal need not be in memory at once.
         while fold_on(journal, self.plan, fold, _PIECE) == _PIECE:
             pass
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Within it Python looks for no garbage. Nothing of an account is, and looking takes as long as all the rest."""
+    """Disable garbage collection in the block. An account contains no garbage, and collecting would double the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -117,6 +117,6 @@ def uncollected() -> Iterator[None]:
 
 
 def new_account(journal: Journal) -> Account:
-    """The account of a journal's plan, with nothing folded yet. Raises :class:`StoreError` if it is none."""
+    """Create the account of a journal's plan, with nothing folded yet. Raise :class:`StoreError` if there is none."""
     header = read_header(journal)
     return Account(SearchPlan(header.workload, sharing=shares(header)))

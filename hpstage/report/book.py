@@ -1,4 +1,4 @@
-"""What a report is about: the account of a plan, and whose trials in it are looked at. From the journal alone."""
+"""The subject of a report: the account of a plan and the study whose trials are reported. From the journal alone."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hpstage.report.pauses import Pauses, Period, united
 from hpstage.store import Journal
 from hpstage.store.opening import open_journal
 
-# Studies that a message lists.
+# Maximum number of studies listed in a message.
 _NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Rounded seconds of workers, by what they did."""
+    """Rounded worker seconds by kind of work."""
 
     train: float
     evaluate: float
@@ -42,8 +42,7 @@ class Spent:
 
 @dataclass(slots=True)
 class Worked:
-    """When a worker began with the first of its work and was done with the last, on its clock; and the rounded seconds
-    in which it reported any."""
+    """When a worker started its first work and finished its last, on its clock, and its rounded seconds of work."""
 
     first: float
     last: float
@@ -52,7 +51,8 @@ class Worked:
 
 @dataclass(slots=True)
 class Call:
-    """A call of ``optimize`` at work: when its first stage began, and its last was reported; who worked for it."""
+    """The workers of a call of ``optimize``, and its period of work from the start of its first stage to its last
+    report."""
 
     first: float
     last: float
@@ -61,10 +61,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Book:
-    """The pages of an account that tell of one study, or of all (``study=None``).
+    """The part of an account that concerns one study, or all of it (``study=None``).
 
-    A stage is a study's if one of its trials paid for it (:mod:`hpstage.plan.payments`): so the books of a plan's
-    studies share nothing, and sum to the plan's.
+    A stage belongs to a study if one of its trials paid for it (:mod:`hpstage.plan.payments`). The books of a plan's
+    studies are therefore disjoint and sum to the plan's.
     """
 
     account: Account
@@ -75,12 +75,12 @@ class Book:
 
     @cached_property
     def trials(self) -> dict[TrialId, PlannedTrial]:
-        """In the order in which they were added to the plan."""
+        """The trials in the order in which they were added to the plan."""
         return {id: trial for id, trial in self.account.plan.trials.items() if self.is_mine(id)}
 
     @cached_property
     def charges(self) -> list[Charge]:
-        """What workers reported, in the order of the journal."""
+        """The workers' reports, in the order of the journal."""
         charges = self.account.charges
         return list(charges) if self.study is None else [charge for charge in charges if self.is_mine(charge.trial)]
 
@@ -90,7 +90,7 @@ class Book:
 
     @cached_property
     def began(self) -> list[float]:
-        """When a worker began with each of :attr:`charges`."""
+        """When the worker started each of :attr:`charges`."""
         return [began(charge.fact) for charge in self.charges]
 
     @cached_property
@@ -117,12 +117,12 @@ class Book:
 
     @cached_property
     def pauses(self) -> Pauses:
-        """When none of the calls was at work."""
+        """The periods in which no call was at work."""
         return Pauses((call.first, call.last) for call in self.calls)
 
     @cached_property
     def presence(self) -> dict[WorkerId, list[Period]]:
-        """When each worker was there, as far as the journal tells: during the calls in which it did something."""
+        """When each worker was present, as far as the journal shows: during the calls in which it did some work."""
         found: dict[WorkerId, list[Period]] = {worker: [] for worker in self.workers}
         for call in self.calls:
             for worker in call.workers:
@@ -131,7 +131,7 @@ class Book:
 
     @cached_property
     def workers(self) -> dict[WorkerId, Worked]:
-        """The workers that did something for the book."""
+        """The workers that did some work for the book."""
         works = [
             (c.fact.worker, start, c.fact.at, c.seconds) for start, c in zip(self.began, self.charges, strict=True)
         ]
@@ -151,23 +151,23 @@ class Book:
 
     @cached_property
     def answered(self) -> dict[TrialId, list[int]]:
-        """The targets that have a result, in order, of all trials of the plan."""
+        """The targets that have a result, in order, for all trials of the plan."""
         return {id: answered_steps(trial) for id, trial in self.account.plan.trials.items()}
 
     @cached_property
     def alone(self) -> dict[TrialId, float]:
-        """Seconds of a worker that each trial would have taken alone (:func:`hpstage.plan.savings.seconds_alone`)."""
+        """Worker seconds that each trial would have taken alone (:func:`hpstage.plan.savings.seconds_alone`)."""
         plan, answered = self.account.plan, self.answered
         return {id: rounded(seconds_alone(plan, trial, answered[id])) for id, trial in self.trials.items()}
 
     @cached_property
     def lanes(self) -> dict[NodeId, Lane]:
-        """The lanes of the trials' tree, as far as they were asked for, parents before children."""
+        """The lanes of the trials' tree up to the steps asked for, parents before children."""
         return lanes_of(self.trials)
 
     @cached_property
     def reach(self) -> dict[NodeId, int]:
-        """The farthest step that the trials ask for on each node that they pass."""
+        """The farthest step asked for by the trials on each node they pass."""
         return {id: lane.reach for id, lane in self.lanes.items()}
 
     @cached_property
@@ -177,14 +177,14 @@ class Book:
 
     @cached_property
     def ranking(self) -> list[Lane]:
-        """The lanes, the one that is to be shown first at the head: see :func:`hpstage.report.lanes.ranking`."""
+        """The lanes in the order in which they are to be shown: see :func:`hpstage.report.lanes.ranking`."""
         maximize = self.maximize
         merits = {id: merit(its.value, maximize=maximize) for id, its in self.measured.items()}
         return ranking(self.lanes.values(), lambda lane: merits[lane.node.id])
 
     @cached_property
     def spent(self) -> Spent:
-        """What workers did for the trials."""
+        """Seconds that workers spent for the trials."""
         facts = [charge.fact for charge in self.charges]
         return Spent(
             train=rounded_sum([fact.train_seconds for fact in facts]),
@@ -196,7 +196,7 @@ class Book:
 
     @property
     def started(self) -> SearchStarted | None:
-        """The study's last search; of all studies the latest. ``None``: the plan was driven without a study."""
+        """The study's last search, or the latest of all studies; ``None`` if the plan was driven without a study."""
         searches = self.account.plan.searches
         if self.study is not None:
             return searches[self.study].started if self.study in searches else None
@@ -204,7 +204,7 @@ class Book:
 
     @property
     def metric(self) -> str | None:
-        """The first objective's."""
+        """The name of the first objective."""
         return self.started.metric[0] if self.started is not None and self.started.metric else None
 
     @property
@@ -213,7 +213,7 @@ class Book:
 
     @cached_property
     def studies(self) -> list[str]:
-        """The studies that the book tells of, in the order in which they came to the plan."""
+        """The studies in the book, in the order in which they were added to the plan."""
         if self.study is not None:
             return [self.study]
         account = self.account
@@ -221,7 +221,7 @@ class Book:
 
     @cached_property
     def values(self) -> dict[TrialId, tuple[float, ...]]:
-        """What the completed trials came to, by the objectives; without those that told a NaN."""
+        """The objective values of the completed trials, without trials that reported a NaN."""
         found: dict[TrialId, tuple[float, ...]] = {}
         for id in self.trials:
             ended = self.account.plan.ended.get(id)
@@ -233,8 +233,8 @@ class Book:
 
     @cached_property
     def best(self) -> TrialId | None:
-        """The completed trial with the best value, the earliest of equals; ``None`` where there is none, where several
-        studies or several objectives would have to be compared, or where the journal does not tell what is better."""
+        """The completed trial with the best value, the earliest of equals. ``None`` if there is none, if several
+        studies or several objectives would have to be compared, or if the journal does not record the direction."""
         started = self.started
         if started is None or len(started.metric) != 1 or len(started.directions) != 1 or len(self.studies) != 1:
             return None
@@ -243,8 +243,8 @@ class Book:
 
     @cached_property
     def front(self) -> list[TrialId]:
-        """The completed trials that no other is better than in one objective and as good as in all; empty where
-        :attr:`best` would not know what is better."""
+        """The completed trials on the Pareto front; empty where the directions are unknown or several studies would
+        have to be compared (see :attr:`best`)."""
         started = self.started
         if started is None or len(started.directions) != len(started.metric) or len(self.studies) != 1:
             return []
@@ -258,18 +258,18 @@ class Book:
         return [id for id, loss in losses.items() if loss in kept]
 
     def number(self, trial: TrialId) -> int | None:
-        """The trial's number in its study."""
+        """Return the trial's number in its study."""
         proposed = self.account.plan.searches.proposed.get(trial)
         return None if proposed is None else proposed.number
 
 
 def undominated(points: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """The distinct points that no other is below in one coordinate and nowhere above, in ascending order.
+    """Return the distinct points that no other dominates (below it in one coordinate and nowhere above), ascending.
 
-    O(n log n) in two dimensions, else O(n) times what is found.
+    O(n log n) in two dimensions, else O(n * size of the result).
     """
     found: list[tuple[float, ...]] = []
-    for point in sorted(set(points)):  # what dominates a point comes before it
+    for point in sorted(set(points)):  # a point is preceded by all points that dominate it
         if len(point) == 2:
             dominated = bool(found) and found[-1][1] <= point[1]
         else:
@@ -281,7 +281,7 @@ def undominated(points: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
 
 @runtime_checkable
 class Searched(Protocol):
-    """What a search has come to: its facts, and its name in the plan (:class:`hpstage.Result`)."""
+    """The outcome of a search: its facts and its name in the plan (:class:`hpstage.Result`)."""
 
     @property
     def journal(self) -> Sequence[Fact]: ...
@@ -296,17 +296,17 @@ def open_book(
     *,
     seen: Callable[[Fact], object] | None = None,
 ) -> Book:
-    """The book of a plan as its journal tells it now.
+    """Return the book of a plan from the current state of its journal.
 
     Args:
-        source: an open journal; a store as for ``optimize(store=...)``, which is read and not changed, also while
-            searches run; or the result of a search.
-        study: one of the plan's. If it is not given: all; of a result its own.
+        source: an open journal; a store as for ``optimize(store=...)``, which is read and never changed, even while
+            searches are running; or the result of a search.
+        study: a study of the plan. Defaults to all studies, or to the study of a result.
         seen: called with each fact of the journal, in order.
 
     Raises:
         UsageError: the plan has no such study, or the URL names no plan.
-        StoreError: there is no plan, or it cannot be read.
+        StoreError: the plan does not exist or cannot be read.
     """
     if isinstance(source, Searched):
         return _book_of(source.journal, study or source.name, seen)
@@ -318,7 +318,7 @@ def open_book(
 
 
 def _book_of(facts: Sequence[Fact], study: str, seen: Callable[[Fact], object] | None) -> Book:
-    """The book of a whole journal that is in memory."""
+    """Return the book of a complete journal in memory."""
     header = facts[0]
     assert isinstance(header, PlanCreated)
     account = Account(SearchPlan(header.workload, sharing=shares(header)))

@@ -1,20 +1,22 @@
-"""What made a search cheaper than training every trial alone, and what sharing cost: seconds, cause by cause. Pure.
+"""What made a search cheaper than training every trial alone, and what sharing cost, in seconds by cause. Pure.
 
-All seconds are those of workers, rounded to 2**-20 s (:func:`hpstage.plan.payments.rounded`): sums are exact.
+All seconds are worker seconds, rounded to 2**-20 s (:func:`hpstage.plan.payments.rounded`), so sums are exact.
 
-How it is counted, and what is assumed:
+Rules and assumptions:
 
-- A step takes the mean measured time of its node, an evaluation the mean of the plan, as in
-  :func:`hpstage.plan.savings.seconds_alone`. Trained alone, a trial neither loads nor saves: that leaves savings on
-  the careful side.
-- A trial counts up to its last result. One that is over and has not failed would have been trained on to its end if
-  nobody had stopped it; evaluations on the way there are left out. One that has failed, or is not over, would have come
-  no further alone; nor would one that another trial carries on (``extend=True``), since that one counts as a whole.
-- A fork of population based training counts as a trial of its own, its donor's steps included.
-- Of two trials that want the same step, the one that was asked for it later shares it; so for evaluations of a state.
-  Between studies the same rule holds: what a study asked first it pays, even if the other would have needed it sooner.
-- A chain that went on from a live state would have loaded from disk, in the mean time of the loads from disk that were
-  measured; if there were none, that is not counted.
+- A step takes the mean measured time of its node and an evaluation the mean of the plan, as in
+  :func:`hpstage.plan.savings.seconds_alone`. A trial trained alone neither loads nor saves, so savings are
+  underestimated.
+- A trial counts up to its last result. A trial that ended without failing would have been trained to its end if it had
+  not been stopped; the evaluations it would have had there are not counted. A trial that failed or has not ended would
+  have got no further alone. The same applies to a trial that another one extends (``extend=True``), since the extending
+  trial counts as a whole.
+- A fork of population based training counts as a separate trial, including the steps of its donor.
+- If two trials want the same step, the one that was asked for it later shares it; the same applies to evaluations of a
+  state. The rule also holds between studies: a study pays for what it asked first, even if the other would have needed
+  it sooner.
+- A chain that continued from a live state would have loaded it from disk, in the mean time of the measured loads from
+  disk. If there were none, this is not counted.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from hpstage.report.book import Book
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """Seconds of workers, by cause, of a book's trials. To the last bit::
+    """Worker seconds of a book's trials, by cause. To the last bit::
 
     full - early_stopping == alone
     alone - shared_prefix - other_study + from_disk - live + save + wasted + again + unanswered + estimates == used
@@ -43,36 +45,36 @@ class Causes:
     full: float
     """Every trial alone, to its end."""
     early_stopping: float
-    """Steps after the last result of trials that are over."""
+    """Steps after the last result of trials that have ended."""
     alone: float
-    """Every trial alone, as far as it was asked for and answered."""
+    """Every trial alone, up to its last result."""
     shared_prefix: float
-    """Steps and evaluations that another trial of the same study had asked for before."""
+    """Steps and evaluations that another trial of the same study had asked for first."""
     other_study: float
-    """Those that a trial of another study had asked for before."""
+    """Steps and evaluations that a trial of another study had asked for first."""
     from_disk: float
-    """Loading, if every chain that went on from a state had loaded it from disk."""
+    """Loading, if every chain that continued from a state had loaded it from disk."""
     live: float
-    """What it took less because states were live."""
+    """Loading time saved because states were live."""
     save: float
     wasted: float
-    """Training that was thrown away."""
+    """Training that was discarded."""
     again: float
-    """Training of steps that had been trained before: their states were lost, or not worth keeping."""
+    """Repeated training of steps whose states were lost or not worth keeping."""
     unanswered: float
-    """Training for trials that have no result there: they failed, are under way, or were given up."""
+    """Training for trials without a result at these steps: they failed, are running, or were given up."""
     estimates: float
-    """The rest: means instead of measured times; stages that a trial of another study paid, though some of their steps
-    had been asked for here, or the other way round; failed evaluations."""
+    """The remainder: means instead of measured times; stages paid by a trial of another study, though some of their
+    steps had been asked for here, or vice versa; failed evaluations."""
     used: float
-    """What workers spent, and these trials paid."""
+    """Seconds that workers spent and these trials paid."""
     train: float
     evaluate: float
     load: float
     idle: float
-    """Seconds between a worker's first and last work for these trials in which it reported none, as far as it
-    was there (:attr:`hpstage.report.book.Book.presence`). Waiting before and after is not known to the journal. It is
-    no trial's, and not part of ``used``."""
+    """Seconds between a worker's first and last work for these trials without any reported work, as far as it was
+    present (:attr:`hpstage.report.book.Book.presence`). The journal does not record waiting before and after. Idle time
+    is charged to no trial and not part of ``used``."""
 
     early_steps: int
     prefix_steps: int
@@ -81,7 +83,7 @@ class Causes:
 
 
 def causes_of(book: Book) -> Causes:
-    """The causes of a book's savings. O(segments of its trials + stages)."""
+    """Return the causes of a book's savings. O(segments of its trials + stages)."""
     account = book.account
     plan = account.plan
     answered, seconds_alone = book.answered, book.alone
@@ -137,7 +139,7 @@ def causes_of(book: Book) -> Causes:
 
 
 def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> float:
-    """The seconds that the trial would have taken from step ``last`` to its end."""
+    """Return the seconds that the trial would have taken from step ``last`` to its end."""
     legs = [(node, max(start, last), stop) for node, start, stop in trial.legs(trial.steps) if stop > last]
     return sum((stop - start) * plan.step_seconds(node) for node, start, stop in legs)
 
@@ -145,7 +147,7 @@ def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> float:
 def _shared(
     account: Account, trial: PlannedTrial, answered: Sequence[int], study_of: Mapping[TrialId, str]
 ) -> tuple[float, int, float, int]:
-    """Seconds and steps that were asked of another trial before: of the same study; of another."""
+    """Return the seconds and steps that another trial was asked for first, of the same study and of other studies."""
     plan = account.plan
     mine, fresh = trial.id, trial.fresh
     study = study_of[mine]
@@ -153,7 +155,7 @@ def _shared(
     same_steps = others_steps = 0
     for node, start, stop in trial.legs(answered[-1]):
         if fresh.get(node.id, 0) == node.reach - node.start:
-            continue  # all that was ever asked of the node was asked of this trial first
+            continue  # everything ever asked of the node was asked of this trial first
         cost = plan.step_seconds(node)
         for begin, end, asker in account.plan.payments.askers(node.id, start, stop):
             if asker == mine:
@@ -177,7 +179,7 @@ def _shared(
 
 
 def _live(book: Book) -> float:
-    """What forks from live states took less than the mean load from disk, on the whole plan."""
+    """Return the time that forks from live states saved compared to the plan's mean load from disk."""
     loads = [charge.fact.load_seconds for charge in book.account.charges if charge.fact.source == "disk"]
     if not loads:
         return 0.0
@@ -187,13 +189,13 @@ def _live(book: Book) -> float:
 
 
 def _beyond(book: Book) -> tuple[float, int, float]:
-    """Of the training that the book's trials paid: seconds and steps of what was trained again; seconds of what was
-    trained for the first time, for a trial that has no result there."""
+    """Return, of the training that the book's trials paid for, the seconds and steps of repeated training, and the
+    seconds of first training for trials without a result there."""
     again = unanswered = 0.0
     again_steps = 0
     account, answered = book.account, book.answered
     last = {id: results[-1] if results else 0 for id, results in answered.items()}
-    # Whatever was asked first of others has a result, or others after it.
+    # On all other nodes, every step has a result at or after it for the trial that was asked for it first.
     behind = {node for id, trial in account.plan.trials.items() if last[id] < trial.asked for node in trial.fresh}
     trained: dict[NodeId, list[tuple[int, int]]] = {}  # disjoint, in order
     for charge in account.charges:
@@ -229,7 +231,7 @@ def _beyond(book: Book) -> tuple[float, int, float]:
 
 
 def _gaps(known: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
-    """What is not ``known`` of ``[start, stop)``."""
+    """Return the parts of ``[start, stop)`` that are not in ``known``."""
     found: list[tuple[int, int]] = []
     at = start
     for begin, end in known:
@@ -259,6 +261,6 @@ def idle_seconds(book: Book) -> float:
     idle = []
     for worker, its in book.workers.items():
         there = sum(min(stop, its.last) - max(start, its.first) for start, stop in book.presence[worker])
-        # Never below 0: workers of two clusters may have one name.
+        # Never below 0: workers of two clusters may have the same name.
         idle.append(rounded(max(0.0, there - its.seconds)))
     return sum(idle, 0.0)

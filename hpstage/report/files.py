@@ -1,4 +1,4 @@
-"""Files that are replaced at once, so that nobody reads half of one."""
+"""Files that are replaced atomically, so that they are never read half-written."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The path of a file to write; when that is done, it takes the place of ``path``. What fails leaves nothing."""
-    aside = path.with_name(f".{os.getpid()}-{path.name}")  # writers may go by the suffix
+    """Yield the path of a file to write, which replaces ``path`` on success. On failure it is removed."""
+    aside = path.with_name(f".{os.getpid()}-{path.name}")  # writers may depend on the suffix
     try:
         yield aside
         aside.replace(path)

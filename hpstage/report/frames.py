@@ -1,6 +1,6 @@
 """Tidy data frames of a plan, from its journal alone. Needs pandas (``pip install "hpstage[report]"``).
 
-They are the tables of :mod:`hpstage.report.tables`, which says what their columns mean and what they sum to.
+These are the tables of :mod:`hpstage.report.tables`, which documents their columns and sums.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Frames:
 
 
 def frames(source: Journal | str | os.PathLike[str]) -> Frames:
-    """The frames of a plan as its journal tells it now.
+    """Return the frames of a plan from the current state of its journal.
 
     Args:
         source: an open journal, or a store as for ``optimize(store=...)``: a folder, or the URL of a Redis server with
-            the plan's ``?prefix=``. A store is opened, read and closed, and not changed.
+            the plan's ``?prefix=``. A store is opened, read and closed, and never changed.
 
     Raises:
         UsageError: pandas is not installed, or the URL names no plan.
-        StoreError: there is no plan, or it cannot be read.
+        StoreError: the plan does not exist or cannot be read.
     """
     pandas = _pandas()
     facts: list[Fact] = []

@@ -1,6 +1,6 @@
-"""The stage tree on rows: its lanes, and where each lies. Pure.
+"""Layout of the stage tree in rows: its lanes and their positions. Pure.
 
-The one lay-out of the report's pictures and of the page on Dask's dashboard.
+Used by the report's pictures and by the page on Dask's dashboard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpstage.plan.nodes import Node, PlannedTrial
 
 @dataclass(slots=True)
 class Lane:
-    """A node as far as some trials go along it, ``trials`` of them."""
+    """The part of a node that is used by some trials, ``trials`` of them."""
 
     node: Node
     reach: int
@@ -29,7 +29,7 @@ _Lane = TypeVar("_Lane", bound=Lane)
 
 
 def lanes_of(trials: Mapping[TrialId, PlannedTrial]) -> dict[NodeId, Lane]:
-    """The lanes of the trials' tree, as far as they were asked for, parents before children."""
+    """Return the lanes of the trials' tree up to the steps asked for, parents before children."""
     lanes: dict[NodeId, Lane] = {}
     for trial in trials.values():
         extend(lanes, trial, 0, trial.asked, _new)
@@ -43,10 +43,10 @@ def _new(node: Node) -> Lane:
 def extend(
     lanes: dict[NodeId, _Lane], trial: PlannedTrial, before: int, step: int, new: Callable[[Node], _Lane]
 ) -> list[_Lane]:
-    """Let a trial whose lanes up to ``before`` are there go on to ``step``; returns the lanes that are new.
+    """Extend the lanes of a trial from ``before`` to ``step`` and return the new lanes.
 
     Args:
-        new: makes the lane of a node, nothing of which is asked for yet.
+        new: creates the lane of a node of which nothing has been asked for yet.
     """
     found = []
     for node, start, stop in trial.legs(step):
@@ -65,10 +65,10 @@ def extend(
 
 
 def rows(lanes: Collection[_Lane]) -> dict[NodeId, int]:
-    """A row for each lane; with a lane, its parent's is among them. From the top row to the lowest.
+    """Assign each lane a row, from top to bottom. The parent of every lane must be among the lanes.
 
-    Below a lane come its children, the latest to part first, so that no connector crosses a line; one that goes on
-    where its parent's lane ends takes over its row.
+    The children of a lane are below it, the latest to fork first, so that no connector crosses a line. A child that
+    starts where its parent's lane ends takes over its row.
     """
     children: dict[NodeId | None, list[_Lane]] = {}
     for lane in lanes:
@@ -89,13 +89,13 @@ def rows(lanes: Collection[_Lane]) -> dict[NodeId, int]:
 
 
 def ranking(lanes: Iterable[Lane], merit: Callable[[Lane], float]) -> list[Lane]:
-    """The lanes that most trials go along first, among equals the best. Parents come before their children: they have
-    as many trials, and the smaller id.
+    """Return the lanes ranked by number of trials, then by merit. Parents come before their children, since they have
+    at least as many trials and the smaller id.
 
     Args:
-        merit: the greater the better; none of a lane's children has more than the lane itself.
+        merit: greater is better; no child of a lane may have a greater merit than the lane.
     """
-    # By the last criterion first: sorting by three numbers is faster than by triples.
+    # By the least significant criterion first: sorting by three numbers is faster than by triples.
     ranked = sorted(lanes, key=lambda lane: lane.node.id)
     ranked.sort(key=merit, reverse=True)
     ranked.sort(key=attrgetter("trials"), reverse=True)
@@ -105,16 +105,16 @@ def ranking(lanes: Iterable[Lane], merit: Callable[[Lane], float]) -> list[Lane]
 def foremost(
     lanes: Mapping[NodeId, Lane], ranked: Iterable[Lane], most: int, *, always: Iterable[NodeId] = ()
 ) -> list[Lane]:
-    """As many lanes as ``most`` rows hold, the first of the ranking; in the order of their nodes.
+    """Return the first lanes of the ranking that fit into ``most`` rows, in the order of their nodes.
 
     Args:
         ranked: the lanes by :func:`ranking`.
-        most: rows.
-        always: these are among them in any case, and so are those above them.
+        most: number of rows.
+        always: nodes to include in any case, with their ancestors.
     """
     first = dict.fromkeys(node.id for id in always if id in lanes for node in lanes[id].node.ancestry())
     chosen: dict[NodeId, Lane] = {}
-    taken: set[NodeId] = set()  # lanes whose row a child goes on with
+    taken: set[NodeId] = set()  # lanes whose row is continued by a child
     used = 0
     for lane in chain([lanes[id] for id in first], ranked):
         node = lane.node

@@ -1,4 +1,4 @@
-"""What was measured on the lanes of a stage tree. Pure."""
+"""Metrics measured on the lanes of a stage tree. Pure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 from hpstage.plan.facts import NodeId
 from hpstage.report.lanes import Lane
 
-# Beyond it, sums and margins of an axis overflow: what grew so large has diverged.
+# Beyond this, sums and margins of an axis overflow. Values this large have diverged.
 _LARGEST = 1e300
 
 
 @dataclass(slots=True)
 class Measured:
-    """What was measured on a lane, by step; ``value`` is the best of it and of what lies below."""
+    """The values measured on a lane, by step; ``value`` is the best of the lane and its descendants."""
 
     points: list[tuple[int, float]] = field(default_factory=list)
     value: float | None = None
 
 
 def can_be_drawn(value: float) -> bool:
-    """Finite, and no larger than an axis can show."""
+    """Whether the value is finite and not too large for an axis."""
     return abs(value) <= _LARGEST
 
 
 def measured(lanes: dict[NodeId, Lane], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
-    """The metric on each lane, as far as it can be drawn. ``lanes``: parents before children."""
+    """Return the values of the metric on each lane that can be drawn. ``lanes`` must have parents before children."""
     found = {id: Measured() for id in lanes}
-    # From the leaves on: what a lane came to is known before its parent asks.
+    # From the leaves up, so that a lane's value is known before it is passed to its parent.
     for lane in reversed(lanes.values()):
         node, reach = lane.node, lane.reach
         mine = found[node.id]
@@ -52,5 +52,5 @@ def measured(lanes: dict[NodeId, Lane], metric: str | None, *, maximize: bool) -
 
 
 def merit(value: float | None, *, maximize: bool) -> float:
-    """The greater the better."""
+    """Return the value such that greater is better."""
     return -math.inf if value is None else value if maximize else -value

@@ -1,4 +1,4 @@
-"""Names that users typed, as they are shown in pictures."""
+"""Names typed by users, as shown in pictures."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from hpstage.plan.facts import TrialId
 from hpstage.report.book import Book
 from hpstage.text import clean
 
-_MOST = 60  # characters of a name
+_MOST = 60  # maximum number of characters of a name
 
 
 def plain(name: object, most: int = _MOST) -> str:
-    """A name that a user typed, on one line and of at most ``most`` characters."""
+    """Return a name typed by a user on one line, with at most ``most`` characters."""
     text = clean(name)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def trial_name(book: Book, trial: TrialId) -> str:
-    """Its number in its study; the end of its id where no study numbered it."""
+    """Return the trial's number in its study, or the end of its id if it has no number."""
     number = book.number(trial)
     return plain(trial.rpartition("/")[2], 12) if number is None else str(number)

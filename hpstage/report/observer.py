@@ -1,7 +1,7 @@
-"""The observer: a plan, and what its journal tells beyond it. The one fold of all who look on. Pure.
+"""The observer: a plan plus what its journal records beyond it. The only fold used by all readers. Pure.
 
-Reports and commands remember all of it (:mod:`hpstage.report.account`), the page on Dask's dashboard and its metrics
-keep it up to date as records come.
+Reports and commands keep all records (:mod:`hpstage.report.account`); the page on Dask's dashboard and its metrics are
+updated as records arrive.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from hpstage.plan.plan import SearchPlan
 
 
 class ChainRecord(msgspec.Struct):
-    """A chain on its worker. ``ended``: when it was closed, or its driver was struck off; ``None``: it is running.
+    """A chain on its worker. ``ended``: when it was closed or its driver was struck off, ``None`` while running.
 
-    ``outcome``: why what it trained after its last boundary was
-    thrown away; ``None``: nothing was.
+    ``outcome`` is why its training after the last boundary was discarded, ``None`` if nothing was discarded.
     """
 
     worker: WorkerId
@@ -45,23 +44,23 @@ class ChainRecord(msgspec.Struct):
 
 
 class Observer:
-    """Folds the facts of a journal, in its order.
+    """Fold the facts of a journal, in its order.
 
     Args:
-        plan: nothing is folded in it yet.
+        plan: a plan with nothing folded yet.
     """
 
     def __init__(self, plan: SearchPlan) -> None:
         self.plan = plan
         self.chains: dict[ChainId, ChainRecord] = {}
-        self.trained: dict[NodeId, int] = {}  # up to which step each node ever was
-        self.lost: dict[StateRef, StateLost] = {}  # the latest of each state
-        self.now: float | None = None  # the latest time on the workers' clock that was told of; None: there was none
-        # What the user's code raised, by node and place, the last there; unless a later search has come past it.
+        self.trained: dict[NodeId, int] = {}  # the farthest step that each node has ever reached
+        self.lost: dict[StateRef, StateLost] = {}  # the latest fact for each state
+        self.now: float | None = None  # the latest time reported on the workers' clock; None: there was none
+        # The latest exceptions of the user's code by node and place, until a later search gets past it.
         self._failures: dict[NodeId, dict[tuple[int, bool], StageFailed]] = {}
 
     def apply(self, fact: Fact) -> Charge | Waste | None:
-        """Fold a fact; returns what somebody has paid for it."""
+        """Fold a fact and return the payment that results from it, if any."""
         note = _BEFORE.get(fact.__class__)
         if note is not None:
             note(self, fact)
@@ -118,7 +117,7 @@ class Observer:
         return state is not None and state.metrics is not None
 
     def failures(self) -> list[StageFailed]:
-        """What the user's code raised, once for each place, unless another search has come past it since."""
+        """Return the exceptions of the user's code, one per place, except those a later search got past."""
         return [failed for places in self._failures.values() for failed in places.values()]
 
     @property
@@ -126,12 +125,12 @@ class Observer:
         return bool(self._failures)
 
     def fails_at(self, node: NodeId) -> int | None:
-        """The first step of the node in which training raises, as far as is known."""
+        """Return the first step of the node in which training is known to raise."""
         places = self._failures.get(node, ())
         return min((step for step, evaluating in places if not evaluating), default=None)
 
 
-# By type, since a match over all of them would take as long as what is done.
+# Dispatched by type: a match over all of them would take as long as the handlers.
 _BEFORE: dict[type, Callable[[Observer, Any], None]] = {DriverLeft: Observer._leave}
 _AFTER: dict[type, Callable[[Observer, Any], None]] = {
     ChainStarted: Observer._start,

@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing besides itself. What it says is in ``page.html``."""
+"""The page of a report: one self-contained HTML file. Its text is in ``page.html``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hpstage.report.sums import failures_of
 from hpstage.schedule import Constant, Schedule
 from hpstage.text import count_of, duration, shortened
 
-_NAMES = 12  # trials that are named
-_PIECES = 12  # of a schedule
-_TEXT = 300  # characters of a value or a summary
+_NAMES = 12  # number of trials named
+_PIECES = 12  # number of pieces of a schedule shown
+_TEXT = 300  # number of characters of a value or a summary
 
 
 def page(book: Book, saved: Savings, pictures: Iterable[tuple[Picture, bytes]], *, tables: bool) -> str:
-    """The whole page. All text that comes from the user is escaped; nothing is loaded from elsewhere.
+    """Return the whole page. All text from the user is escaped, and no external resource is loaded.
 
     Args:
-        pictures: with their PNG files.
-        tables: they lie beside the page, as CSV files.
+        pictures: pictures with the content of their PNG files.
+        tables: whether the tables lie beside the page as CSV files.
     """
     return (
         _environment()
@@ -66,7 +66,7 @@ def _environment() -> Environment:
     return found
 
 
-# --- what the template asks for -----------------------------------------------------------------------------
+# --- used by the template ------------------------------------------------------------------------------------
 
 
 def objectives_of(started: SearchStarted) -> str:
@@ -80,7 +80,7 @@ def best_first(book: Book) -> list[TrialId]:
 
 
 def pieces_of(schedule: Schedule, steps: int) -> list[str]:
-    """What a schedule is over the first ``steps`` steps: its value, or how it goes from step to step."""
+    """Describe a schedule over the first ``steps`` steps: its value, or how it changes from step to step."""
     pieces = [(start, min(stop or steps, steps), form) for start, stop, form in schedule.pieces() if start < steps]
     told = []
     for start, stop, form in pieces[:_PIECES]:
@@ -100,7 +100,7 @@ def params_of(book: Book, id: TrialId) -> Mapping[str, object]:
 
 
 def names_of(book: Book, trials: Iterable[TrialId]) -> list[str]:
-    """The parameters that any of the trials has."""
+    """Return the names of all parameters that any of the trials has."""
     return list(dict.fromkeys(name for id in trials for name in params_of(book, id)))
 
 
@@ -110,7 +110,7 @@ def number_of(book: Book, id: TrialId) -> str:
 
 
 def named(book: Book, trials: list[TrialId]) -> str:
-    """Whom a failure has failed, in parentheses."""
+    """Return the trials that a failure has failed, in parentheses."""
     if not trials:
         return ""
     names = ", ".join(number_of(book, id) for id in trials[:_NAMES])

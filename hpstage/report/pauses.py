@@ -1,4 +1,4 @@
-"""Pauses: times between the calls of ``optimize`` in which nobody drove a search. They are nobody's idle time. Pure."""
+"""Pauses: times between the calls of ``optimize`` when no search was driven. They are not idle time. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Period = tuple[float, float]
 
 
 def united(periods: Iterable[Period]) -> list[Period]:
-    """The periods without overlaps, in order."""
+    """Return the union of the periods as disjoint periods, in order."""
     found: list[Period] = []
     for start, stop in sorted(periods):
         if found and start <= found[-1][1]:
@@ -22,7 +22,7 @@ def united(periods: Iterable[Period]) -> list[Period]:
 
 
 def most_at_once(periods: Iterable[Period]) -> int:
-    """How many of the periods there are at the same time, their ends included."""
+    """Return the largest number of periods that overlap at any time, their ends included."""
     changes = sorted(change for start, stop in periods for change in ((start, 0, 1), (stop, 1, -1)))
     return max(accumulate(change for *_, change in changes), default=0)
 
@@ -31,21 +31,21 @@ class Pauses:
     """The gaps between periods of work, on the workers' clock.
 
     Args:
-        periods: they may overlap.
+        periods: periods of work, which may overlap.
     """
 
     def __init__(self, periods: Iterable[Period]) -> None:
         self.gaps: list[Period] = [(last, start) for (_, last), (start, _) in pairwise(united(periods))]
         self._starts = [start for start, _ in self.gaps]
-        self._seconds = [0.0, *accumulate(stop - start for start, stop in self.gaps)]  # of all gaps before each
+        self._seconds = [0.0, *accumulate(stop - start for start, stop in self.gaps)]  # total of the gaps before each
 
     @property
     def seconds(self) -> float:
-        """Of all of them."""
+        """Total length of all pauses."""
         return self._seconds[-1]
 
     def before(self, at: float) -> float:
-        """Seconds of pauses before a time. O(log pauses)."""
+        """Return the seconds of pauses before a time. O(log pauses)."""
         index = bisect_left(self._starts, at) - 1
         if index < 0:
             return 0.0
@@ -53,11 +53,11 @@ class Pauses:
         return self._seconds[index] + min(at, stop) - start
 
     def all_elapsed(self, start: float, stops: Iterable[float]) -> list[float]:
-        """:meth:`elapsed` to each of the times."""
+        """Return :meth:`elapsed` from ``start`` to each of the times."""
         if not self.gaps:
             return [stop - start for stop in stops]
         return [self.elapsed(start, stop) for stop in stops]
 
     def elapsed(self, start: float, stop: float) -> float:
-        """Seconds from one time to another without the pauses between them."""
+        """Return the seconds from one time to another without the pauses between them."""
         return stop - start - (self.before(stop) - self.before(start)) if self.gaps else stop - start

@@ -1,4 +1,4 @@
-"""The studies of a plan side by side: how far each is, its best, and what it took."""
+"""The studies of a plan side by side: their progress, best values and cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpstage.report.book import Book
 
 
 class Best(msgspec.Struct, frozen=True):
-    """Of the values that the study was told, the best; of a search that does not tell what is better, both ends."""
+    """The best of the values reported to the study; both extremes if its search did not state a direction."""
 
     metric: str
     value: float | str
@@ -26,10 +26,10 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class StudyRow(msgspec.Struct, frozen=True):
-    """A study among those of a plan.
+    """A study of a plan.
 
-    ``state``: ``running``: a driver holds the study; ``interrupted``: none does, though its search is not over.
-    Of a trial that other studies share, the steps are this study's own; seconds as in :mod:`hpstage.report.tables`.
+    ``state``: ``running`` if a driver holds the study, ``interrupted`` if none does though its search has not ended.
+    Steps of trials shared with other studies are this study's share; seconds as in :mod:`hpstage.report.tables`.
     """
 
     study: str
@@ -47,10 +47,10 @@ class StudyRow(msgspec.Struct, frozen=True):
 
 
 def study_rows(book: Book, is_held: Callable[[str], bool]) -> list[StudyRow]:
-    """A row per study, in the order in which they came to the plan.
+    """Return a row per study, in the order in which they were added to the plan.
 
     Args:
-        is_held: does a driver that is alive work on the study of this name?
+        is_held: whether a live driver works on the study of this name.
     """
     by_study: dict[str, list[TrialId]] = {study: [] for study in book.studies}
     for trial in book.trials:
@@ -87,7 +87,7 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
 
 
 def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Best]:
-    """The best of the completed trials, by each metric of the study's last search."""
+    """Return the best of the completed trials, by each metric of the study's last search."""
     told = [
         (tuple(map(float, ended.values)), id)
         for id in ids

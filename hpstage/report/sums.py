@@ -1,4 +1,4 @@
-"""What the trials of a book took, and what they would have taken alone."""
+"""The cost of a book's trials, and what they would have cost alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hpstage.report.pauses import most_at_once
 
 
 def savings_of(book: Book) -> Savings:
-    """The savings of a study, or of all studies of a plan, as its journal tells them; the work of earlier calls counts.
+    """Return the savings of a study, or of all studies of a plan, from its journal. The work of earlier calls counts.
 
-    Seconds are rounded to 2**-20 s, and their sums are exact. What a study used is what its trials paid: where another
-    study has trained the same before, nothing. ``steps_trained`` are those that were paid for. ``workers``: how many
-    were there at the same time, at most; ``makespan`` is from the first stage's beginning to the last report, on their
-    clock, without the pauses between calls.
+    Seconds are rounded to 2**-20 s, so their sums are exact. A study is charged what its trials paid, which is nothing
+    where another study had already trained the same. ``steps_trained`` counts the steps paid for. ``workers`` is the
+    largest number of workers present at the same time. ``makespan`` is the time from the start of the first stage to
+    the last report, on the workers' clock, without the pauses between calls.
     """
     plan = book.account.plan
     facts = [charge.fact for charge in book.charges]
@@ -29,7 +29,7 @@ def savings_of(book: Book) -> Savings:
     merged = plan.merged(book.trials.values())
     longest = max(book.alone.values(), default=0.0)
     bound = max(longest, (spent.train + spent.evaluate) / max(1, workers))
-    # What was trained before the searches began makes another task of it.
+    # The bound does not apply if something was trained before the searches began.
     began_with = [plan.searches[study].before.steps_trained for study in book.studies if study in plan.searches]
     whole = steps_trained >= merged.steps_unique and not any(began_with)
     return Savings(
@@ -58,7 +58,7 @@ def savings_of(book: Book) -> Savings:
 
 
 def failures_of(book: Book) -> list[tuple[StageFailed, list[TrialId]]]:
-    """What the user's code raised on the way of the book's trials, and which of them are failed by it."""
+    """Return the exceptions of the user's code on the paths of the book's trials, and the trials failed by each."""
     found: list[tuple[StageFailed, list[TrialId]]] = []
     by_node: dict[NodeId, list[tuple[StageFailed, list[TrialId]]]] = {}
     for fact in book.account.failures():

@@ -1,11 +1,11 @@
-"""The tables of a plan as plain values, for CSV files and data frames alike. From the journal alone, without pandas.
+"""The tables of a plan as plain values, for CSV files and data frames. From the journal alone, without pandas.
 
-Seconds are those of workers, rounded to 2**-20 s, so that sums are exact: over a plan and over each of its studies,
+All seconds are worker seconds, rounded to 2**-20 s, so that sums are exact, over a plan and over each of its studies:
 
 - ``trials.seconds_used + trials.seconds_saved == trials.seconds_alone``, row by row and summed;
 - ``trials.seconds_used`` sums to ``stages`` (train + load + evaluate + save) plus ``workers.wasted_seconds``.
 
-Times (``began``, ``ended``, ``at``) are seconds since the epoch on the workers' clock (of a simulation: virtual).
+Times (``began``, ``ended``, ``at``) are seconds since the epoch on the workers' clock (virtual in a simulation).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from hpstage.schedule import Schedule
 
 Value = None | bool | int | float | str
 
-# Characters of an event's text.
+# Maximum number of characters of an event's text.
 _TEXT = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns of one length, in order. ``None`` is a missing value.
+    """Columns of equal length, in order. ``None`` is a missing value.
 
-    ``types`` are pandas' names for the types of those columns that every such table has. The others hold values of one
-    type each.
+    ``types`` maps the columns that every such table has to their pandas types. Each of the other columns holds values
+    of a single type.
     """
 
     columns: Mapping[str, Sequence[Value]]
@@ -46,7 +46,8 @@ class Table:
         return len(next(iter(self.columns.values())))
 
     def write_csv(self, path: Path) -> None:
-        """What is missing is left empty; numbers are written so that reading them gives them back exactly."""
+        """Write a CSV file. Missing values are left empty; numbers are written so that reading restores them
+        exactly."""
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(self.columns)
@@ -54,22 +55,22 @@ class Table:
 
 
 def trials(book: Book) -> Table:
-    """A row per trial, in the order in which they were added to the plan.
+    """Return a table with a row per trial, in the order in which they were added to the plan.
 
     =================  ===================================================================================
     ``study``          name of the study
     ``number``         the trial's number in it
     ``trial``          its id in the plan
-    ``state``          COMPLETE, PRUNED, FAIL; RUNNING: its search is not over; missing: its search ended without it
-    ``value``          the value that the study was told; of several objectives ``values_0``, ``values_1``, ...
-    ``steps``          where it would end
-    ``steps_asked``    steps that were asked of it
-    ``steps_shared``   of these, steps that another trial had asked for before
-    ``seconds_alone``  estimate of what it would have taken alone, up to the last target that was answered
-    ``seconds_used``   what workers spent for it, and for no trial that had asked before
+    ``state``          COMPLETE, PRUNED, FAIL; RUNNING: its search has not ended; missing: its search ended without it
+    ``value``          the value reported to the study; with several objectives ``values_0``, ``values_1``, ...
+    ``steps``          its end step
+    ``steps_asked``    number of steps it was asked for
+    ``steps_shared``   how many of these another trial had asked for first
+    ``seconds_alone``  estimate of its cost alone, up to the last target with a result
+    ``seconds_used``   seconds that workers spent for it, and for no trial that had asked first
     ``seconds_saved``  ``seconds_alone - seconds_used``; negative where losses and loading outweigh sharing
-    ``donor``          the trial that it grew out of (population based training), from step ``forked_at`` on
-    ``extends``        the finished trial that it carries on
+    ``donor``          the trial it was forked from (population based training), at step ``forked_at``
+    ``extends``        the finished trial that it extends
     ``ended``          when the study finished it
     ``params_NAME``    the study's parameter (where types differ, as JSON)
     =================  ===================================================================================
@@ -116,16 +117,17 @@ def trials(book: Book) -> Table:
 
 
 def stages(book: Book) -> Table:
-    """A row per stage as a worker trained it, in the order of the journal. One without steps evaluated a kept state.
+    """Return a table with a row per trained stage, in the journal's order. A stage without steps evaluated a kept
+    state.
 
     ====================  ================================================================================
-    ``node``, ``parent``  the node in the plan, and the one whose line it continues
+    ``node``, ``parent``  the node in the plan, and the node whose line it continues
     ``start``, ``stop``   steps ``[start, stop)`` were trained
-    ``worker``, ``chain``  by whom, as part of which chain
-    ``began``, ``at``     when it began and was done, times
-    ``train_seconds``, ``load_seconds``, ``evaluate_seconds``, ``save_seconds``  what took how long
+    ``worker``, ``chain``  the worker, and the chain the stage was part of
+    ``began``, ``at``     when it started and finished, times
+    ``train_seconds``, ``load_seconds``, ``evaluate_seconds``, ``save_seconds``  duration by activity
     ``source``            where the chain's first stage started: fresh, continued, live, disk; else missing
-    ``trial``, ``study``  who paid: asked first for the step before ``stop``
+    ``trial``, ``study``  the payer: the first to ask for the step before ``stop``
     ``hp_NAME``           the hyper-parameter at ``start`` (where types differ, as JSON)
     ====================  ================================================================================
     """
@@ -151,23 +153,23 @@ def stages(book: Book) -> Table:
     ]
     values = _Sparse()
     for row, (node, fact) in enumerate(zip(nodes, facts, strict=True)):
-        # A stage without steps may stand at the end of a schedule, where there are no more values.
+        # A stage without steps may lie at the end of a schedule, past its last value.
         at = min(fact.start, fact.step - 1)
         values.put(row, {name: form.value(at) for name, form in zip(node.names, node.forms, strict=True)})
     return Table({**dict(zip(_STAGES, columns, strict=True)), **values.columns("hp_", len(facts))}, _STAGES)
 
 
 def states(book: Book) -> Table:
-    """A row per state that was ever asked for or reached, by node and step; of a study's book those that its trials
-    pass.
+    """Return a table with a row per state that was ever asked for or reached, by node and step; for a study's book,
+    only the states on its trials' paths.
 
     ================  ====================================================================================
-    ``node``, ``step``  the state: the node's line after so many steps
-    ``key``           its name for ever, also that of its checkpoint
-    ``waiting``       trials that wait for its metrics
+    ``node``, ``step``  the state: the node's line after this many steps
+    ``key``           its permanent name, also that of its checkpoint
+    ``waiting``       number of trials waiting for its metrics
     ``kept_bytes``    bytes of its checkpoint; missing: there is none
-    ``lost_reason``   why its checkpoint went, when it last did
-    ``metrics_NAME``  what was measured; missing: it was not evaluated
+    ``lost_reason``   why its checkpoint was last removed
+    ``metrics_NAME``  the measured value; missing: it was not evaluated
     ================  ====================================================================================
     """
     account = book.account
@@ -196,16 +198,16 @@ def states(book: Book) -> Table:
 
 
 def workers(book: Book) -> Table:
-    """A row per chain: when its worker was busy with it, in the order in which they were started. Of a study's book
-    those that did something for it, with what they did for it.
+    """Return a table with a row per chain and the time its worker spent on it, in the order in which the chains were
+    started; for a study's book, only the chains that worked for it, with their work for it.
 
     ==================  ==================================================================================
     ``worker``          the worker's id
-    ``chain``, ``driver``  what it was given, by whom
-    ``start``, ``end``  times; ``end`` is missing while it runs
-    ``steps``           trained and reported
-    ``wasted_seconds``, ``wasted_steps``  after its last boundary, thrown away (paid for: see above)
-    ``outcome``         why they were: stopped, failed, lost, died, ...; missing: nothing was
+    ``chain``, ``driver``  the chain, and the driver that started it
+    ``start``, ``end``  times; ``end`` is missing while it is running
+    ``steps``           steps trained and reported
+    ``wasted_seconds``, ``wasted_steps``  training discarded after its last boundary (paid for: see above)
+    ``outcome``         why it was discarded: stopped, failed, lost, died, ...; missing: nothing was
     ==================  ==================================================================================
     """
     steps: dict[ChainId, int] = {}
@@ -235,13 +237,13 @@ def workers(book: Book) -> Table:
 
 
 def events(facts: Sequence[Fact]) -> Table:
-    """A row per record of the journal.
+    """Return a table with a row per record of the journal.
 
     ============  ========================================================================================
-    ``position``  in the journal
+    ``position``  position in the journal
     ``type``      as in :mod:`hpstage.plan.facts`
-    ``at``        when it happened, for those that tell
-    ``text``      what it says, in short
+    ``at``        when it happened, if the fact records it
+    ``text``      summary of its fields
     ============  ========================================================================================
     """
     columns: list[Sequence[Value]] = [
@@ -254,7 +256,7 @@ def events(facts: Sequence[Fact]) -> Table:
 
 
 def _text(fact: Fact) -> str:
-    """The fields of a fact, in short: what is long is named only, what is empty is left out."""
+    """Summarize the fields of a fact: long fields are only named, empty ones omitted."""
     parts = []
     for name in fact.__struct_fields__:
         value = getattr(fact, name)
@@ -281,7 +283,7 @@ def _text(fact: Fact) -> str:
 
 
 class _Sparse:
-    """Columns that some rows have, in order of appearance."""
+    """Columns that not every row has, in order of appearance."""
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[list[int], list[Value]]] = {}
@@ -293,7 +295,7 @@ class _Sparse:
             found.append(value)
 
     def columns(self, prefix: str, length: int) -> dict[str, Sequence[Value]]:
-        """Of so many rows; what a row does not have is missing."""
+        """Return the columns with ``length`` rows; absent values are missing."""
         filled: dict[str, Sequence[Value]] = {}
         for name, (at, found) in self._rows.items():
             values = _alike(found)
@@ -307,16 +309,16 @@ class _Sparse:
 
 
 def _alike(values: list[Value]) -> list[Value]:
-    """Values of one type, so that every file format takes the column; else their JSON."""
+    """Convert values to a single type, so that every file format accepts the column: their JSON if types differ."""
     kinds: set[type] = {*map(type, values)} - {type(None)}
-    # pandas has a type for integers past 64 bits, but not together with negative or missing ones.
+    # pandas has a type for integers of 64 bits and more, but not together with negative or missing values.
     wide = int in kinds and any(type(value) is int and value >= 2**63 for value in values)
     if not wide and (len(kinds) <= 1 or kinds == {int, float}):
         return values
     return [None if value is None else json.dumps(value) for value in values]
 
 
-# Columns that are always there, with their types: a table without rows has them, too.
+# Columns that every table has, even one without rows, with their types.
 _TRIALS = {
     "study": "string",
     "number": "Int64",

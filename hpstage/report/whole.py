@@ -1,4 +1,4 @@
-"""How long a search was at work in all of its calls together. Pure."""
+"""The time a search was at work, over all of its calls. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hpstage.report.pauses import Pauses
 
 
 def seconds_at_work(facts: Iterable[Fact]) -> float:
-    """Seconds from the first stage's beginning to the last report, on the workers' clock, without the pauses between
-    the calls that drove them."""
+    """Return the seconds from the start of the first stage to the last report, on the workers' clock, without the
+    pauses between calls."""
     drivers: dict[ChainId, DriverId] = {}
     calls: dict[DriverId | None, tuple[float, float]] = {}
     for fact in facts:

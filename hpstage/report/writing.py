@@ -1,4 +1,4 @@
-"""Writing a report: its tables, its figures, its pictures, and the page last."""
+"""Writing a report: its tables, savings and pictures first, the page last."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hpstage.report.tables import stages, states, trials, workers
 
 
 def write_book(folder: Path, book: Book, *, tables: bool = True) -> Path:
-    """Write the report of a book into ``folder`` and return its first page: see :func:`hpstage.report.write_report`.
+    """Write the report of a book into ``folder`` and return its page's path: see :func:`hpstage.report.write_report`.
 
     Raises:
-        UsageError: something cannot be written.
+        UsageError: a file cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

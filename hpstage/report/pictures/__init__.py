@@ -1,5 +1,5 @@
-"""The pictures of a report, in the order in which its page shows them. Each has a file: what it shows, and how
-matplotlib draws it.
+"""The pictures of a report, in the order in which its page shows them. Each has a module that computes its content and
+draws it with matplotlib.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """``name`` is that of its file, without ``.png``."""
+    """``name`` is the file's name without ``.png``."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""The merge rate as the search went on: steps asked, distinct, and trained."""
+"""The merge rate over the course of the search: steps asked, distinct, and trained."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpstage.plan.facts import NodeId, TrialId
 from hpstage.report.book import Book
 from hpstage.report.pictures import style
 
-_POINTS = 1000  # of a curve: more cannot be told apart
+_POINTS = 1000  # of a curve: more cannot be distinguished
 _HEIGHT = 3.4
-_STEEP = 8.0  # a merge rate that was ever so many times what it came to is drawn on a logarithmic axis
+_STEEP = 8.0  # the axis is logarithmic if the merge rate ever exceeded its final value by this factor
 
 
 @style.in_our_style
 def draw_merge_rate(book: Book) -> Figure:
-    """Above the merge rate (steps asked / distinct steps), below the steps, against time."""
+    """Draw the merge rate (steps asked / distinct steps) above the steps, against time."""
     drawn = _thinned(moments(book))
     if not drawn or not drawn[-1].asked:
         return style.nothing("No trial was asked for: there is no merge rate.")
@@ -46,7 +46,7 @@ def draw_merge_rate(book: Book) -> Figure:
     above.yaxis.set_major_formatter("{x:,.10g}")
     style.label(above, y="merge rate")
     style.title(above, f"Merge rate {last.rate:.2f}: {last.asked:,} steps asked, {last.distinct:,} distinct")
-    # Wider below, for where curves are one; what is trained between two reports grows all the time.
+    # Lower curves are wider, to stay visible where they coincide. Training between two reports progresses continuously.
     curves: list[tuple[str, str, float, Literal["steps-post", "default"], list[int]]] = [
         ("asked", style.ORANGE, 2.0, "steps-post", [moment.asked for moment in drawn]),
         ("distinct", style.BLUE, 1.2, "steps-post", [moment.distinct for moment in drawn]),
@@ -64,8 +64,8 @@ def draw_merge_rate(book: Book) -> Figure:
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """What had been asked of a book's trials, and trained for them, ``seconds`` after the first stage began, without
-    the pauses between calls."""
+    """The steps asked of a book's trials and trained for them ``seconds`` after the first stage began, without the
+    pauses between calls."""
 
     seconds: float
     asked: int
@@ -78,11 +78,11 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
 
 def moments(book: Book) -> list[Moment]:
-    """The book's history: what had come to pass at each time when something was asked, or a stage was done.
+    """Return the book's history: its counts at each time when something was asked for or a stage finished.
 
-    ``distinct`` counts the steps among ``asked`` that differ, whoever trains them, so that the rate at the end is the
-    search's merge rate; ``trained`` those that the book's trials paid for, repetitions included. Requests have no time
-    of their own: each is put at the latest time of a worker that the journal told before it.
+    ``distinct`` counts the distinct steps among ``asked``, regardless of which study trains them, so that the final
+    rate is the search's merge rate. ``trained`` counts the steps that the book's trials paid for, repetitions included.
+    Requests have no time; each is placed at the latest worker time recorded in the journal before it.
     """
     first = min(book.began, default=None)
     if first is None:
@@ -97,7 +97,7 @@ def moments(book: Book) -> list[Moment]:
 
 
 def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
-    """The steps that were asked for, and the distinct ones among them, up to each time when something was."""
+    """Return the steps asked for, and the distinct ones among them, up to each time of a request."""
     is_whole = len(book.trials) == len(book.account.plan.trials)
     reach: dict[NodeId, int] = {}
     reached: dict[TrialId, int] = {}
@@ -105,7 +105,7 @@ def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
     found: dict[float, tuple[int, int]] = {}
     now = first
     for ask in book.account.asks:
-        # Never back: a host's clock may be wrong, and requests stay in their order.
+        # Monotonic: a host's clock may be wrong, and requests keep their order.
         if ask.at is not None and ask.at > now:
             now = ask.at
         if is_whole:
@@ -126,7 +126,7 @@ def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
 
 
 def _trained(book: Book, first: float) -> dict[float, int]:
-    """The steps that were trained up to each time when a stage was done."""
+    """Return the steps trained up to each time when a stage finished."""
     facts = [charge.fact for charge in book.charges]
     times = book.pauses.all_elapsed(first, [fact.at for fact in facts])
     done = sorted(zip(times, [fact.step - fact.start for fact in facts], strict=True))
@@ -139,7 +139,7 @@ def _trained(book: Book, first: float) -> dict[float, int]:
 
 
 def _thinned(found: Sequence[Moment]) -> list[Moment]:
-    """The last of each thousandth of the time: counts only grow, and so lose nothing that could be seen."""
+    """Return the last moment of each thousandth of the time. Counts only grow, so nothing visible is lost."""
     if len(found) <= _POINTS:
         return list(found)
     span = max(found[-1].seconds, 1e-9)

@@ -1,4 +1,4 @@
-"""The metric: curves that are one as long as trials train as one, and part where they do."""
+"""The metric: curves that coincide as long as trials share training, and part where they fork."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hpstage.report.names import plain, trial_name
 from hpstage.report.pictures import style
 from hpstage.text import count_of
 
-_MOST_ROWS = 600  # of the stage tree, whose nodes are drawn: more than that are a blot
+_MOST_ROWS = 600  # of the stage tree whose nodes are drawn; more are illegible
 _HEIGHT = 3.6
-_COMMON = 1e3  # between the largest of the common values and the smallest; beyond, the axis is logarithmic
+_COMMON = 1e3  # ratio of the largest common value to the smallest above which the axis is logarithmic
 _FAR = 10.0  # times the width of the common values
 
 
 @style.in_our_style
 def draw_metrics(book: Book) -> Figure:
-    """The first objective against the training step; each node is drawn once, and the best trial's way on top."""
+    """Draw the first objective against the training step: each node once, with the best trial's path on top."""
     metric, lanes, found = book.metric, book.lanes, book.measured
     if metric is None or not lanes:
         return style.nothing("No trial was asked for: there are no curves.")
@@ -92,10 +92,11 @@ def draw_metrics(book: Book) -> Figure:
 
 
 def _limit(axes: Axes, values: Sequence[float], maximize: bool) -> int:
-    """Scale the y axis to all values but those that diverged. Returns how many these are.
+    """Scale the y axis to all values that did not diverge and return the number that did.
 
-    The middle eight tenths of the values tell what is common. Where they go over more than three decades, the axis is
-    logarithmic. A value that lies ten times their width outside has diverged, unless it is better than they are.
+    The middle eight tenths of the values are taken as common. If they span more than three decades, the axis is
+    logarithmic. A value farther away from them than ten times their width has diverged, unless it is better than they
+    are.
     """
     ranked = sorted(values)
     tenth = len(ranked) // 10
@@ -123,7 +124,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What was measured on a node, led by the last that was measured before it on its line, if anything was."""
+    """The values measured on a node, preceded by the last value measured before it on its line, if any."""
 
     node: NodeId
     points: list[Point]
@@ -131,15 +132,15 @@ class Curve:
 
 
 def curves(shown: Sequence[Lane], found: dict[NodeId, Measured]) -> list[Curve]:
-    """A curve for each lane on which something was measured. ``shown``: parents before children, with all parents."""
-    tails: dict[NodeId, list[Point]] = {}  # of each node, all that was measured on its line where its children look
+    """Return a curve for each lane with measured values. ``shown``: parents before children, with all parents."""
+    tails: dict[NodeId, list[Point]] = {}  # of each node, the measured values of its line that its children may need
     drawn = []
     for lane in shown:
         node = lane.node
         own: list[Point] = [(float(step), value) for step, value in found[node.id].points]
         inherited = [] if node.parent is None else tails[node.parent.id]
         before = [point for point in inherited if point[0] <= node.start][-1:]
-        # A child may part before the first measurement on its parent: then it goes on from the grandparent's.
+        # A child may fork before the first measurement on its parent: then its curve starts at the grandparent's.
         tails[node.id] = [*before, *own]
         if own:
             drawn.append(Curve(node.id, [*before, *own], lane.trials))

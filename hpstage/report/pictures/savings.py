@@ -1,4 +1,4 @@
-"""What was saved: a waterfall from every trial alone to what was used, cause by cause; and what workers did."""
+"""Savings: a waterfall by cause, from every trial alone to the time used, and how workers spent that time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hpstage.report.pictures.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAI
 _ROW = 0.21  # inches per cause
 _BELOW = 0.95  # inches of the lower panel
 _AROUND = 0.75  # inches above and below the causes
-_LEAST = 1e-6  # of the longest bar: less is not worth a row, such as what is left of rounding
+_LEAST = 1e-6  # of the longest bar: smaller causes, such as rounding errors, get no row
 
-# None of them stands for an activity in the panel below.
+# Distinct from the colours of the activities in the panel below.
 _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
 
 
 @style.in_our_style
 def draw_savings(book: Book) -> Figure:
-    """Above, worker time by cause (:mod:`hpstage.report.causes` tells what is assumed); below, what workers did."""
+    """Draw worker time by cause (see :mod:`hpstage.report.causes` for the assumptions) above the split by activity."""
     found = causes_of(book)
     if not found.full and not found.used:
         return style.nothing("No trial has a result: there is nothing to compare.")
@@ -85,7 +85,7 @@ def _waterfall(axes: Axes, falls: list[Step], most: float) -> None:
 
 
 def _split(axes: Axes, found: Causes) -> None:
-    """What workers did, as shares; waiting between stages beside it."""
+    """Draw the shares of the workers' activities, and of waiting between stages."""
     parts = [
         (TRAIN, found.train),
         (EVALUATE, found.evaluate),
@@ -122,7 +122,7 @@ def _percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A bar of the waterfall: a sum (``total``), or what is added to it. Seconds."""
+    """A bar of the waterfall: a sum (``total``), or a change from the bar before it. Seconds."""
 
     label: str
     seconds: float
@@ -130,7 +130,7 @@ class Step:
 
 
 def steps(found: Causes) -> Iterator[Step]:
-    """The waterfall. What is added leads from each total to the next, exactly; causes of no seconds are left out."""
+    """Yield the waterfall. Changes lead exactly from each total to the next; causes of zero seconds are omitted."""
     if found.early_stopping:
         yield Step("every trial alone, to its end", found.full, total=True)
         yield Step("stopped early", -found.early_stopping)

@@ -1,4 +1,4 @@
-"""The stage tree: where trials train as one, where they part, and what became of them."""
+"""The stage tree: where trials share training, where they fork, and their results."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from hpstage.report.pictures import style
 from hpstage.text import count_of
 
 MOST_ROWS = 140
-"""Rows that are drawn: more than that cannot be told apart on a page."""
-_MOST_NAMED = 89  # rows: with more there is no room for the numbers of trials
-_NAMED = 4  # trials that are named at the end of a line
+"""Number of rows drawn: more cannot be distinguished on a page."""
+_MOST_NAMED = 89  # number of rows above which there is no room for the numbers of trials
+_NAMED = 4  # number of trials named at the end of a line
 
 _ROW = 0.15  # inches per row, as long as there is room
 _AROUND = 0.9  # inches above and below the rows
-_LOWEST = 2.0  # inches: the names of the scale and its ticks have room
-_FEWEST = 4  # rows that are taken to be there, so that few do not drift apart
-_BAR = 2.6  # inches, the scale of colours at its longest
+_LOWEST = 2.0  # inches: leaves room for the label of the colour bar and its ticks
+_FEWEST = 4  # minimum number of rows laid out, so that few rows stay close together
+_BAR = 2.6  # inches, maximum length of the colour bar
 
 Segment = tuple[tuple[float, float], tuple[float, float]]
 
 
 @style.in_our_style
 def draw_stage_tree(book: Book) -> Figure:
-    """Each node a line from the step where it begins to where the book's trials leave it; the best trial's way marked.
+    """Draw each node as a line from its start to where the book's trials leave it, with the best trial's path marked.
 
-    Colour is the best value of the metric found on a line or below it, and, for dots, the value measured there; width
-    is the number of trials that train as one. Of a tree with more than 140 rows, those lines are drawn that most trials
-    go along, among equals the best; a tick shows where others part, and the legend tells how many.
+    Colour is the best metric value on a line or below it, and, for dots, the value measured there. Width is the number
+    of trials that share the training. If the tree has more than 140 rows, the lines with the most trials are drawn, and
+    the best among equals; a tick marks where others fork, and the legend gives their number.
     """
     lanes, maximize = book.lanes, book.maximize
     if not lanes:
@@ -73,7 +73,7 @@ def draw_stage_tree(book: Book) -> Figure:
         axes.add_collection(LineCollection([points], colors=style.VERMILION, linewidths=max(widths) + 2.0, zorder=1))
         name = f"best: trial {trial_name(book, best.id)}"
         legend.append(Line2D([], [], color=style.VERMILION, linewidth=2.5, label=name))
-    # Up to its parent's line from each; the best on top, where several lie on each other.
+    # The connectors from each line up to its parent's, the best on top where several overlap.
     ranked = sorted(shown, key=lambda lane: merit(its[lane.node.id].value, maximize=maximize))
     joins = [(lane.node, lane.node.parent) for lane in ranked if lane.node.parent is not None]
     ups: list[Segment] = [((node.start, rows[above.id]), (node.start, rows[node.id])) for node, above in joins]
@@ -110,7 +110,7 @@ def draw_stage_tree(book: Book) -> Figure:
 
 
 def _show_scale(figure: Figure, scale: Normalize, shades: Colormap, metric: str, extend: str) -> None:
-    """The scale of colours, beside the picture."""
+    """Add the colour bar beside the picture."""
     bar = figure.colorbar(
         ScalarMappable(scale, shades),
         ax=figure.axes,
@@ -126,7 +126,7 @@ def _show_scale(figure: Figure, scale: Normalize, shades: Colormap, metric: str,
 
 
 def _tick_off(axes: Axes, shown: Sequence[Lane], rows: Mapping[NodeId, int], hidden: int) -> Line2D:
-    """A tick where lines part that are not drawn. Returns what the legend says of them."""
+    """Draw a tick where lines that are not drawn fork off and return their legend entry."""
     places = {
         (child.node.start, rows[lane.node.id]) for lane in shown for child in lane.children if child.node.id not in rows
     }
@@ -139,7 +139,7 @@ def _tick_off(axes: Axes, shown: Sequence[Lane], rows: Mapping[NodeId, int], hid
 
 
 def _name_ends(axes: Axes, shown: Sequence[Lane], rows: Mapping[NodeId, int], ends: Mapping[NodeId, str]) -> None:
-    """The trials that end on a line, beside its end; above it where another line goes on from there."""
+    """Write the trials that end on a line beside its end, or above it where another line continues from there."""
     goes_on = {(rows[lane.node.id], lane.node.start) for lane in shown}
     for lane in shown:
         if lane.node.id in ends:
@@ -160,7 +160,7 @@ def _name_ends(axes: Axes, shown: Sequence[Lane], rows: Mapping[NodeId, int], en
 
 
 def _scale(values: Iterable[float], maximize: bool) -> Normalize:
-    """From the value that one line in ten does worse than, to the best: a few that diverged do not flatten the rest."""
+    """Return a scale from the value that one line in ten is worse than, to the best, to ignore diverged values."""
     ranked = sorted(values, reverse=not maximize)
     if not ranked:
         return Normalize(0.0, 1.0)
@@ -172,7 +172,7 @@ def _scale(values: Iterable[float], maximize: bool) -> Normalize:
 
 
 def _extend(values: Sequence[float], scale: Normalize, maximize: bool) -> str:
-    """Nothing is better than the best; worse than the scale's other end is one line in ten, if any."""
+    """Return the end of the colour bar to extend: at most one line in ten is worse than the scale, none is better."""
     low, high = float(scale.vmin or 0.0), float(scale.vmax or 0.0)
     if maximize:
         return "min" if min(values) < low else "neither"
@@ -180,9 +180,9 @@ def _extend(values: Sequence[float], scale: Normalize, maximize: bool) -> str:
 
 
 def _ends(book: Book, shown: Sequence[Lane]) -> dict[NodeId, str]:
-    """Who ends on each lane, if anybody does."""
+    """Return the names of the trials that end on each lane, if any."""
     if book.study is None and len({book.account.plan.study_of(id) for id in book.trials}) > 1:
-        return {}  # numbers would not tell whose
+        return {}  # numbers would be ambiguous
     found: dict[NodeId, list[str]] = {lane.node.id: [] for lane in shown}
     for id, trial in book.trials.items():
         if trial.asked and (names := found.get(trial.node_at(trial.asked).id)) is not None:

@@ -1,4 +1,4 @@
-"""How the pictures look: for a page of two columns, in colours that everyone can tell apart; and how they are saved."""
+"""Style of the pictures, for a two-column page in colours safe for colour-blind readers, and saving them."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ FAINT = "#B5B5B5"
 TRACK = "#E9E9E9"
 
 WIDTH = 7.2
-"""Of every picture, in inches: both columns of most journals."""
+"""Width of every picture in inches: both columns of most journals."""
 TALLEST = 9.0
-"""Inches: a page."""
+"""Maximum height in inches: a page."""
 DPI = 200
 TITLE, LABEL, SMALL, TINY = 8.5, 8.0, 7.0, 5.5
-"""Font sizes in points: titles; axes' names; ticks and legends; names within a picture."""
+"""Font sizes in points: titles; axis labels; ticks and legends; names within a picture."""
 
 _DATELESS: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def figure(height: float) -> tuple[Figure, Axes]:
-    """An empty figure ``height`` inches high, and its axes. No pyplot: nothing global is touched."""
+    """Return an empty figure ``height`` inches high and its axes. Does not use pyplot, hence no global state."""
     drawn = blank(height)
     axes = drawn.add_subplot()
     tidy(axes)
@@ -62,7 +62,7 @@ def blank(height: float) -> Figure:
 
 
 def tidy(axes: Axes) -> None:
-    """Give axes the looks of all: a line at the bottom, small ticks."""
+    """Style axes: a line at the bottom, small ticks."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)
@@ -76,7 +76,7 @@ def title(axes: Axes, text: str) -> None:
 
 
 def label(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
-    """Name the axes, literally."""
+    """Set the axis labels, literally."""
     if x is not None:
         axes.set_xlabel(x, fontsize=LABEL, color=INK, parse_math=False)
     if y is not None:
@@ -84,13 +84,13 @@ def label(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
 
 
 def counts(axis: Axis) -> None:
-    """Let the axis be one of whole numbers."""
+    """Use integer ticks on the axis."""
     axis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
     axis.set_major_formatter("{x:,.0f}")
 
 
 def legend(axes: Axes, handles: Iterable[Any]) -> None:
-    """A legend above the axes, at their right end, in one line: it covers no data. Its labels are not the user's."""
+    """Add a legend above the axes, right-aligned on one line: it covers no data. Labels must not come from users."""
     handles = list(handles)
     if not handles:
         return
@@ -110,14 +110,14 @@ def legend(axes: Axes, handles: Iterable[Any]) -> None:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit in which to tell times up to ``seconds``: its seconds, and its name."""
+    """Return the unit for displaying times up to ``seconds``: its length in seconds, and its name."""
     if abs(seconds) >= 2 * 3600:
         return 3600.0, "hours"
     return (60.0, "minutes") if abs(seconds) >= 300 else (1.0, "seconds")
 
 
 def shades(maximize: bool) -> Colormap:
-    """From pale (bad) to dark (good): viridis without its palest end, which would vanish on white."""
+    """Return a colour map from pale (bad) to dark (good): viridis without its palest end, invisible on white."""
     darker = [colormaps["viridis"](0.9 * i / 63) for i in range(64)]
     return LinearSegmentedColormap.from_list("shades", darker[::-1] if maximize else darker)
 
@@ -126,7 +126,7 @@ _Drawing = TypeVar("_Drawing", bound=Callable[..., Figure])
 
 
 def in_our_style(draw: _Drawing) -> _Drawing:
-    """Draw the same whatever style the process has: Optuna's plots leave ggplot's behind. Fonts are the user's."""
+    """Draw independently of the process's style: Optuna's plots leave ggplot's behind. The user's fonts are kept."""
 
     @functools.wraps(draw)
     def drawn(*given: Any) -> Figure:
@@ -139,13 +139,13 @@ def in_our_style(draw: _Drawing) -> _Drawing:
 @contextmanager
 def _ours() -> Iterator[None]:
     known: Any = matplotlib.rcParams
-    fonts = {name: known[name] for name in known if name.startswith("font.")}  # all would choose a backend
+    fonts = {name: known[name] for name in known if name.startswith("font.")}  # copying all would choose a backend
     with matplotlib.style.context(["default", fonts]):
         yield
 
 
 def nothing(message: str) -> Figure:
-    """A picture that says why there is none."""
+    """Return a picture with a message saying why there is nothing to draw."""
     drawn, axes = figure(0.8)
     axes.set_axis_off()
     axes.text(
@@ -169,15 +169,15 @@ def png(drawn: Figure) -> bytes:
 
 
 def save(drawn: Figure, path: str | os.PathLike[str], *, format: str | None = None) -> Path:
-    """Write a picture. ``format``: png, svg, pdf, ...; by default that of the path's suffix."""
+    """Write a picture and return its path. ``format``: png, svg, pdf, ...; by default that of the path's suffix."""
     place = Path(path)
     _save(drawn, place, format or place.suffix[1:].lower() or "png")
     return place
 
 
 def _save(drawn: Figure, target: Path | io.BytesIO, kind: str) -> None:
-    # Fonttype 42: publishers want whole fonts in PDF. With a fixed salt and no date, equal pictures are equal files.
+    # Fonttype 42: publishers want whole fonts in PDF. A fixed salt and no date make files of equal pictures equal.
     with _ours(), matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "hpstage"}), warnings.catch_warnings():
-        # A name in a script that matplotlib's own font lacks is drawn as boxes: no reason to trouble the user.
+        # Characters missing from matplotlib's font are drawn as boxes, which is no reason to warn the user.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         drawn.savefig(target, format=kind, metadata=_DATELESS.get(kind))

@@ -1,4 +1,4 @@
-"""The worker timeline: what each worker did, when."""
+"""The worker timeline: the activities of each worker over time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ TRAIN, EVALUATE, LOAD, SAVE, WASTED = "train", "evaluate", "load", "save", "thro
 ACTIVITIES = (TRAIN, EVALUATE, LOAD, SAVE, WASTED)
 
 MOST_BARS = 4000
-"""Bars that are shown one by one. Of more, a worker's row is cut into pieces of equal time, and of each piece is told
-how much of it went into what."""
+"""Number of bars drawn individually. If there are more, each worker's row is cut into pieces of equal time that show
+the share of each activity."""
 PIECES = 1600
 
 COLOURS = {
@@ -39,24 +39,24 @@ COLOURS = {
     SAVE: style.PURPLE,
     WASTED: style.INK,
 }
-# Every other stage of a worker is drawn in this, so that neighbours can be told apart without an outline, which would
-# swallow the short ones.
+# The colour of every other training stage of a worker, to distinguish neighbours without an outline, which would hide
+# short stages.
 _OTHER_TRAIN = "#3A95CC"
 
 _ROW = 0.19  # inches per worker, as long as there is room
 _AROUND = 0.75  # inches above and below the rows
-_FEWEST = 3  # rows that are taken to be there, so that one is no block
+_FEWEST = 3  # minimum number of rows laid out, so that a single row is not a block
 _HALF = 0.38  # of a row, where rows are 1 apart
-_LABELLED = 64  # workers; more are drawn without their names
-_NAME = 30  # characters of a worker's name
+_LABELLED = 64  # number of workers above which their names are omitted
+_NAME = 30  # maximum number of characters of a worker's name
 
 
 @style.in_our_style
 def draw_timeline(book: Book) -> Figure:
-    """One row per worker, in the order in which they began; x in time since the first began.
+    """Draw one row per worker, in the order in which they started; x is the time since the first started.
 
-    Beside a worker's name stands its share of busy time in the calls for which it worked, from their first stage to
-    their last. Pauses between calls are left out.
+    Each worker's name is followed by its share of busy time in the calls for which it worked, from their first stage to
+    their last. Pauses between calls are omitted.
     """
     view = timeline_of(book)
     if view is None:
@@ -83,7 +83,7 @@ def draw_timeline(book: Book) -> Figure:
 
     there = [sum(stop - start for start, stop in periods) for periods in view.there]
     share = min(1.0, sum(view.busy) / sum(there))
-    # Of a search in several calls, each may have had workers of its own.
+    # Each call of a search may have had different workers.
     busy = f"{share:.0%} of {end:,.3g} {name}"
     if min(there) < span:
         busy = f"{share:.0%} of their time"
@@ -120,7 +120,7 @@ def _colour(activity: str, odd: int) -> str:
 
 
 def _paint(axes: Axes, view: Timeline, end: float) -> None:
-    """An image per worker, whose pixels mix the colours of what fell into them."""
+    """Draw an image per worker, whose pixels mix the colours of the activities in their time."""
     track = np.array(to_rgb(style.TRACK))
     middles = (np.arange(PIECES) + 0.5) * (view.span / PIECES)
     for row, (shares, periods) in enumerate(zip(view.shares, view.there, strict=True)):
@@ -142,7 +142,7 @@ def _paint(axes: Axes, view: Timeline, end: float) -> None:
 
 
 class Bar(msgspec.Struct, frozen=True, gc=False):
-    """A worker did ``activity`` from ``began`` on for ``seconds``. ``stage`` counts the worker's reports."""
+    """An ``activity`` of a worker that started at ``began`` and took ``seconds``. ``stage`` counts its reports."""
 
     worker: WorkerId
     activity: str
@@ -153,29 +153,28 @@ class Bar(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Seconds are those since the first stage began, on the workers' clock, without the pauses between calls; the last
-    stage was over after ``span``."""
+    """The timeline of a book. Times are seconds since the first stage began, on the workers' clock, without the pauses
+    between calls; the last stage ended at ``span``."""
 
     workers: list[WorkerId]
-    """In the order in which they began."""
+    """The workers in the order in which they started."""
     busy: list[float]
-    """The seconds of each."""
+    """The busy seconds of each worker."""
     there: list[list[Period]]
-    """When each was there, as far as the journal tells: during the calls in which it did something."""
+    """When each worker was present, as far as the journal shows: during the calls in which it did some work."""
     span: float
     pauses: list[float]
-    """When there were any."""
+    """The times of pauses."""
     activities: set[str]
     bars: list[Bar]
-    """Empty if there are too many."""
+    """Empty if there are too many bars."""
     shares: list[dict[tuple[str, int], array[float]]]
-    """Then, for each worker: the shares of its ``PIECES`` pieces that went into an activity; those of its
-    even and its odd stages apart. Bars overlap, and shares sum to more than 1, where workers of two clusters have one
-    name."""
+    """In that case, for each worker, the share of each of its ``PIECES`` pieces spent on an activity, separately for
+    its even and odd stages. If workers of two clusters share a name, bars overlap and shares sum to more than 1."""
 
 
 def bars(book: Book) -> Iterator[Bar]:
-    """What workers did for the book's trials, on their clock. What took no time has no bar."""
+    """Yield the activities of workers for the book's trials, on their clock, without those of 0 seconds."""
     stages: dict[WorkerId, int] = {}
     for at, charge in zip(book.began, book.charges, strict=True):
         fact = charge.fact
@@ -190,7 +189,7 @@ def bars(book: Book) -> Iterator[Bar]:
 
 
 def _activities(fact: StateReached) -> list[tuple[str, float]]:
-    """What took time, and how much, in the order in which it was done; ``fact.at`` is the end of the last."""
+    """Return the activities that took time, with their seconds, in order; ``fact.at`` is the end of the last."""
     found = []
     if fact.load_seconds > 0:
         found.append((LOAD, fact.load_seconds))
@@ -204,7 +203,7 @@ def _activities(fact: StateReached) -> list[tuple[str, float]]:
 
 
 def timeline_of(book: Book) -> Timeline | None:
-    """``None``: nothing was trained."""
+    """Return the timeline of a book, ``None`` if nothing was trained."""
     its = {worker: worked for worker, worked in book.workers.items() if worked.seconds > 0}
     if not its:
         return None
@@ -234,7 +233,7 @@ def timeline_of(book: Book) -> Timeline | None:
 def _shares(
     book: Book, workers: list[WorkerId], elapsed: Callable[[float], float], span: float
 ) -> list[dict[tuple[str, int], array[float]]]:
-    """O(bars + workers x pieces)."""
+    """Return the shares of each worker's pieces. O(bars + workers x pieces)."""
     found: list[dict[tuple[str, int], array[float]]] = [{} for _ in workers]
     rows = dict(zip(workers, found, strict=True))
     scale = PIECES / span
@@ -248,7 +247,7 @@ def _shares(
         stop = min(start + bar.seconds * scale, PIECES)
         begin, end = int(start), int(stop)
         if begin == end:
-            if end < PIECES:  # else it is too short to be told from the end
+            if end < PIECES:  # otherwise it is too short to be distinguished from the end
                 shares[begin] += stop - start
             continue
         shares[begin] += begin + 1 - start
