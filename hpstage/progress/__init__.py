@@ -1,4 +1,4 @@
-"""How a running search is shown to who waits for it: on a terminal, or as lines of a log."""
+"""Display of a running search: on a terminal, or as lines of a log."""
 
 from hpstage.progress.progress import Progress, open_display
 from hpstage.progress.view import ProgressView, line

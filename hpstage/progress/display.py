@@ -1,4 +1,4 @@
-"""Where views of a running search are shown."""
+"""The interface of displays of a running search."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpstage.progress.view import ProgressView
 
 
 class Display(ABC):
-    """Where views are shown."""
+    """Shows views of a running search."""
 
     @abstractmethod
     def begin(self, view: ProgressView) -> None:
@@ -16,11 +16,11 @@ class Display(ABC):
 
     @abstractmethod
     def tell(self, text: str) -> None:
-        """Show a line of text that stays; not after the last view."""
+        """Show a permanent line of text; not allowed after the last view."""
 
     @abstractmethod
     def show(self, view: ProgressView) -> None: ...
 
     @abstractmethod
     def end(self, view: ProgressView) -> None:
-        """Show the last view, which stays, and give back what was taken. Called once, if :meth:`begin` was."""
+        """Show the last view, which stays, and release all resources. Called once if :meth:`begin` was."""

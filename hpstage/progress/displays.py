@@ -1,4 +1,4 @@
-"""Where views are shown: below what a terminal shows otherwise, or as lines of a log."""
+"""Displays: below the other output of a terminal, or as lines of a log."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hpstage.progress.render import render
 from hpstage.progress.view import ProgressView, line
 
 LINE_SECONDS = 10.0
-"""Between two lines of a log, at the least; the first and the last come at once."""
+"""Minimum time between two lines of a log, except that the first and the last are written at once."""
 
 
 def display_on_standard_error() -> Display:
-    """The terminal's, if standard error is one that can move its cursor, else lines."""
+    """Return a terminal display if standard error is a terminal that can move its cursor, else a line display."""
     stream = sys.stderr
     if stream.isatty() and os.environ.get("TERM", "dumb").lower() not in ("dumb", "unknown", ""):
         return TerminalDisplay(stream)
@@ -30,7 +30,7 @@ def display_on_standard_error() -> Display:
 
 
 class LineDisplay(Display):
-    """A line at the beginning, one at most every :data:`LINE_SECONDS`, and one at the end. No control characters."""
+    """Write a line at the start, at most one every :data:`LINE_SECONDS`, and one at the end. No control characters."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -55,11 +55,10 @@ class LineDisplay(Display):
 
 
 class TerminalDisplay(Display):
-    """The last lines of a terminal, drawn anew in place; what else is written in this process goes above them.
+    """The last lines of a terminal, redrawn in place; all other output of this process is written above them.
 
-    Nothing of the terminal's state is changed that a kill could leave changed: the cursor stays visible and rests on
-    the line below. What other processes write to the terminal (prints of local workers) is not seen here, and may be
-    overwritten.
+    No terminal state is changed that would survive a kill: the cursor stays visible and rests on the line below. Output
+    of other processes to the terminal (prints of local workers) is not tracked and may be overwritten.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -72,7 +71,7 @@ class TerminalDisplay(Display):
     def begin(self, view: ProgressView) -> None:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            # A standard output that goes to a file stays there.
+            # A standard output that is redirected to a file stays redirected.
             if stream is not None and stream.isatty():
                 above = _Above(stream, self._write_above)
                 self._lent.append((name, stream, above))
@@ -89,7 +88,7 @@ class TerminalDisplay(Display):
 
     def end(self, view: ProgressView) -> None:
         for name, stream, above in self._lent:
-            if getattr(sys, name) is above:  # else somebody has replaced it since, who will give it back
+            if getattr(sys, name) is above:  # otherwise it has been replaced since, by code that will restore it
                 setattr(sys, name, stream)
         self._redirect_loggers({id(above): stream for _, stream, above in self._lent})
         with self._lock:
@@ -99,9 +98,9 @@ class TerminalDisplay(Display):
     def _text(self, view: ProgressView) -> str:
         width, height = self._console.size
         with self._console.capture() as captured:
-            # The last column stays free: some terminals wrap when they come there.
+            # The last column stays free, since some terminals wrap when it is reached.
             self._console.print(render(view), width=max(1, width - 1))
-        # What has left the screen at its top cannot be drawn anew.
+        # Lines scrolled off the top of the screen cannot be redrawn.
         lines = captured.get().splitlines(keepends=True)[: max(1, height - 1)]
         return _encodable("".join(lines), self._stream)
 
@@ -110,7 +109,7 @@ class TerminalDisplay(Display):
             self._put(text, self._drawn)
 
     def _put(self, above: str, below: str) -> None:
-        """Go up to where the drawing begins and write from there on, at once, so that nothing is seen half drawn."""
+        """Move up to the start of the drawing and rewrite it in a single write, so that it is never seen half drawn."""
         up = self._drawn.count("\n")
         begin = f"\r\x1b[{up}A" if up else ""
         if above:
@@ -122,7 +121,7 @@ class TerminalDisplay(Display):
 
     @staticmethod
     def _redirect_loggers(to: dict[int, TextIO]) -> None:
-        """Have handlers that hold one of these streams write to another in its place."""
+        """Redirect logging handlers that write to one of these streams to another one."""
         for handler in _handlers():
             replacement = to.get(id(handler.stream))
             if replacement is not None:
@@ -138,7 +137,7 @@ def _handlers() -> Iterator[logging.StreamHandler[TextIO]]:
 
 
 class _Above(TextIOBase):
-    """Stands for a standard stream: whole lines are handed on, the last one when it is ended or asked for."""
+    """Replaces a standard stream: whole lines are forwarded at once, an unfinished line on :meth:`rest`."""
 
     def __init__(self, stream: TextIO, write: Callable[[str], None]) -> None:
         self._stream = stream
@@ -180,6 +179,6 @@ class _Above(TextIOBase):
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """What the stream's encoding has no signs for is escaped."""
+    """Escape the characters that the stream's encoding cannot represent."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)

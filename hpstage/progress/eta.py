@@ -1,4 +1,4 @@
-"""How long a search will go on: an estimate. Pure."""
+"""Estimate of the remaining time of a search. Pure."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from hpstage.scheduler.remaining import Outlook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a search has asked for by now, in steps: of each trial alone (``steps``), and distinct ones among them."""
+    """The steps that a search has asked for so far: of all its trials (``steps``), and the distinct ones among them."""
 
     trials: int
     expected: int
-    """Trials that there will be in all, at least ``trials``."""
+    """Total number of trials expected, at least ``trials``."""
     over: int
-    """Of ``trials``."""
+    """How many of ``trials`` have ended."""
     steps: int
     steps_over: int
-    """Of the trials that are over."""
+    """Steps of the trials that have ended."""
     distinct: int
     exponent: float = 1.0
-    """Of :func:`growth`."""
+    """The exponent from :func:`growth`."""
 
 
 def still_to_ask(asked: Asked) -> float:
-    """Distinct steps that a search has still to ask for, as far as what it did says.
+    """Estimate the number of distinct steps that a search will still ask for, from its history.
 
-    Open trials are taken to come as far as those that are over have on average, and to share as much; further trials to
-    go on as the trials so far.
+    Open trials are assumed to get as far as those that have ended did on average, and to share as much; further trials
+    are assumed to behave like the trials so far.
     """
     if not asked.trials or not asked.steps:
         return 0.0
@@ -43,12 +43,12 @@ def still_to_ask(asked: Asked) -> float:
 
 
 def growth(first: Sequence[int], second: Sequence[int]) -> float:
-    """How distinct steps grow with the number of trials: as this power of it.
+    """Return the exponent of the growth of distinct steps with the number of trials.
 
-    Later trials find more that is shared, as a text's later pages find fewer new words (Heaps' law).
+    Later trials find more training to share, as later pages of a text contain fewer new words (Heaps' law).
 
     Args:
-        first, second: distinct steps that each of some trials has added, of the first and the second half of all.
+        first, second: distinct steps added by each of some trials, from the first and the second half of all trials.
     """
     if not first or not second or not any(first):
         return 1.0
@@ -57,9 +57,9 @@ def growth(first: Sequence[int], second: Sequence[int]) -> float:
 
 
 class Busy:
-    """How many workers are busy at a time: the average so far, in which the past counts the less the longer it is ago.
+    """Running average of the number of busy workers, in which older values count less.
 
-    A moment's weight is its distance from the beginning: searches begin with few long ways that all trials share.
+    A moment's weight is its distance from the start, since searches start with a few long paths that all trials share.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Busy:
         self._until = 0.0
 
     def note(self, elapsed: float, running: int) -> None:
-        """So many chains run ``elapsed`` seconds after the beginning, and have since the last note."""
+        """Record that ``running`` chains are active ``elapsed`` seconds after the start, and since the last call."""
         if elapsed > self._until:
             new = 1.0 - (self._until / elapsed) ** 2
             self.average += new * (running - self.average)
@@ -75,16 +75,16 @@ class Busy:
 
 
 def seconds_left(outlook: Outlook, *, workers: int, later_seconds: float, busy: float) -> float | None:
-    """About how long it takes from now on; ``None`` without workers.
+    """Estimate the remaining seconds; ``None`` without workers.
 
-    What is asked for is bounded by its longest way, and by its work shared among all workers. What is still to be asked
-    comes on top, spread over as many workers as were busy so far: it may come too late to keep all of them busy.
+    The work asked for is bounded by its longest path, and by its total divided among all workers. The work still to be
+    asked is added, divided by the number of workers busy so far: it may be asked too late to keep all of them busy.
 
     Args:
-        outlook: what is asked for.
-        workers: how many there are now.
-        later_seconds: of one worker, for what is still to be asked.
-        busy: how many workers have been busy so far.
+        outlook: the work asked for.
+        workers: current number of workers.
+        later_seconds: worker seconds of the work still to be asked.
+        busy: average number of busy workers so far.
     """
     if not workers:
         return None

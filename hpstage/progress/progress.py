@@ -1,4 +1,4 @@
-"""Follows a search and shows it, as often as its display takes it."""
+"""Follows a search and updates its display at a limited rate."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from hpstage.search.trials import SessionTrial
 
 
-# Seconds between two views, at the least.
+# Minimum seconds between two views.
 _INTERVAL = 0.2
-# Trials that are looked at for how much later ones share.
+# Number of trials sampled to estimate how much later trials share.
 _JUDGED = 128
 
 
 def open_display(shown: bool) -> Display | None:
-    """The display that suits standard error: the terminal's, or lines. ``None`` if nothing is to be shown."""
+    """Return the display that suits standard error, a terminal or lines; ``None`` if ``shown`` is false."""
     if not shown:
         return None
     from hpstage.progress.displays import display_on_standard_error
@@ -40,14 +40,14 @@ def open_display(shown: bool) -> Display | None:
 
 
 class Progress:
-    """Folds what session and driver know into views, at most five a second. The number of trials costs nothing.
+    """Builds views from the state of session and driver, at most five a second. O(1) in the number of trials.
 
     Args:
-        display: ``None``: nothing is shown, and nothing is done.
-        study: whose search it is.
-        page: where to watch the search in a browser, which is told first.
-        deadline: when the search stops by itself, on ``clock``.
-        clock: seconds.
+        display: if ``None``, nothing is shown and nothing is done.
+        study: the study being searched.
+        page: URL of the page on which to watch the search in a browser, shown first.
+        deadline: when the search stops because of its time limit, on ``clock``.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Progress:
         self._last: ProgressView | None = None
         self._session: Session | None = None
         self._busy = Busy()
-        self._done_before: int | None = None  # stages that were done before this call
+        self._done_before: int | None = None  # stages done before this call
         self._best_before: float | None = None
 
     def update(self, session: Session, driver: Driver) -> None:
-        """Show the search as it stands, if it is time to."""
+        """Show the current state of the search, if a new view is due."""
         if self._display is None:
             return
         self._session = session
@@ -91,7 +91,7 @@ class Progress:
         self._last = view
 
     def finish(self, session: Session, driver: Driver) -> None:
-        """Note the search as it ended: its last view is shown when the context is left."""
+        """Record the final state of the search; it is shown when the context is left."""
         if self._display is not None:
             view = self._view(session, driver, self._clock(), over=True)
             if self._last is None:
@@ -114,7 +114,7 @@ class Progress:
             so_far = Asked(
                 trials=len(session.trials),
                 expected=expected,
-                # Asynchronous algorithms leave trials at their rungs until the end: how far those stand says nothing.
+                # Asynchronous algorithms leave trials at their rungs until the end, so their lengths say nothing.
                 over=session.states.total() if session.synchronous else 0,
                 steps=since.steps_asked,
                 steps_over=session.steps_over,
@@ -154,7 +154,7 @@ class Progress:
         )
 
     def _best(self, session: Session) -> tuple[float | None, int | None]:
-        """The best value, and the step at which it was told if its trial is not complete."""
+        """Return the best value, and the step at which it was reported if its trial is not complete."""
         known = [value for value in (self._best_before, session.best) if value is not None]
         if not known:
             return session.leading or (None, None)
@@ -170,7 +170,8 @@ class Progress:
             self._display.end(self._last if self._last.over else self._broken_off(self._last))
 
     def _broken_off(self, last: ProgressView) -> ProgressView:
-        """The last view of a search that an exception ended: plan and tree may be half changed, and are not asked."""
+        """Return the last view of a search ended by an exception. Plan and tree may be inconsistent and are not
+        read."""
         assert self._session is not None
         states = self._session.states
         best, at = (None, None) if last.metric is None else self._best(self._session)
@@ -187,7 +188,7 @@ class Progress:
 
 
 def _growth(trials: Sequence[SessionTrial], plan: SearchPlan) -> float:
-    """Judged by some trials, evenly spread, of which no more is going to be asked."""
+    """Estimate :func:`growth` from a sample of trials, evenly spread, that will not be asked for more."""
     halves: tuple[list[int], list[int]] = ([], [])
     count = min(len(trials), _JUDGED)
     for index in range(count):
@@ -199,7 +200,7 @@ def _growth(trials: Sequence[SessionTrial], plan: SearchPlan) -> float:
 
 
 def _best_value(study: optuna.Study) -> float | None:
-    """That of the study as it is found; ``None`` where there is none yet, or several objectives."""
+    """Return the study's best value before the search; ``None`` if there is none yet or with several objectives."""
     try:
         return study.best_value
     except (ValueError, RuntimeError):

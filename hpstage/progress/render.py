@@ -1,4 +1,4 @@
-"""A view as rich shows it: in a terminal of any width, or exported as a picture."""
+"""Rendering of a view with rich: in a terminal of any width, or exported as a picture."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rich.text import Text
 from hpstage.progress.view import ProgressView, items, name, times, trials
 
 _BAR = (10, 40)
-"""Columns of the bar, at the least and at the most; where it finds less room there is none."""
+"""Minimum and maximum columns of the bar; it is omitted if there is less room."""
 _BETWEEN = " · "
 
 
 def render(view: ProgressView) -> Rendered:
-    """The view as something that rich's consoles print. Names are shown as they are: they are no markup."""
+    """Return a renderable of the view for rich's consoles. Names are shown literally, not as markup."""
     return Rendered(view)
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Some lines, as many as the console's width asks for."""
+    """A view on as many lines as the console's width requires."""
 
     view: ProgressView
 
@@ -50,7 +50,7 @@ class Rendered:
             yield text
 
     def _head(self, console: Console, options: ConsoleOptions) -> Text:
-        """Name, bar and trials, as far as there is room."""
+        """Return the name, the bar and the number of trials, as far as there is room."""
         view, width = self.view, options.max_width
         count = trials(view)
         left = width - len(count) - 2
@@ -65,7 +65,7 @@ class Rendered:
                 view.n_trials,
                 min(view.finished, view.n_trials),
                 width=columns,
-                complete_style="cyan",  # these are told from the bar's grey where there are 16 colours
+                complete_style="cyan",  # distinguishable from the bar's grey with 16 colours
                 finished_style="green",
             )
             for segment in console.render(bar, options.update(width=columns)):
@@ -77,12 +77,12 @@ class Rendered:
 
 
 def _encodable(text: str, options: ConsoleOptions) -> str:
-    """What the console's encoding has no signs for is escaped, before it is measured."""
+    """Escape the characters that the console's encoding cannot represent, before the text is measured."""
     return text.encode(options.encoding, "backslashreplace").decode(options.encoding)
 
 
 def _packed(texts: Sequence[str], width: int, between: str) -> list[str]:
-    """The texts on as few lines of ``width`` columns as in their order they fit on. None is cut, though it be wider."""
+    """Pack the texts in order on as few lines of ``width`` columns as possible. Texts that are too wide are not cut."""
     lines: list[str] = []
     for text in texts:
         if lines and cell_len(lines[-1] + between + text) <= width:

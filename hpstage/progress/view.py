@@ -1,4 +1,4 @@
-"""What is shown of a running search: a value, and the words for it. Pure."""
+"""The displayed state of a running search, and its wording. Pure."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from hpstage.text import clean, clock, hours
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressView:
-    """A running search at one moment. Names are as users typed them."""
+    """A running search at one moment. Names are as typed by users."""
 
     study: str
     complete: int
     pruned: int
     failed: int
     n_trials: int | None
-    """Trials that are to come to an end in all, as far as it is known; ``None``: nobody has said how many."""
+    """Total number of trials that will end, as far as known; ``None`` if no number was given."""
     metric: str | None
-    """The metric's name; ``None`` where there are several objectives."""
+    """The metric's name; ``None`` with several objectives."""
     best: float | None
-    """The study's best value, or before a trial is complete the best at any step; ``None``: nothing is known yet, or
-    there are several objectives."""
+    """The study's best value, or the best at any step before a trial is complete; ``None`` if there is none yet or with
+    several objectives."""
     best_step: int | None = None
-    """At which step that was, where no trial is complete."""
+    """The step of that value, if no trial is complete."""
     stages_done: int
-    """Nodes of the stage tree that were trained in this call and have nothing left."""
+    """Nodes of the stage tree that were trained in this call and have no steps left to train."""
     stages_left: int
-    """Nodes with something left to train, of what is asked for now."""
+    """Nodes with steps left to train, of those asked for now."""
     running: int
     workers: int
     merge_rate: float
     """Steps asked for / distinct steps among them."""
     used_seconds: float
-    """Of workers."""
+    """Worker seconds."""
     saved_seconds: float
-    """Of workers: what sharing has saved the trials, as far as they have results."""
+    """Worker seconds that sharing has saved the trials, up to their last results."""
     elapsed: float
     """Seconds since the call began."""
     seconds_left: float | None
-    """Estimated; ``None``: nothing was measured yet, or nobody has said how many trials there will be."""
+    """Estimate; ``None`` if nothing was measured yet, or the number of trials is unknown."""
     over: bool = False
 
     @property
@@ -48,7 +48,7 @@ class ProgressView:
 
 
 def name(view: ProgressView) -> str:
-    """The study's name, fit to be shown."""
+    """Return the study's name in displayable form."""
     return clean(view.study)
 
 
@@ -59,7 +59,7 @@ def trials(view: ProgressView) -> str:
 
 
 def items(view: ProgressView) -> list[str]:
-    """All but the number of trials, in words: one text for each thing, in the order of what is asked for most."""
+    """Return everything but the number of trials in words, one string per item, most wanted first."""
     states = [("complete", view.complete), ("pruned", view.pruned), ("failed", view.failed)]
     found = [", ".join(f"{count:,} {state}" for state, count in states if count or state == "complete")]
     if view.metric is not None:
@@ -83,5 +83,5 @@ def times(view: ProgressView) -> str:
 
 
 def line(view: ProgressView) -> str:
-    """The view as one line of a log."""
+    """Return the view as one line of a log."""
     return f"{name(view)}: {'; '.join([trials(view), *items(view), times(view)])}"
