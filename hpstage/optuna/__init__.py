@@ -1,5 +1,5 @@
-"""The Optuna side: a sampler that shares beginnings, plots for optuna-dashboard, samplers' random states for searches
-that are interrupted."""
+"""Integration with Optuna: a sampler that shares early training, plots for optuna-dashboard, and the random states of
+samplers for interrupted searches."""
 
 from __future__ import annotations
 

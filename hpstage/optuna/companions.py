@@ -1,4 +1,4 @@
-"""What the earlier trials of a study were given, in columns: those that begin like a proposal are found at once."""
+"""The parameters of a study's earlier trials, in columns, to quickly find those that start like a proposal."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Floats = npt.NDArray[np.float64]
 
 
 def scaled(distribution: Numerical, values: Floats) -> Floats:
-    """Where values lie in the parameter's own scale, logarithmic if it is: 0 at its low end, 1 at its high end."""
+    """Map values to the parameter's scale, logarithmic if it has ``log``: 0 at its low end, 1 at its high end."""
     low, high = float(distribution.low), float(distribution.high)
     if distribution.log:
-        with np.errstate(divide="ignore", invalid="ignore"):  # values from another range, of zero or less
+        with np.errstate(divide="ignore", invalid="ignore"):  # values from another range may be zero or less
             return np.asarray(np.log(values / low) / np.log(high / low))
     return np.asarray((values - low) / (high - low))
 
 
 def possible(distribution: Numerical, values: Floats) -> npt.NDArray[np.bool_]:
-    """Which values the distribution can take: within its range and, if it has steps, on its grid."""
+    """Return which values the distribution can take: within its range and, if it has steps, on its grid."""
     inside = (values >= distribution.low) & (values <= distribution.high)
     if distribution.step is not None:
         places = (values - distribution.low) / distribution.step
@@ -37,17 +37,17 @@ def possible(distribution: Numerical, values: Floats) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One parameter of a proposal, and how far from its value another may lie that takes its place."""
+    """One parameter of a proposal, and how far a value that replaces it may be away."""
 
     name: str
     distribution: BaseDistribution
     value: Any
-    radius: float  # in the parameter's own scale, in which its range has length 1; 0: equal values only
+    radius: float  # in the parameter's scale, in which its range has length 1; 0: equal values only
 
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """An earlier trial that is near in the first ``depth`` wishes, and the share of a trial that this saves."""
+    """An earlier trial that is near in the first ``depth`` wishes, and the share of a trial that this would save."""
 
     trial: FrozenTrial
     depth: int
@@ -55,21 +55,21 @@ class Companion:
 
 
 class Companions:
-    """The parameters of a study's trials, without failed, waiting and forked ones, as :meth:`refresh` last saw them.
+    """The parameters of a study's trials as of the last :meth:`refresh`, without failed, waiting and forked ones.
 
-    A row per trial and a column per parameter. Finding a companion is a few passes over NumPy columns per wish.
+    A row per trial and a column per parameter. Finding a companion takes a few passes over NumPy columns per wish.
     """
 
     def __init__(self) -> None:
         self._trials: Sequence[FrozenTrial] = ()
-        self._columns: dict[str, Floats] = {}  # values as Optuna stores them; NaN where a trial has none
+        self._columns: dict[str, Floats] = {}  # values as stored by Optuna; NaN where a trial has none
         self._numbers: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._trained: Floats = np.zeros(0)  # steps that a trial was, or may yet be, trained
-        self._open: list[int] = []  # rows of trials that are not finished
-        self._lock = threading.Lock()  # study.optimize(n_jobs=...) asks from several threads
+        self._trained: Floats = np.zeros(0)  # number of steps that a trial was trained, or may still be
+        self._open: list[int] = []  # rows of unfinished trials
+        self._lock = threading.Lock()  # study.optimize(n_jobs=...) samples from several threads
 
     def refresh(self, study: optuna.Study) -> None:
-        """Read what is new: O(new and open trials), besides what the storage takes to hand out its list."""
+        """Read new and changed trials: O(new and open trials), plus the storage's time to return its list."""
         trials = study.get_trials(deepcopy=False)
         with self._lock:
             before = len(self._trials)
@@ -91,7 +91,7 @@ class Companions:
 
     def _read(self, row: int, trial: FrozenTrial) -> None:
         self._numbers[row] = trial.number
-        # A fork was not trained under its own early parameters, but under its donor's.
+        # A fork was trained under its donor's early parameters rather than its own.
         if trial.state in (TrialState.FAIL, TrialState.WAITING) or "hpstage:donor" in trial.user_attrs:
             self._trained[row] = 0
             return
@@ -102,19 +102,19 @@ class Companions:
             self._columns[name][row] = distribution.to_internal_repr(trial.params[name])
 
     def latest(self, names: Set[str]) -> FrozenTrial | None:
-        """The latest trial that has all of these parameters; its ``params`` are in the order of asking."""
+        """Return the latest trial that has all of these parameters; its ``params`` are in the order of suggestion."""
         return next((trial for trial in reversed(self._trials) if names <= trial.params.keys()), None)
 
     def find(
         self, number: int, wishes: Sequence[Wish], worth: Sequence[float], *, steps: int | None
     ) -> Companion | None:
-        """The trial, other than ``number``, that is worth most; of these the nearest; of these the first.
+        """Return the trial, other than ``number``, with the greatest gain; among equals the nearest, then the first.
 
         Args:
-            wishes: a proposal's parameters, in the order in which they begin to matter.
-            worth: the share of a trial that is saved if an earlier one takes the place of the first 0, 1, 2, ...
-                wishes. For half of a trial a value may be moved by half of its radius.
-            steps: of a full trial. If known, a pruned trial is worth no more than it was trained.
+            wishes: a proposal's parameters, in the order in which they start to matter.
+            worth: the share of a trial that is saved if the first 0, 1, 2, ... wishes are replaced by those of an
+                earlier trial. For half of a trial a value may be moved by half of its radius.
+            steps: number of steps of a full trial. If known, a pruned trial gains at most the steps it was trained.
         """
         with self._lock:
             rows, trials = len(self._trials), self._trials

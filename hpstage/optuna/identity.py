@@ -1,4 +1,4 @@
-"""What names a study among all, whatever its name: given once, to whoever asks first, also when several ask at once."""
+"""The identity of a study, independent of its name. It is assigned on first request, safely under concurrency."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ATTRIBUTE = "hpstage:identity"
 
 
 def study_identity(storage: BaseStorage, study: int) -> str:
-    """A text that no other study has."""
+    """Return a string that is unique to the study."""
     known = _known(storage, study)
     if known is None:
         _propose(storage, study, uuid.uuid4().hex)
@@ -23,13 +23,13 @@ def study_identity(storage: BaseStorage, study: int) -> str:
 
 
 def _known(storage: BaseStorage, study: int) -> str | None:
-    """Of several proposals the first one holds. Storages but databases have them in their order."""
+    """Return the known identity. Of several proposals the first wins: storages except databases keep their order."""
     attributes = storage.get_study_system_attrs(study)
     return next((str(value) for name, value in attributes.items() if name.startswith(_ATTRIBUTE)), None)
 
 
 def _propose(storage: BaseStorage, study: int, identity: str) -> None:
-    """Optuna's way to set an attribute writes over what another process has set since we looked."""
+    """Propose an identity. Optuna's way to set an attribute would overwrite what another process has set meanwhile."""
     if isinstance(storage, PatientStorage):
         storage.again(lambda inner: _propose(inner, study, identity))
     elif isinstance(storage, _CachedStorage):
@@ -41,7 +41,7 @@ def _propose(storage: BaseStorage, study: int, identity: str) -> None:
 
 
 def _insert(storage: RDBStorage, study: int, identity: str) -> None:
-    """In a database a study has an attribute of a name once: of several who insert it, one comes first."""
+    """Insert the attribute. A database holds one attribute of a name per study: the first of several inserts wins."""
     import sqlalchemy
     from optuna.storages._rdb.models import StudySystemAttributeModel
 

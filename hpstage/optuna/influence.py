@@ -1,4 +1,4 @@
-"""From which step on a parameter matters: the space is asked for its schedules, and again with one value changed."""
+"""The step from which a parameter matters, found by evaluating the space again with one value changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Draw = Callable[[str, BaseDistribution], Any]
 
 
 class Probe(optuna.trial.FixedTrial):
-    """Stands before the space in a trial's place: a parameter has the value that ``draw`` gives it when first asked."""
+    """Stands in for a trial: each parameter gets its value from ``draw`` when it is first suggested."""
 
     def __init__(self, draw: Draw, number: int, study: optuna.Study | None = None) -> None:
         super().__init__({}, number)
@@ -37,7 +37,7 @@ def takes(distribution: BaseDistribution, value: Any) -> bool:
 
 
 def parting(a: Mapping[str, Schedule], b: Mapping[str, Schedule], steps: int) -> int:
-    """The first step below ``steps`` at which any value differs, else ``steps``."""
+    """Return the first step below ``steps`` at which any value differs, else ``steps``."""
     if a.keys() != b.keys():
         return 0
     for name, schedule in a.items():
@@ -63,10 +63,10 @@ def _parting(a: Schedule, b: Schedule, steps: int) -> int:
 def begins(
     space: Space, steps: int, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], radius: float
 ) -> dict[str, int]:
-    """The step from which on each parameter matters, near these values; ``steps`` if it does not.
+    """Return the step from which each parameter matters near these values; ``steps`` if it does not.
 
-    A number is moved by ``radius`` up and down, in its own scale, a choice to each of the others; what counts is the
-    first step at which a schedule then differs. Takes two evaluations of the space for a number.
+    A number is moved by ``radius`` up and down in its scale, a choice to each of the others. The result is the first
+    step at which a schedule then differs. A number takes two evaluations of the space.
     """
     known = describe(space, Probe(lambda name, _: params[name], 0), steps)
     found = {}
@@ -78,7 +78,7 @@ def begins(
             try:
                 moved = describe(space, Probe(_with(params, name, other), 0), steps)
             except Exception:
-                # Next to the proposal the space may end, or be broken: there is nobody there to share with.
+                # The space may end or raise next to the proposal; then there is no neighbour to share with.
                 continue
             first = min(first, parting(known, moved, first))
         found[name] = first
@@ -86,7 +86,7 @@ def begins(
 
 
 def _with(params: Mapping[str, Any], changed: str, other: Any) -> Draw:
-    """The parameters with one changed; those that are asked for only then, or in another range, at their low end."""
+    """Return the parameters with one changed; parameters that are new, or in another range, get their low end."""
 
     def draw(name: str, distribution: BaseDistribution) -> Any:
         value = other if name == changed else params.get(name)

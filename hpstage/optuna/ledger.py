@@ -1,7 +1,7 @@
-"""The study's side of a search: every reading of an Optuna study and every writing to it.
+"""The study of a search: all reads from and writes to an Optuna study.
 
-Optuna's public methods where they do; its storage's where they do not (a trial that starts out of another, a report
-for a trial of an earlier process).
+Uses Optuna's public methods where possible and its storage's otherwise (a trial forked from another, a report for a
+trial of an earlier process).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from hpstage.errors import UsageError
 from hpstage.optuna.identity import study_identity
 
-# A grid's own notes on a trial; and those on a trial that is none of its points.
+# Attributes that a grid sampler sets on its trials, and their values for a trial that is not a point of the grid.
 _OF_GRID = ("grid_id", "search_space")
 _NO_POINT: Mapping[str, Any] = {"grid_id": -1, "search_space": {}}
 
 
-# User attributes of trials that an algorithm or an extension makes out of others.
+# User attributes of trials that an algorithm or an extension derives from others.
 _GROWN = {"hpstage:donor", "hpstage:extends"}
 
 
 class BecameAnother(Exception):
-    """A trial that is made again has other parameters than it had."""
+    """A recreated trial has different parameters than before."""
 
 
 class _MadeAgain:
-    """A storage, for one trial whose parameters are in it already."""
+    """A storage wrapper for a trial whose parameters are already stored."""
 
     def __init__(self, storage: BaseStorage, cut_off: FrozenTrial) -> None:
         self._storage = storage
@@ -63,24 +63,24 @@ class Ledger:
 
     @property
     def stopped(self) -> bool:
-        """Was ``study.stop()`` called?"""
+        """Whether ``study.stop()`` was called."""
         return self.study._stop_flag
 
     def identity(self) -> str:
-        """A text that no other study has, whatever its name; given to the study when it is first asked for."""
+        """Return a string that is unique to the study, whatever its name; assigned when it is first requested."""
         return study_identity(self.study._storage, self.study._study_id)
 
     def trials(self) -> list[FrozenTrial]:
-        """All trials of the study, in the order of their numbers; not to be changed."""
+        """Return all trials of the study, in the order of their numbers. They must not be modified."""
         return self.study.get_trials(deepcopy=False)
 
     def trial(self, storage_id: int) -> FrozenTrial:
-        """The trial as it stands; not to be changed."""
+        """Return the current state of the trial. It must not be modified."""
         return self.study._storage.get_trial(storage_id)
 
     @contextmanager
     def optimize_loop(self) -> Iterator[None]:
-        """Let callbacks and samplers call ``study.stop()``, as they may within ``study.optimize``."""
+        """Let callbacks and samplers call ``study.stop()``, as within ``study.optimize``."""
         local = self.study._thread_local
         if local.in_optimize_loop:
             raise UsageError("optimize() was called from within a running study; nested searches are not possible")
@@ -90,13 +90,13 @@ class Ledger:
         finally:
             local.in_optimize_loop = False
 
-    # --- beginnings ---------------------------------------------------------------------------------------
+    # --- creating trials ----------------------------------------------------------------------------------
 
     def propose(self, attrs: Mapping[str, Any]) -> Trial:
-        """A trial that the sampler fills when the space asks for parameters, or the next one in the queue.
+        """Return a new trial whose parameters the sampler suggests, or the next one in the queue.
 
-        As ``study.ask()``, but that the trial has its attributes before it runs: if this process dies here, the next
-        one knows it by them.
+        Like ``study.ask()``, except that the trial has its attributes before it is running: if this process dies here,
+        the next one recognizes the trial by them.
         """
         for queued in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             self.note(queued._trial_id, attrs)
@@ -105,7 +105,7 @@ class Ledger:
         return Trial(self.study, self._create(user_attrs=dict(attrs)))
 
     def exhausted(self) -> bool:
-        """Has the sampler of a finite space proposed all of it? It would go on with what is still being trained."""
+        """Whether the sampler has proposed all of a finite space. It would otherwise repeat trials in training."""
         sampler = samplers(self.study)[-1]
         if not isinstance(sampler, GridSampler | BruteForceSampler):
             return False
@@ -121,22 +121,22 @@ class Ledger:
         running = [trial for trial in trials if trial.state == TrialState.RUNNING and trial.params]
         if not running:
             return False
-        # What it would do if this one were over: stop the study, if there is nothing left.
+        # Simulate the end of this trial: the sampler stops the study if nothing is left.
         stopped, self.study._stop_flag = self.study._stop_flag, False
         sampler.after_trial(self.study, running[-1], TrialState.COMPLETE, [0.0] * len(self.study.directions))
         found, self.study._stop_flag = self.study._stop_flag, stopped
         return found
 
     def fork(self, params: Mapping[str, Any], attrs: Mapping[str, Any]) -> Trial:
-        """A running trial whose parameters are given; what they leave open, the sampler fills."""
+        """Create a running trial with the given parameters; the sampler suggests any others."""
         notes = {"fixed_params": dict(params)}
         if isinstance(samplers(self.study)[-1], GridSampler):
             notes |= _NO_POINT
         return Trial(self.study, self._create(system_attrs=notes, user_attrs=dict(attrs)))
 
     def carry_on(self, finished: FrozenTrial, attrs: Mapping[str, Any]) -> FrozenTrial:
-        """A running trial with the parameters, values and user attributes of a finished one, which Optuna does not let
-        us change."""
+        """Create a running trial with the parameters, values and user attributes of a finished one, since Optuna does
+        not allow changing that one."""
         own = {name: value for name, value in finished.user_attrs.items() if not name.startswith("hpstage:")}
         made = self._create(
             params=finished.params,
@@ -151,20 +151,19 @@ class Ledger:
         template = create_trial(state=TrialState.RUNNING, **fields)
         return self.study._storage.create_new_trial(self.study._study_id, template_trial=template)
 
-    # --- cut off while they were being made ---------------------------------------------------------------
+    # --- trials interrupted during creation ---------------------------------------------------------------
 
     def can_be_made_again(self, cut_off: FrozenTrial) -> bool:
-        """Does asking the sampler again give the same trial, given its random state of then? Else what was queued, or
-        stands for a point of a finite space, can only wait to be asked for again."""
+        """Whether asking the sampler again, with its random state of then, gives the same trial. Otherwise, a queued
+        trial or a point of a finite space can only wait to be asked for again."""
         grown = cut_off.user_attrs.keys() & _GROWN
         ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
         return bool(grown) or not (ticks_off or "fixed_params" in cut_off.system_attrs)
 
     def make_again(self, cut_off: FrozenTrial) -> Trial:
-        """The trial as if nothing had been asked of it yet. What is asked must come out as it did: that stands in the
-        storage.
+        """Return the trial with no parameters suggested yet. New suggestions must match those in the storage.
 
-        The trial raises :class:`BecameAnother` where it does not.
+        The trial raises :class:`BecameAnother` if they do not.
         """
         trial = Trial(self.study, cut_off._trial_id)
         fresh = copy.copy(trial._cached_frozen_trial)
@@ -174,21 +173,21 @@ class Ledger:
         return trial
 
     def check_made_again(self, trial: Trial, cut_off: FrozenTrial) -> None:
-        """Raises :class:`BecameAnother` if not all was asked that had been asked."""
+        """Raise :class:`BecameAnother` unless all earlier parameters were suggested again."""
         if cut_off.params.keys() - trial.params.keys():
             raise BecameAnother
 
     def stand_in(self, trial: FrozenTrial, number: int) -> FrozenTrial:
-        """A trial to ask the space again with: it answers as it did, under the number that it had first."""
+        """Return a trial with which to call the space again: it repeats its suggestions, under its original number."""
         asked = copy.deepcopy(trial)
         asked.number = number
         asked.study = self.study  # type: ignore[attr-defined]
         return asked
 
-    # --- what becomes of them -----------------------------------------------------------------------------
+    # --- updating trials ----------------------------------------------------------------------------------
 
     def note(self, storage_id: int, attrs: Mapping[str, Any]) -> None:
-        """Set user attributes of a trial that is not finished."""
+        """Set user attributes of an unfinished trial."""
         for name, value in attrs.items():
             self.study._storage.set_trial_user_attr(storage_id, name, value)
 
@@ -197,7 +196,7 @@ class Ledger:
         self.study._storage.set_trial_intermediate_value(storage_id, step, float(value))
 
     def should_prune(self, storage_id: int) -> bool:
-        """The pruner's word on the trial, after its last report."""
+        """Return the pruner's decision on the trial, after its last report."""
         return self.study.pruner.prune(self.study, self.trial(storage_id))
 
     def finish(self, number: int, values: Sequence[float] | None, state: TrialState) -> FrozenTrial:
@@ -205,20 +204,20 @@ class Ledger:
         return self.study.tell(number, values, state=state, skip_if_finished=True)
 
     def withdraw(self, trial: FrozenTrial) -> None:
-        """Take back a trial that was proposed and never trained, so that what it stood for is proposed again."""
+        """Withdraw a trial that was proposed but never trained, so that it or its grid point is proposed again."""
         ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
-        grown = trial.user_attrs.keys() & _GROWN  # made again by whoever made it
+        grown = trial.user_attrs.keys() & _GROWN  # recreated by the algorithm or extension
         queued = "fixed_params" in trial.system_attrs
         if grown or not (queued or ticks_off):
             self.finish(trial.number, None, TrialState.FAIL)
         elif trial.state != TrialState.WAITING:
-            # Queued by the user, or the only trial of its place in a finite space, whose failure would tick it off:
+            # Queued by the user, or the only trial of a point in a finite space, which a failure would mark as done:
             # the same trial waits to be asked for again.
             self.study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 
 def samplers(study: optuna.Study) -> list[optuna.samplers.BaseSampler]:
-    """The study's sampler and those within it, the one that proposes last."""
+    """Return the study's sampler and those it wraps, the one that proposes last."""
     chain = [study.sampler]
     while isinstance(inner := getattr(chain[-1], "base_sampler", None), optuna.samplers.BaseSampler):
         chain.append(inner)

@@ -1,7 +1,7 @@
-"""A sampler's random states, taken and put back, so that an interrupted search proposes what it would have proposed.
+"""Saving and restoring a sampler's random states, so that a resumed search proposes what it would have proposed.
 
-Optuna's samplers keep NumPy ``RandomState`` objects, wrapped in ``LazyRandomState``, in themselves and in the samplers
-and strategies that they are made of. Everything else that decides a proposal is in the study's storage.
+Optuna's samplers hold NumPy ``RandomState`` objects, wrapped in ``LazyRandomState``, and so do the samplers and
+strategies they consist of. Everything else that determines a proposal is in the study's storage.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def _random_states(owner: object, path: str, seen: set[int]) -> Iterator[tuple[s
 
 
 class SamplerState:
-    """The random states of one sampler; remembers what was recorded last, to leave out what did not change."""
+    """The random states of one sampler. Remembers the last recorded states, to omit unchanged keys."""
 
     def __init__(self, sampler: optuna.samplers.BaseSampler) -> None:
         self._sampler = sampler
         self._last: dict[str, str] = {}
 
     def take(self) -> dict[str, RandomState]:
-        """The present states. About 70 bytes each, and 3.4 kB whenever the generator has turned over."""
+        """Return the current states. About 70 bytes each, plus 3.4 kB whenever the generator has turned over."""
         states: dict[str, RandomState] = {}
         for path, rng in _random_states(self._sampler, "", set()):
             state = rng.get_state(legacy=False)
@@ -58,7 +58,7 @@ class SamplerState:
         return states
 
     def put(self, recorded: list[dict[str, RandomState]]) -> None:
-        """Bring the sampler to the last of the recorded states (all of them are needed: keys are left out)."""
+        """Restore the last of the recorded states. All of them are needed, since unchanged keys are omitted."""
         latest: dict[str, RandomState] = {}
         for states in recorded:
             for path, state in states.items():

@@ -1,4 +1,4 @@
-"""hpstage's pictures in optuna-dashboard: plots that are saved with the study."""
+"""Plots for optuna-dashboard, saved with the study."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from hpstage.search.result import Result
 
 STAGE_TREE = "hpstage-stage-tree"
-"""Names the plot among those of the study; saving it again replaces it."""
+"""Id of the plot within the study; saving it again replaces it."""
 
-# A storage holds a plot in pieces of 2 kB: this many lanes take some 400 kB.
+# A storage holds a plot in pieces of 2 kB: this many lanes take about 400 kB.
 _MOST = 1500
 _ROW = 14  # pixels
 
 
 def save_stage_tree(result: Result) -> None:
-    """Save the stage tree with the study of a search; optuna-dashboard shows it on the study's page.
+    """Save the stage tree with the study of a search, for optuna-dashboard to show on the study's page.
 
-    It may be called again, after a further search: the plot is replaced. Needs optuna-dashboard and plotly
-    (``pip install "hpstage[optuna-dashboard]"``).
+    Can be called again after a further search: the plot is replaced. Needs optuna-dashboard and plotly (``pip install
+    "hpstage[optuna-dashboard]"``).
 
     Raises:
-        UsageError: they are not installed.
+        UsageError: optuna-dashboard or plotly is not installed.
     """
     try:
-        import plotly  # noqa: F401  only whether it is there
+        import plotly  # noqa: F401  only to check that it is installed
         from optuna_dashboard import save_plotly_graph_object
     except ImportError as error:
         raise UsageError(
@@ -43,9 +43,9 @@ def save_stage_tree(result: Result) -> None:
 
 
 def stage_tree(book: Book) -> go.Figure:
-    """The stage tree as a plotly figure: each lane a line, dots where the metric was measured, coloured by it.
+    """Return the stage tree as a plotly figure: a line per lane, and dots for measured values, coloured by value.
 
-    Of a tree of more lanes than are drawn, those that most trials go along.
+    If the tree has too many lanes, those used by the most trials are drawn.
     """
     import plotly.graph_objects as go
 
@@ -102,12 +102,12 @@ def stage_tree(book: Book) -> go.Figure:
 
 
 def _told(lane: Lane, metric: str, step: int, value: float) -> str:
-    """What is said of a dot: the value, and the hyper-parameters of the last step before it."""
+    """Return the text of a dot: the value, and the hyper-parameters of the last step before it."""
     values = lane.node.hyperparameters(max(lane.node.start, step - 1))
     lines = [f"{_plain(name)} {_plain(shortened(own))}" for name, own in sorted(values.items())]
     return "<br>".join([f"step {step:,}: {_plain(metric)} {value:.6g}", *lines])
 
 
 def _plain(text: str) -> str:
-    """Text that plotly does not take for its markup, nor (``$``) for LaTeX."""
+    """Escape text so that plotly takes it neither for its markup nor (``$``) for LaTeX."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")

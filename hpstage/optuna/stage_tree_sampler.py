@@ -1,4 +1,4 @@
-"""StageTreeSampler: any Optuna sampler, its proposals moved onto beginnings that are trained already."""
+"""StageTreeSampler: wraps any Optuna sampler and moves its proposals to share training that is already done."""
 
 from __future__ import annotations
 
@@ -20,49 +20,50 @@ from hpstage.schedule.space import Space, describe
 
 _Numerical = FloatDistribution | IntDistribution
 
-# Up to this trial the radius is as stated. About as many as samplers that learn begin with at random.
+# The radius is not reduced before this trial: about as many as learning samplers draw at random first.
 _FULL_RADIUS = 10
 
 
 class StageTreeSampler(BaseSampler):
-    """Lets trials of a continuous space share their beginnings, which otherwise happens in finite spaces only.
+    """Lets trials of a continuous space share their early training, which otherwise happens in finite spaces only.
 
     Two trials share training up to the first step at which any value differs (arXiv 1911.10504, section 3), and a
-    sampler that draws real numbers never draws one twice. This one takes the base sampler's proposal, looks for the
-    earlier trial of the study that it can share the most steps with, and gives it that trial's values in the parameters
-    that matter first. What matters last is left as proposed, so that no trial repeats another. Categorical parameters
-    are never changed. Trials that failed lend nothing; running ones do; pruned ones as far as they were trained.
+    sampler that draws real numbers never draws the same one twice. This sampler takes the base sampler's proposal,
+    looks for the earlier trial of the study with which it can share the most steps, and copies that trial's values of
+    the parameters that matter first. The parameter that matters last is left as proposed, so that no trial repeats
+    another. Categorical parameters are never changed. Values are not taken from failed trials; they are taken from
+    running ones, and from pruned ones as far as these were trained.
 
-    From which step on a parameter matters is read from ``space`` and ``steps`` (``hpstage.optimize`` says them), with
-    the values proposed: a drop at step 60 matters from 60 on. Where they are not known, parameters are taken to matter
-    in the order in which they are asked for, at even distances.
+    The step from which a parameter matters is determined from ``space`` and ``steps`` (passed by ``hpstage.optimize``)
+    at the proposed values: a drop at step 60 matters from 60 on. If they are unknown, parameters are assumed to matter
+    in the order in which they are suggested, at equal distances.
 
-    How far a value may be moved is weighed against what that saves: ``radius`` is for a whole trial, half of it for
-    half of the steps. Proposals of a sampler that learns move together as the search goes on, and so the radius
-    shrinks, from the tenth trial on as ``sqrt(10 / n)`` at trial ``n``.
+    How far a value may be moved depends on the steps saved: ``radius`` for a whole trial, half of it for half of the
+    steps. Since proposals of a sampler that learns converge during the search, the radius shrinks from the tenth trial
+    on, as ``sqrt(10 / n)`` at trial ``n``.
 
-    **What it does to a search.** Parameters that matter early take fewer different values, and those that matter late
-    more of them per step trained. The base learns from the values that were trained.
+    **Effect on a search.** Parameters that matter early take fewer different values, and those that matter late take
+    more per step trained. The base sampler learns from the values that were trained.
 
-    **Where it does not pay.** Where all parameters matter from the first step on there is nothing to share: given
-    ``space``, it changes nothing that counts; without, it coarsens the search for nothing. Where little can be saved
-    before the parameters that count come in. Over a sampler that does not learn: more trials for the same steps, and no
-    better ones. In long searches: what is gained is gained early, and fades as the best values must be found more
-    finely. In grids and finite spaces, where equal values are shared anyway: give those their plain sampler.
-    ``scripts/bench_sampler.py`` has figures.
+    **When not to use it.** If all parameters matter from the first step on, there is nothing to share: given ``space``,
+    the sampler changes nothing that counts; without it, the search becomes coarser for no benefit. The gain is also
+    small if few steps can be saved before the parameters that count start to matter; over a sampler that does not learn
+    (more trials for the same steps, but no better ones); and in long searches, where it comes early and fades as the
+    best values must be found more finely. In grids and finite spaces equal values are shared anyway: use the plain
+    sampler there. ``scripts/bench_sampler.py`` has figures.
 
-    A ``PartialFixedSampler`` belongs around this sampler and not within it, or fixed values are moved as well.
+    Wrap a ``PartialFixedSampler`` around this sampler, not the other way round, or fixed values are moved as well.
 
     Args:
-        base_sampler: proposes; ``None``: ``optuna.samplers.TPESampler()``.
+        base_sampler: the sampler that proposes; ``None``: ``optuna.samplers.TPESampler()``.
         radius: how far a value may be moved to save a whole trial, as a share of its parameter's range, on a
             logarithmic scale where the parameter has one. 0: exactly the base sampler.
-        space: the function that is given to ``hpstage.optimize``: maps a trial to schedules. Called some ``2 k + 2``
-            times a proposal with ``k`` parameters, with stand-ins for a trial.
-        steps: steps of a full trial; given together with ``space``.
+        space: the function passed to ``hpstage.optimize``, which maps a trial to schedules. Called about ``2 k + 2``
+            times per proposal with ``k`` parameters, with stand-ins for a trial.
+        steps: number of steps of a full trial; must be given together with ``space``.
 
     Raises:
-        UsageError: a radius outside of [0, 1], or ``space`` and ``steps`` given one without the other.
+        UsageError: the radius is not in [0, 1], or only one of ``space`` and ``steps`` is given.
     """
 
     def __init__(
@@ -86,12 +87,12 @@ class StageTreeSampler(BaseSampler):
         self._given = space is not None
         self._space = space
         self._steps = 0 if steps is None else steps
-        # All that follows can be read again from the study.
+        # Everything below can be restored from the study.
         self._studies: weakref.WeakKeyDictionary[optuna.Study, Companions] = weakref.WeakKeyDictionary()
-        self._plans: dict[tuple[str, int], Mapping[str, Any]] = {}  # of trials that are being proposed
+        self._plans: dict[tuple[str, int], Mapping[str, Any]] = {}  # of trials being proposed
 
     def attach(self, space: Space, steps: int) -> None:
-        """Say what a search's space is, as ``hpstage.optimize`` does; what the constructor was given stands."""
+        """Set the space of a search, as ``hpstage.optimize`` does; arguments of the constructor take precedence."""
         if not self._given:
             self._space, self._steps = space, steps
 
@@ -99,7 +100,7 @@ class StageTreeSampler(BaseSampler):
         state = self.__dict__.copy()
         del state["_studies"]  # holds locks and weak references
         if not self._given:
-            state["_space"] = None  # said again by the next search; may be a function within another
+            state["_space"] = None  # set again by the next search; may be a nested function
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -151,7 +152,7 @@ class StageTreeSampler(BaseSampler):
     def _in_steps(
         self, space: Space, study: optuna.Study, trial: FrozenTrial, drawn: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """A whole proposal, which begins like the earlier trial that it can share the most steps with."""
+        """Return a whole proposal that starts like the earlier trial with which it can share the most steps."""
         known = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         so_far = copy.copy(trial)
         so_far.params, so_far.distributions = dict(trial.params), dict(trial.distributions)
@@ -193,7 +194,7 @@ class StageTreeSampler(BaseSampler):
         drawn: Mapping[str, Any],
         distributions: Mapping[str, BaseDistribution],
     ) -> Mapping[str, Any]:
-        """Those of the parameters drawn that an earlier trial lends, in the order in which it was asked for them."""
+        """Return the drawn parameters to take from an earlier trial, in the order in which it was asked for them."""
         companions = self._companions(study)
         latest = companions.latest(drawn.keys())
         if latest is None:
@@ -213,7 +214,7 @@ class StageTreeSampler(BaseSampler):
     def _one(
         self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: BaseDistribution, drawn: Any
     ) -> Any:
-        """One parameter's value, of the nearest earlier trial that equals this one in all that was asked before."""
+        """Return a parameter's value from the nearest earlier trial that equals this one in all previous parameters."""
         companions = self._companions(study)
         latest = companions.latest({name})
         if latest is None:
@@ -236,6 +237,6 @@ class StageTreeSampler(BaseSampler):
 
 
 def _last_number(trial: FrozenTrial) -> str | None:
-    """The numerical parameter that the trial was asked for last."""
+    """Return the last numerical parameter that was suggested to the trial."""
     names = [name for name, distribution in trial.distributions.items() if isinstance(distribution, _Numerical)]
     return names[-1] if names else None
