@@ -1,7 +1,7 @@
-"""Schedules: the constructors, and all that is needed to speak of schedules.
+"""Schedules: constructors, and everything needed to work with schedules.
 
-Constructors are named and parameterised after ``torch.optim.lr_scheduler`` where torch has them, and give
-torch's values; the first argument is the base value. Composed with ``.then``, ``.until`` and ``.since``::
+Constructors are named and parameterised after ``torch.optim.lr_scheduler`` where torch has them, and give torch's
+values; the first argument is the base value. They are composed with ``.then``, ``.until`` and ``.since``::
 
     linear(0.1, start_factor=0.1, total_iters=5).until(5).then(cosine(0.1, T_max=95)).until(100)
 """
@@ -67,12 +67,12 @@ __all__ = [
 
 
 def constant(value: Scalar) -> Schedule:
-    """``value`` at every step."""
+    """Return a schedule of ``value`` at every step."""
     return Schedule((Segment(Constant(value)),))
 
 
 def piecewise(pieces: Mapping[int, Schedule | Scalar]) -> Schedule:
-    """From each key on its value or schedule, whose steps count from there; the last goes on as it does.
+    """Use each key's value or schedule from that step on, with steps counted from there; the last is not cut.
 
     Covers torch's ConstantLR (``{0: value * factor, total_iters: value}``) and SequentialLR.
     """
@@ -97,7 +97,8 @@ def piecewise(pieces: Mapping[int, Schedule | Scalar]) -> Schedule:
 
 
 def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | None = None) -> Schedule:
-    """A callable asked once for each of ``steps`` steps, or the values of a sequence. Ends after them."""
+    """Tabulate a callable, called once for each of ``steps`` steps, or the values of a sequence, and end after the
+    last."""
     if callable(source):
         if steps is None:
             raise ScheduleError("steps is missing; say for how many steps the callable is to be asked")
@@ -121,7 +122,7 @@ def sampled(source: Callable[[int], Scalar] | Sequence[Scalar], steps: int | Non
 
 
 def multistep(value: float, milestones: Iterable[int], gamma: float = 0.1) -> Schedule:
-    """MultiStepLR: multiplied by ``gamma`` at each milestone; one that is listed twice counts twice."""
+    """MultiStepLR: multiplied by ``gamma`` at each milestone; a milestone listed twice counts twice."""
     base, factor = real("value", value), real("gamma", gamma)
     if not isinstance(milestones, Iterable):
         raise ScheduleError(f"milestones is {milestones!r}; it must be a list of steps: [{milestones!r}]")
@@ -137,18 +138,18 @@ def multistep(value: float, milestones: Iterable[int], gamma: float = 0.1) -> Sc
 
 
 def step(value: float, step_size: int, gamma: float = 0.1) -> Schedule:
-    """StepLR: multiplied by ``gamma`` every ``step_size`` steps, for ever."""
+    """StepLR: multiplied by ``gamma`` every ``step_size`` steps, forever."""
     width = count("step_size", step_size, least=1)
     return _open(Staircase(real("value", value), real("gamma", gamma), width))
 
 
 def exponential(value: float, gamma: float) -> Schedule:
-    """ExponentialLR: multiplied by ``gamma`` at every step, for ever."""
+    """ExponentialLR: multiplied by ``gamma`` at every step, forever."""
     return _open(Exponential(real("value", value), real("gamma", gamma)))
 
 
 def linear(value: float, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5) -> Schedule:
-    """LinearLR: a line from ``value * start_factor``, and from ``total_iters`` on ``value * end_factor``."""
+    """LinearLR: a line from ``value * start_factor`` to ``value * end_factor``, constant from ``total_iters`` on."""
     base, steps = real("value", value), count("total_iters", total_iters, least=1)
     first, last = real("start_factor", start_factor), real("end_factor", end_factor)
     ramp = Linear(base * first, base * (last - first) / steps)
@@ -173,16 +174,16 @@ def polynomial(value: float, total_iters: int = 5, power: float = 1.0) -> Schedu
 
 
 def cosine(value: float, T_max: int, eta_min: float = 0.0) -> Schedule:
-    """CosineAnnealingLR: ``value`` to ``eta_min`` in ``T_max`` steps along half a cosine, and back, for ever.
+    """CosineAnnealingLR: ``value`` to ``eta_min`` in ``T_max`` steps along half a cosine, and back, forever.
 
-    Add ``.until(T_max)`` for the fall alone.
+    Add ``.until(T_max)`` for the descent alone.
     """
     half = count("T_max", T_max, least=1)
     return _open(Cosine(real("value", value), real("eta_min", eta_min), float(half)))
 
 
 def cosine_restarts(value: float, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> Schedule:
-    """CosineAnnealingWarmRestarts: half a cosine down and a jump back, each ``T_mult`` times longer."""
+    """CosineAnnealingWarmRestarts: half a cosine down and a jump back, each ``T_mult`` times longer than the last."""
     first, growth = count("T_0", T_0, least=1), count("T_mult", T_mult, least=1)
     return _open(CosineRestarts(real("value", value), real("eta_min", eta_min), first, growth))
 
@@ -198,8 +199,8 @@ def onecycle(
 ) -> Schedule:
     """OneCycleLR: from ``max_value / div_factor`` to ``max_value``, to the start ``/ final_div_factor``.
 
-    Ends at ``total_steps``. The summit stands where torch has it: at ``pct_start * total_steps - 1``, and so
-    between two steps as a rule.
+    Ends at ``total_steps``. The peak is where torch has it, at ``pct_start * total_steps - 1``, and thus usually
+    between two steps.
     """
     top, steps, share = (
         real("max_value", max_value),
@@ -218,7 +219,7 @@ def onecycle(
     joints = [share * steps - 1, 2 * share * steps - 2] if three_phase else [share * steps - 1]
     heights = [first, top, first, last] if three_phase else [first, top, last]
     segments = []
-    start, begin = 0, 0.0  # the phase's first step, and the point at which it begins
+    start, begin = 0, 0.0  # the phase's first step, and the exact point at which the phase begins
     for end, above, below in zip([*joints, float(steps - 1)], heights, heights[1:], strict=False):
         stop = min(max(math.floor(end) + 1, start), steps)
         if end <= begin:
@@ -247,9 +248,9 @@ def wsd(
 ) -> Schedule:
     """Warm-up, stable, decay (arXiv 2404.06395; the 1-sqrt form: arXiv 2405.18392). Ends at ``steps``.
 
-    Warm-up: its step t has ``value * (t + 1) / warmup``: none is spent at 0, and its last has ``value``.
-    Decay: its step t is ``t / decay`` of the way to ``final``: its first still has ``value`` (and is shared
-    with whoever decays later), and ``final`` is what step ``steps`` would have.
+    Warm-up: its step t has ``value * (t + 1) / warmup``, so that no step is spent at 0 and the last has ``value``.
+    Decay: its step t is ``t / decay`` of the way to ``final``. The first still has ``value`` (and is shared with
+    schedules that decay later), and ``final`` is the value that step ``steps`` would have.
     """
     top, end = real("value", value), real("final", final)
     total, rise, fall = count("steps", steps), count("warmup", warmup), count("decay", decay)

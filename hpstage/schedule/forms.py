@@ -1,9 +1,9 @@
-"""Forms: how a hyper-parameter's value follows from the step, in closed form and knowing of no segment.
+"""Forms: a hyper-parameter's value as a closed-form function of the step, independent of segments.
 
-A form is asked for its value at a step counted from the trial's start. It does not know where its segment
-starts or stops, so cutting a segment changes no form; a form that needs a starting point carries it as an
-integer ``origin``, so that shifting it there and back restores it bit for bit. Beyond its segment a form goes
-on: the planner asks whether it would have agreed with what came instead.
+The step is counted from the trial's start. A form does not know where its segment starts or stops, so cutting a segment
+changes no form. A form that needs a starting point stores it as an integer ``origin``, so that shifting it there and
+back restores it bit for bit. A form is defined beyond its segment: the planner checks whether it would have agreed with
+its successor.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import msgspec
 from hpstage.errors import ScheduleError
 from hpstage.schedule.scalars import MAX_STEPS, Scalar, canonical, finite, same
 
-# A bounded staircase of up to this many stairs is written out as constants: it then meets a schedule with the
-# same milestones in O(pieces). Longer ones stay closed-form, for their size.
+# A bounded staircase of up to this many stairs is written out as constants, so that it is compared with a schedule with
+# the same milestones in O(pieces). Longer ones stay closed-form because of their size.
 _MOST_STAIRS = 256
 
 
@@ -52,7 +52,7 @@ class Constant(msgspec.Struct, frozen=True, gc=False, tag="constant"):
 
 
 class _Curve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
-    """What varying forms share. ``origin`` is the step, from the trial's start, from which ``t`` counts."""
+    """Base of the varying forms. ``origin`` is the step, from the trial's start, from which ``t`` counts."""
 
     origin: int = 0
 
@@ -62,42 +62,42 @@ class _Curve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=
         self.check()
 
     def check(self) -> None:
-        """Raise ScheduleError for a field that cannot be."""
+        """Raise ScheduleError for an invalid field."""
         raise NotImplementedError
 
     def at(self, t: int) -> float:
-        """The value ``t`` steps after the origin."""
+        """Return the value ``t`` steps after the origin."""
         raise NotImplementedError
 
     def value(self, step: int) -> Scalar:
-        """The value at ``step``, counted from the trial's start; ScheduleError where it is not finite."""
+        """Return the value at ``step``, counted from the trial's start; ScheduleError if it is not finite."""
         try:
             return finite(float(self.at(step - self.origin)))
-        except (ArithmeticError, ValueError):  # beyond the floats; ScheduleError is a ValueError
+        except (ArithmeticError, ValueError):  # out of range of floats; ScheduleError is a ValueError
             raise ScheduleError(
                 f"{self!r} has no finite value at step {step}; bound it before that with .until(...)"
             ) from None
 
     def shifted(self, by: int) -> Form:
-        """The same curve ``by`` steps later."""
+        """Return the same curve ``by`` steps later."""
         return cast(Form, msgspec.structs.replace(self, origin=self.origin + by))
 
     def holds(self, step: int) -> int:
-        """A step up to which (exclusive) the value at ``step`` is sure to last."""
+        """Return a step up to which (exclusive) the value at ``step`` is certain not to change."""
         return step + 1
 
     def simplified(self, start: int, length: int | None) -> Iterator[tuple[Form, int | None]]:
-        """The plainest forms, with lengths, that have the same values over ``[start, start + length)``."""
+        """Yield the simplest forms, with lengths, that have the same values over ``[start, start + length)``."""
         flat = self.value(start) if length == 1 else self.flat()
         yield (cast(Form, self) if flat is None else Constant(flat)), length
 
     def flat(self) -> Scalar:
-        """The one value of a curve whose parameters make it flat; None if it is not."""
+        """Return the value of a curve that is flat because of its parameters; None if it is not."""
         return None
 
 
 class Linear(_Curve, frozen=True, gc=False, tag="linear"):
-    """``base + slope * t``. Warm-ups of one slope are one form, whatever the peak at which they end."""
+    """``base + slope * t``. Warm-ups of equal slope are the same form, regardless of the peak at which they end."""
 
     base: float
     slope: float
@@ -162,9 +162,9 @@ class Staircase(_Curve, frozen=True, gc=False, tag="staircase"):
 
 
 class Cosine(_Curve, frozen=True, gc=False, tag="cosine"):
-    """Falls from ``base`` to ``floor`` in ``half`` steps along half a cosine, and back, for ever.
+    """Falls from ``base`` to ``floor`` in ``half`` steps along half a cosine, and back, forever.
 
-    Its top is ``delay`` steps after the origin: torch's OneCycleLR has its summit between two steps.
+    Its top is ``delay`` steps after the origin: torch's OneCycleLR has its peak between two steps.
     """
 
     base: float
@@ -186,7 +186,7 @@ class Cosine(_Curve, frozen=True, gc=False, tag="cosine"):
 
 
 class CosineRestarts(_Curve, frozen=True, gc=False, tag="cosine-restarts"):
-    """Half a cosine from ``base`` to ``floor`` and a jump back, each time in ``growth`` times the steps."""
+    """Half a cosine from ``base`` to ``floor`` and a jump back, each cycle ``growth`` times longer than the last."""
 
     base: float
     floor: float
@@ -214,8 +214,8 @@ class CosineRestarts(_Curve, frozen=True, gc=False, tag="cosine-restarts"):
 class Polynomial(_Curve, frozen=True, gc=False, tag="polynomial"):
     """``base + change * (|t| / span)**power``.
 
-    A decay that flattens towards its end (torch's PolynomialLR) has its origin at that end; one that is
-    steepest at its beginning (1-sqrt) has it there.
+    A decay that flattens towards its end (torch's PolynomialLR) has its origin at that end; a decay that is steepest at
+    its start (1-sqrt) has its origin there.
     """
 
     base: float
@@ -235,7 +235,7 @@ class Polynomial(_Curve, frozen=True, gc=False, tag="polynomial"):
 
 
 class Sampled(_Curve, frozen=True, gc=False, tag="sampled"):
-    """``values[t]``: any values at all. Before and after the table, its first and its last value."""
+    """``values[t]``: arbitrary values. Before and after the table, its first and its last value."""
 
     values: tuple[Scalar, ...]
 
@@ -254,7 +254,7 @@ class Sampled(_Curve, frozen=True, gc=False, tag="sampled"):
         return step + 1 if step - self.origin < len(self.values) - 1 else MAX_STEPS
 
     def simplified(self, start: int, length: int | None) -> Iterator[tuple[Form, int | None]]:
-        """Runs of equal values become constants; what lies between them keeps its part of the table."""
+        """Turn runs of equal values into constants; the values between them stay a table."""
         size = len(self.values)
         begin = start - self.origin
         end = size if length is None else begin + length
@@ -262,7 +262,7 @@ class Sampled(_Curve, frozen=True, gc=False, tag="sampled"):
             yield Constant(self.value(start)), length
             return
         first, last = max(begin, 0), min(end, size)
-        # Each run is [its first t, its length]; what lies outside the table belongs to the outermost runs.
+        # Each run is [its first t, its length]; steps outside the table belong to the outermost runs.
         runs: list[list[int]] = []
         for t in range(first, last):
             if runs and same(self.values[t], self.values[t - 1]):
@@ -307,14 +307,14 @@ Form: TypeAlias = Constant | Linear | Exponential | Staircase | Cosine | CosineR
 
 
 def _table(values: tuple[Scalar, ...], origin: int) -> Sampled:
-    """A sampled form of canonical values, made past the constructor, which would look at each again."""
+    """Return a sampled form of canonical values, bypassing the constructor, which would check each again."""
     table = Sampled(values[:1], origin=origin)
     msgspec.structs.force_setattr(table, "values", values)
     return table
 
 
 def _half_cosine(top: float, floor: float, x: float) -> float:
-    """From ``top`` at ``x = 0`` to ``floor`` at ``x = 1``."""
+    """Interpolate from ``top`` at ``x = 0`` to ``floor`` at ``x = 1``."""
     return floor + (top - floor) * (1 + math.cos(math.pi * x)) / 2
 
 
@@ -324,10 +324,10 @@ def varies(form: Form) -> bool:
 
 
 def agreement(a: Form, b: Form, start: int, stop: int) -> int:
-    """The first step in ``[start, stop)`` at which the forms' values differ; ``stop`` if there is none.
+    """Return the first step in ``[start, stop)`` at which the forms' values differ; ``stop`` if there is none.
 
-    Forms may be asked beyond their segments; one that has no finite value there differs from any other. O(1)
-    for equal forms and for constants, a comparison a stair for staircases, else a comparison a step.
+    Forms may be evaluated beyond their segments; a form that has no finite value there differs from any other. O(1) for
+    equal forms and for constants, one comparison per stair for staircases, else one per step.
     """
     if a is b:
         return stop
@@ -359,7 +359,7 @@ def _positive(form: str, **fields: float) -> None:
 
 
 def decayed(base: float, gamma: float, times: int) -> float:
-    """``base * gamma**times``: the one way in which stairs, milestones and exponentials are computed."""
+    """Return ``base * gamma**times``, computed in the same way for stairs, milestones and exponentials."""
     try:
         return base * gamma**times
     except OverflowError:

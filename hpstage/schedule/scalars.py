@@ -1,4 +1,4 @@
-"""Scalars: what a hyper-parameter's value may be, and the one spelling of it."""
+"""Scalars: the possible values of a hyper-parameter, and their canonical form."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import TypeAlias, cast
 from hpstage.errors import ScheduleError
 
 Scalar: TypeAlias = str | int | float | bool | None
-"""A value of a hyper-parameter, in the spelling of ``canonical``."""
+"""A value of a hyper-parameter, in the form returned by ``canonical``."""
 
 MAX_STEPS = 2**53
 """Steps below this are exact as floats; lengths and origins stay below it."""
 
-# What JSON carries as an integer. Whole floats of this range become integers and larger integers are refused,
-# so that two canonical numbers that compare equal are one number, of one type.
+# The integers that JSON can carry. Whole floats in this range become integers and larger integers are refused, so that
+# two canonical numbers that compare equal are the same number, of the same type.
 _LEAST_INT, _PAST_INT = -(2**63), 2**64
 
 
 def canonical(value: object) -> Scalar:
-    """The one spelling of a value: ``1.0`` is ``1``, ``-0.0`` is ``0``, ``True`` is not ``1``.
+    """Return the canonical form of a value: ``1.0`` is ``1``, ``-0.0`` is ``0``, ``True`` is not ``1``.
 
-    Numpy's scalars and enums with a plain value become that plain value.
+    NumPy scalars and enums with a plain value become that plain value.
 
     Raises:
-        ScheduleError: not a JSON scalar; NaN or infinite; an integer or a text that JSON cannot carry.
+        ScheduleError: not a JSON scalar; NaN or infinite; an integer or a string that JSON cannot carry.
     """
     kind = value.__class__
     if kind is float:
@@ -43,7 +43,7 @@ def canonical(value: object) -> Scalar:
     if value is None or kind is bool:
         return cast(Scalar, value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        item = value.item()  # numpy's scalars, and 0-dimensional arrays and tensors
+        item = value.item()  # NumPy scalars, and 0-dimensional arrays and tensors
         if item.__class__ is not kind:
             return canonical(item)
     # Enums with a plain value, and other subclasses: the plain value.
@@ -59,12 +59,12 @@ def canonical(value: object) -> Scalar:
 
 
 def same(a: Scalar, b: Scalar) -> bool:
-    """Whether training sees the same thing. ``True`` and ``1`` differ, ``1`` and ``1.0`` do not."""
+    """Whether two values are the same for training. ``True`` and ``1`` differ, ``1`` and ``1.0`` do not."""
     return a == b and (a.__class__ is bool) is (b.__class__ is bool)
 
 
 def finite(value: float) -> int | float:
-    """A float in canonical spelling; ScheduleError for NaN and infinities."""
+    """Return a float in canonical form; ScheduleError for NaN and infinities."""
     if value.is_integer():
         return int(value) if _LEAST_INT <= value < _PAST_INT else value
     if value - value != 0.0:
@@ -73,7 +73,7 @@ def finite(value: float) -> int | float:
 
 
 def real(name: str, value: object) -> float:
-    """The argument ``name`` as a float; ScheduleError if it is not a finite number."""
+    """Return the argument ``name`` as a float; ScheduleError if it is not a finite number."""
     plain = _argument(name, value)
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
         raise ScheduleError(f"{name} is {value!r}; it must be a number (for other values use piecewise or sampled)")
@@ -81,7 +81,7 @@ def real(name: str, value: object) -> float:
 
 
 def count(name: str, value: object, *, least: int = 0) -> int:
-    """The argument ``name`` as a number of steps; ScheduleError if it is not whole and at least ``least``."""
+    """Return the argument ``name`` as a number of steps; ScheduleError if not a whole number of at least ``least``."""
     plain = _argument(name, value)
     if isinstance(plain, bool) or not isinstance(plain, int) or not least <= plain < MAX_STEPS:
         raise ScheduleError(f"{name} is {value!r}; it must be a whole number of steps, at least {least}")

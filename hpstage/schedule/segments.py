@@ -12,7 +12,7 @@ from hpstage.schedule.scalars import MAX_STEPS, Scalar, count
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """``length`` steps of one form; ``None``: for ever."""
+    """``length`` steps of one form; ``None``: forever."""
 
     form: Form
     length: int | None = None
@@ -21,10 +21,10 @@ class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Schedule(msgspec.Struct, frozen=True, gc=False):
     """One hyper-parameter as a function of the step 0, 1, 2, ...
 
-    Made with the constructors of ``hpstage.schedule``. Construction brings it to a normal form: no empty
-    segments, no equal neighbours, constants where the value does not vary. Two schedules are equal if they
-    have the same length and the same value at every step, however they were written or cut; open ones, if
-    they agree up to the last joint and their last forms are equal.
+    Created with the constructors of ``hpstage.schedule``. Construction normalizes it: no empty segments, no equal
+    neighbours, constants where the value does not vary. Two schedules are equal if they have the same length and the
+    same value at every step, however they were written or cut; open ones, if they agree up to the last joint and their
+    last forms are equal.
     """
 
     segments: tuple[Segment, ...]
@@ -37,7 +37,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def length(self) -> int | None:
-        """How many steps it has; ``None`` if it goes on for ever."""
+        """The number of steps; ``None`` if the schedule is open."""
         total = 0
         for segment in self.segments:
             if segment.length is None:
@@ -46,7 +46,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
         return total
 
     def pieces(self) -> list[tuple[int, int | None, Form]]:
-        """``(start, stop, form)`` of each segment in order; the ``stop`` of an open one is ``None``."""
+        """Return ``(start, stop, form)`` of each segment in order; the ``stop`` of an open one is ``None``."""
         found: list[tuple[int, int | None, Form]] = []
         start = 0
         for segment in self.segments:
@@ -58,7 +58,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
         return found
 
     def form_at(self, step: int) -> Form:
-        """The form at ``step``; ScheduleError past the end."""
+        """Return the form at ``step``; ScheduleError past the end."""
         if step >= 0:
             end = 0
             for segment in self.segments:
@@ -70,11 +70,11 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
         raise ScheduleError(f"the schedule has no step {step}; it covers [0, {self.length})")
 
     def value(self, step: int) -> Scalar:
-        """The value at ``step``; ScheduleError past the end, or where it is not finite."""
+        """Return the value at ``step``; ScheduleError past the end, or if it is not finite."""
         return self.form_at(step).value(step)
 
     def values(self, stop: int) -> Iterator[Scalar]:
-        """The values at steps 0 to ``stop - 1``."""
+        """Yield the values at steps 0 to ``stop - 1``."""
         for start, end, form in self.pieces():
             if start >= stop:
                 return
@@ -85,14 +85,14 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
     # --- composing ----------------------------------------------------------------------------------------
 
     def then(self, other: Schedule | Scalar) -> Schedule:
-        """This, and at its end the other, whose steps count from the joint."""
+        """Append another schedule, whose steps count from the joint."""
         joint = self.length
         if joint is None:
             raise ScheduleError("nothing can follow a schedule that goes on for ever; bound it with .until(step)")
         return Schedule(self.segments + shifted(as_schedule(other).segments, joint))
 
     def until(self, step: int) -> Schedule:
-        """The first ``step`` steps; ScheduleError if there are fewer."""
+        """Return the first ``step`` steps; ScheduleError if there are fewer."""
         stop = self._within(step)
         segments = []
         for start, end, form in self.pieces():
@@ -102,7 +102,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
         return Schedule(tuple(segments))
 
     def since(self, step: int) -> Schedule:
-        """What is left after the first ``step`` steps; its own steps count from 0.
+        """Return the rest after the first ``step`` steps; its steps count from 0.
 
         ``s.until(k).then(s.since(k)) == s``.
         """
@@ -146,7 +146,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
         return True
 
     def __hash__(self) -> int:
-        # Of what equal schedules have in common however they are written: length, some values, the open form.
+        # Hash the properties that all spellings of equal schedules have in common: length, some values, the open form.
         length = self.length
         if length is None:
             return hash((None, self.value(0), self.segments[-1].form))
@@ -156,7 +156,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
 
 
 def _is_normal(segments: tuple[Segment, ...]) -> bool:
-    """Is it sure that :func:`_normal` would change nothing? Of constants it is, as in plain values and in journals."""
+    """Whether :func:`_normal` is certain to change nothing: true for constants, as in plain values and journals."""
     left = MAX_STEPS
     last = len(segments) - 1
     before: object = _is_normal  # nothing equals it
@@ -174,7 +174,7 @@ def _is_normal(segments: tuple[Segment, ...]) -> bool:
 
 
 def _normal(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """The segments without empty ones, without equal neighbours, and in the plainest forms."""
+    """Return the segments without empty ones, without equal neighbours, and in the simplest forms."""
     plain: list[Segment] = []
     start = 0
     last = len(segments) - 1
@@ -191,7 +191,7 @@ def _normal(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
         if form.__class__ is Constant:
             _add(plain, form, length, segment)
         else:
-            # Every form is monotone, periodic or a table: finite at both ends is finite between them.
+            # Every form is monotone, periodic or a table: if it is finite at both ends, it is finite between them.
             form.value(start)
             if length is not None:
                 form.value(start + length - 1)
@@ -203,7 +203,7 @@ def _normal(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
 
 
 def _add(segments: list[Segment], form: Form, length: int | None, written: Segment | None) -> None:
-    """Append ``length`` steps of ``form``; ``written`` is a segment that says just that, if there is one."""
+    """Append ``length`` steps of ``form``; ``written`` is an equal segment to reuse, if there is one."""
     if segments and segments[-1].form == form:
         before = segments[-1].length
         segments[-1] = Segment(form, None if length is None or before is None else before + length)
@@ -216,5 +216,5 @@ def shifted(segments: Iterable[Segment], by: int) -> tuple[Segment, ...]:
 
 
 def as_schedule(x: Schedule | Scalar) -> Schedule:
-    """A schedule as it is; a plain value as a constant schedule."""
+    """Return a schedule unchanged, and a plain value as a constant schedule."""
     return x if isinstance(x, Schedule) else Schedule((Segment(Constant(x)),))

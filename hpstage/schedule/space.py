@@ -1,4 +1,4 @@
-"""Spaces: what the user's ``space(trial)`` returns, checked; and the schedules of trials that grow out of others."""
+"""Spaces: checking the result of the user's ``space(trial)``, and the schedules of trials forked from others."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Space = Callable[["Trial"], Mapping[str, Schedule | Scalar]]
 
 
 def describe(space: Space, trial: Any, steps: int) -> dict[str, Schedule]:
-    """The schedules of an Optuna trial, each of ``steps`` steps.
+    """Return the schedules of an Optuna trial, each of ``steps`` steps.
 
     Args:
-        trial: a ``Trial``, or anything with its ``suggest_`` methods: a ``FrozenTrial`` is asked again for what it has.
+        trial: a ``Trial``, or any object with its ``suggest_`` methods: a ``FrozenTrial`` repeats its parameters.
 
     Raises:
-        UsageError: naming the trial, the hyper-parameter and the remedy.
+        UsageError: names the trial, the hyper-parameter and the remedy.
     """
     described = space(trial)
     if not isinstance(described, Mapping):
@@ -43,10 +43,10 @@ def describe(space: Space, trial: Any, steps: int) -> dict[str, Schedule]:
 
 
 def grown(donor: Mapping[str, Schedule], step: int, own: Mapping[str, Schedule]) -> dict[str, Schedule]:
-    """``donor``'s schedules up to ``step``, and ``own`` from there on.
+    """Return ``donor``'s schedules up to ``step``, and ``own`` from there on.
 
     Raises:
-        ScheduleError: the two have other hyper-parameters, so that one cannot go on with the other's training.
+        ScheduleError: the hyper-parameters differ, so that one trial cannot continue the other's training.
     """
     if donor.keys() != own.keys():
         raise ScheduleError(

@@ -10,9 +10,9 @@ from hpstage.schedule import Form, Schedule
 
 
 def pieces(schedules: Sequence[Schedule], steps: int) -> Iterator[tuple[int, int, tuple[Form, ...]]]:
-    """``(start, stop, forms)`` for each stretch of ``[0, steps)`` on which no schedule changes its form."""
+    """Yield ``(start, stop, forms)`` for each range within ``[0, steps)`` on which no schedule changes its form."""
     forms = [schedule.segments[0].form for schedule in schedules]
-    joints: list[tuple[int, int, Form]] = []  # (step, which schedule, its form from there on)
+    joints: list[tuple[int, int, Form]] = []  # (step, index of the schedule, its form from there on)
     for index, schedule in enumerate(schedules):
         if len(schedule.segments) > 1:
             joints += [(begin, index, form) for begin, _, form in schedule.pieces()[1:] if begin < steps]
@@ -30,10 +30,10 @@ _step = itemgetter(0)
 
 
 def check_trial(schedules: Mapping[str, Schedule], steps: int, trial: str) -> None:
-    """Refuse schedules that do not reach the trial's end, or that end apart.
+    """Raise for schedules that do not reach the trial's end, or that end at different steps.
 
     Raises:
-        ScheduleError: naming the hyper-parameter and the remedy.
+        ScheduleError: names the hyper-parameter and the remedy.
     """
     if not schedules:
         raise ScheduleError(f"{trial}: there are no hyper-parameters; the space must return at least one")
