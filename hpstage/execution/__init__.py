@@ -1,1 +1,1 @@
-"""Training chains: in this process, or as if."""
+"""Training chains in this process, really or simulated."""

@@ -1,4 +1,4 @@
-"""A chain under way: where it is, its values, and how other threads reach it."""
+"""A running chain: its position, its values, and how other threads control it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpstage.schedule import Scalar, varies
 
 
 class Control:
-    """How a running chain is reached from other threads: amendments and the wish that it stop."""
+    """Control of a running chain from other threads: amendments and requests to stop."""
 
     def __init__(self) -> None:
         self._amendments: deque[Amendment] = deque()
@@ -29,28 +29,29 @@ class Control:
             self.called = True
 
     def stop(self, *, keep: bool = False) -> None:
-        """Have the chain end at its next step; with ``keep`` its state there is kept first."""
+        """End the chain at its next step; with ``keep`` its state there is kept first."""
         with self._lock:
             self.stopped = "kept" if keep else "at once"
             self.called = True
 
     def pause(self) -> None:
-        """Have the chain look up at its next step. From a signal handler, which may have come between any two lines
-        here: no lock."""
+        """Make the chain return control at its next step. May be called from a signal handler, which can interrupt any
+        line here, so it takes no lock."""
         self.paused = True
         self.called = True
 
     def take(self) -> list[Amendment]:
-        """Amendments since the last call, in order. What else was wished is read afterwards, so that none is missed."""
+        """Return the amendments since the last call, in order. Read other requests afterwards, so that none is
+        missed."""
         with self._lock:
-            self.called = False  # first: a call that comes after it stands
+            self.called = False  # first, so that a later call is not lost
             taken = list(self._amendments)
             self._amendments.clear()
             return taken
 
 
 class Values(dict[str, Scalar]):
-    """Every hyper-parameter's value at the present step of a stage; only those that vary are computed anew."""
+    """Every hyper-parameter's value at the current step of a stage; only varying ones are recomputed."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__({name: form.value(stage.start) for name, form in stage.forms.items()})
@@ -62,7 +63,7 @@ class Values(dict[str, Scalar]):
 
 
 class Flight:
-    """A chain under way: where it is, and what it has done since its last report."""
+    """A running chain: its position, and its work since its last report."""
 
     __slots__ = (
         "_began",
@@ -89,25 +90,25 @@ class Flight:
         self.course = Course(chain)
         self.index = 0
         self.stage = self.course.stages[0]
-        self.step = self.since = self.stage.start  # ``since``: the first step that was not reported yet
-        self.kept = self.step  # where a state was last kept, or training began
-        self.announced = False  # that the state at ``step`` would be kept
-        self.parent = chain.source  # the last kept state on the way
+        self.step = self.since = self.stage.start  # ``since``: the first step not reported yet
+        self.kept = self.step  # where a state was last kept, or training started
+        self.announced = False  # whether the state at ``step`` was announced to be kept
+        self.parent = chain.source  # the last kept state on the path
         self.source: Literal["fresh", "continued", "live", "disk"] | None = None
         self.load_seconds = 0.0
         self.train_seconds = 0.0
         self.at_boundary = False
         self.verification: ForkVerification | None = None
         self._began: float | None = None
-        self._kept_at = self._turned_at = time.perf_counter()  # when that was; when the step under way began
+        self._kept_at = self._turned_at = time.perf_counter()  # time of ``kept``; start time of the current step
 
     def coming(self) -> Boundary | None:
-        """The boundary at the end of the step that is about to begin. The chain sets one itself where it is due."""
+        """Return the boundary at the end of the next step. The chain creates one itself where one is due."""
         step, course, chain = self.step + 1, self.course, self.chain
         due = course.keeps(step)
         if chain.keep_seconds is not None:
             now = time.perf_counter()
-            due |= now - self._kept_at + now - self._turned_at > chain.keep_seconds  # one like the last is too much
+            due |= now - self._kept_at + now - self._turned_at > chain.keep_seconds  # another such step is too much
             self._turned_at = now
         if step not in course.boundaries:
             if due:
@@ -117,11 +118,11 @@ class Flight:
         return course.boundaries.get(step)
 
     def has_kept(self) -> None:
-        """The state at the present step is kept."""
+        """Record that the state at the current step is kept."""
         self.kept, self._kept_at = self.step, time.perf_counter()
 
     def turn(self) -> None:
-        """On to the next stage; the end of a stage is always a boundary, so all before it was reported."""
+        """Move to the next stage. The end of a stage is always a boundary, so everything before it was reported."""
         self.index += 1
         self.stage = self.course.stages[self.index]
         self.since = self.stage.start

@@ -23,7 +23,7 @@ _WORKER = WorkerId("inline")
 
 
 class InlineExecutor(Executor):
-    """One worker: this process. A chain runs inside ``wait``, up to its next report."""
+    """Has a single worker: this process. A chain runs inside ``wait``, up to its next report."""
 
     def __init__(self) -> None:
         self._trainable: Trainable | None = None
@@ -78,7 +78,7 @@ class InlineExecutor(Executor):
             if isinstance(report, ChainEnded):
                 self._running = None
         if not self._events and self._running is None and timeout:
-            time.sleep(timeout)  # others may be at work for this driver
+            time.sleep(timeout)  # other processes may be training for this driver
         events = list(self._events)
         self._events.clear()
         return events

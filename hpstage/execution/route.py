@@ -1,4 +1,4 @@
-"""The way a running chain is on, as amended while it runs. Shared by real and simulated workers. Pure."""
+"""The course of a running chain, as amended while it runs. Shared by real and simulated workers. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpstage.plan.trail import Trail
 
 
 class Course:
-    """Stages and the boundaries ahead. A place is a step: the stages follow one another."""
+    """Stages and the boundaries ahead. A place is a step, since the stages are consecutive."""
 
     def __init__(self, chain: Chain) -> None:
         self.stages = list(chain.stages)
@@ -32,14 +32,14 @@ class Course:
             self.end = chain.end.step
 
     def index_at(self, step: int) -> int:
-        """Index of the stage on which the state at ``step`` is reached; of the first for the state before it."""
+        """Return the index of the stage on which the state at ``step`` is reached; 0 for the state before the first."""
         return bisect_left(self.stages, step, key=_stop)
 
     def stage_at(self, step: int) -> Stage:
         return self.stages[self.index_at(step)]
 
     def own(self, step: int, *, keep: bool = True) -> Boundary:
-        """A boundary that the chain sets itself, at a step after its first: nobody knows more of it than its place."""
+        """Create a boundary that the chain sets itself, at a step after its first. Only its place is known."""
         index = self.index_at(step)
         if self._trail is None or self._trail[0] != index:
             stage = self.stages[index]
@@ -47,15 +47,15 @@ class Course:
         return Boundary(self.stages[index].node, step, self._trail[1].key(step), evaluate=False, keep=keep)
 
     def keep_at(self, step: int) -> None:
-        """Have the state at ``step`` kept, whatever else is to be done there."""
+        """Keep the state at ``step``, in addition to whatever else is requested there."""
         self.boundaries[step] = replace(self.boundaries.get(step) or self.own(step), keep=True)
 
     def keeps(self, step: int) -> bool:
-        """Is the state at ``step`` kept because of its number alone?"""
+        """Whether the state at ``step`` is kept because of its number alone."""
         return self._every is not None and step % self._every == 0
 
     def amend(self, amendment: Amendment, position: int) -> list[StateRef]:
-        """Take a change in; return the boundaries for which it came too late."""
+        """Apply a change; return the boundaries for which it came too late."""
         missed: list[StateRef] = []
         self.stages += amendment.stages
         for boundary in amendment.boundaries:

@@ -1,4 +1,4 @@
-"""Trains chains in this process: the worker's side, shared by every executor that really trains."""
+"""Trains chains in this process: the worker's side, shared by all executors that really train."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpstage.training.adapter import checked_metrics
 logger = logging.getLogger("hpstage")
 
 _VERIFICATIONS = 8
-"""Forks that are verified since something new has changed, at most: paths may be made up without end."""
+"""Maximum number of further verifications when training changes something new: paths may be generated without end."""
 
 ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
 
@@ -38,16 +38,16 @@ ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
 class ChainRunner:
     """Runs chains one after the other on one trainable.
 
-    Not thread-safe: one chain at a time. ``run`` is a generator of reports; between two of them nothing is
-    trained, so that an executor in this process may act on each report at once.
+    Not thread-safe: one chain at a time. ``run`` is a generator of reports. Nothing is trained between two of them, so
+    an executor in this process may act on each report at once.
 
     Args:
-        trainable: what is trained; it stays set up between chains, so that a chain that goes on where the last
-            one ended loads nothing.
-        checkpoints: where states are kept.
+        trainable: the trainable; it stays set up between chains, so that a chain that continues where the last one
+            ended loads nothing.
+        checkpoints: the store of kept states.
         live: states kept in memory.
-        worker: the name in reports.
-        clock: the time in reports.
+        worker: name used in reports.
+        clock: returns the time used in reports.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class ChainRunner:
         self._live = live
         self._worker = worker
         self._clock = clock
-        self._stands_at: StateKey | None = None  # the state that the trainable is in, if it has a key
+        self._stands_at: StateKey | None = None  # the trainable's current state, if it has a key
         self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
         self._unverified: Callable[[], frozenset[str]] | None = getattr(trainable, "unverified", None)
         self._verifications_left = _VERIFICATIONS
 
     def run(self, chain: Chain, control: Control) -> Generator[ChainReport | None, None, None]:
-        """Train a chain to its end; the last report is its ``ChainEnded``. ``None`` where it was told to pause."""
+        """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` when told to pause."""
         flight = Flight(chain)
         try:
             self._checkpoints.enter(lambda: bool(control.stopped) or control.paused)
@@ -88,7 +88,7 @@ class ChainRunner:
             yield self._over(flight, _outcome(error), message=str(error))
         except Exception as error:
             if flight.at_boundary:
-                flight.step -= 1  # the state cannot be had, as if the step before it had failed
+                flight.step -= 1  # the state cannot be taken, as if the step before it had failed
             yield self._over(flight, "failed", failure=_failure(error))
         else:
             yield self._over(flight, outcome)
@@ -96,7 +96,7 @@ class ChainRunner:
     def _train(
         self, flight: Flight, control: Control
     ) -> Generator[ChainReport | None, None, Literal["done", "stopped"]]:
-        """Train from the chain's source on; reports boundaries, and returns how the chain ended."""
+        """Train from the chain's source; yield reports of boundaries, and return how the chain ended."""
         course = flight.course
         values = Values(flight.stage)
         self._turned(flight)
@@ -110,7 +110,7 @@ class ChainRunner:
                 flight.start_clock()
             at_end = boundary is not None and (flight.step == course.end or not (course.boundaries or control.called))
             if flight.verification is not None or self._has_news(flight, boundary):
-                # After the boundary: a process that dies here has lost nothing.
+                # After the boundary, so that nothing is lost if the process dies here.
                 flight.stop_clock()
                 verified = self._verify(flight, values, at_end)
                 if verified is not None:
@@ -159,12 +159,12 @@ class ChainRunner:
         self._trainable.train(step, values)
 
     def _turned(self, flight: Flight) -> None:
-        """A stage begins."""
+        """Start a stage."""
         if flight.stage.verify and flight.verification is None:
             flight.verification = self._verification(flight)
 
     def _has_news(self, flight: Flight, boundary: Boundary | None) -> bool:
-        """Is something in nobody's state at a boundary, perhaps, that training did not change when it was verified?"""
+        """Whether, at a boundary, something outside the state may have changed that did not change when verified."""
         if boundary is None or not boundary.keep or not flight.chain.verify_new or self._unverified is None:
             return False
         return self._verifications_left > 0 and bool(self._unverified())
@@ -181,7 +181,7 @@ class ChainRunner:
         )
 
     def _verify(self, flight: Flight, values: Mapping[str, Scalar], at_end: bool) -> ForkVerified | None:
-        """Go on with verifying a fork, or begin with it; what was found, once it is over."""
+        """Start or continue verifying a fork; return the result once it is complete."""
         stood_at, verification = self._stands_at, flight.verification
         if verification is None:
             self._verifications_left -= 1
@@ -219,20 +219,20 @@ class ChainRunner:
         )
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        """Metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
+        """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
         self._stands_at = None
         try:
             self._trainable.setup(initial)
             return checked_metrics(self._trainable.evaluate())
         except UsageError:
-            raise  # a misuse that training cannot get right
+            raise  # a misuse that training cannot fix
         except Exception:
-            # Many models cannot be evaluated untrained (scikit-learn's raise NotFittedError). What is really wrong
-            # comes up again, with its traceback, in the first chain.
+            # Many models cannot be evaluated untrained (scikit-learn's raise NotFittedError). A real error will be
+            # raised again, with its traceback, in the first chain.
             return None
 
     def _enter(self, chain: Chain, flight: Flight) -> None:
-        """Bring the trainable to the chain's source, and note how."""
+        """Bring the trainable to the chain's source, and record how."""
         began = time.perf_counter()
         if chain.source is None:
             self._stands_at = None
@@ -253,12 +253,12 @@ class ChainRunner:
         flight.load_seconds = time.perf_counter() - began
 
     def _settle(self) -> None:
-        """Let work that was handed to a device finish, so that its time is counted where it belongs."""
+        """Wait for work queued on a device, so that its time is attributed correctly."""
         if self._synchronize is not None:
             self._synchronize()
 
     def _reach(self, flight: Flight, boundary: Boundary) -> BoundaryReached:
-        """Do what a boundary asks; afterwards the flight counts from here."""
+        """Perform the actions of a boundary and reset the flight's counters."""
         flight.at_boundary = True
         metrics: dict[str, float] | None = None
         failure: UserFailure | None = None
@@ -268,7 +268,7 @@ class ChainRunner:
             try:
                 metrics = checked_metrics(self._trainable.evaluate())
             except StateError:
-                raise  # training cannot go on from what it has left
+                raise  # training cannot continue from the resulting state
             except Exception as error:
                 failure = _failure(error)
         evaluated = time.perf_counter()
@@ -329,14 +329,14 @@ class ChainRunner:
 
 
 def _outcome(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]:
-    """How a chain ends by an error of its checkpoints. What is not known to be anything else may pass."""
+    """Return how a chain ends after an error of its checkpoints. Unknown errors are treated as temporary."""
     if isinstance(error, CheckpointMissing | CheckpointCorrupt):
         return "unreadable"
     return "full" if isinstance(error, CheckpointFull) else "cut_off"
 
 
 def _failure(error: BaseException) -> UserFailure:
-    """An exception as text, its traceback cut to the user's own frames."""
+    """Convert an exception to text, its traceback cut to the user's frames."""
     frames = error.__traceback__
     here = __file__
     while frames is not None and frames.tb_frame.f_code.co_filename == here:

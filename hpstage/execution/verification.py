@@ -1,6 +1,6 @@
-"""Verifying a fork: steps trained straight through and from the state that a fork would load are compared.
+"""Verification of a fork: compares steps trained straight through with steps trained from the state a fork would load.
 
-What is compared is all that training can reach, not weights alone: a hidden counter is seen before it has an effect.
+The comparison covers all that training can reach, not only weights, to find a hidden counter before it has an effect.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from hpstage.training.pickles import REMEDY, pickles_in
 _STATE = "the state"
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
 _FORK_AFTER = 2
-"""Steps after which the fork is made, if there are enough: by then optimizers have their state."""
+"""Number of steps before the fork, if there are enough: by then optimizers have their state."""
 _STEPS, _SLOW = 2, 10.0
-"""Steps that are trained twice; one alone where it takes longer than so many seconds."""
+"""Number of steps trained twice; only one if it takes longer than this many seconds."""
 
 
 class ForkVerification:
-    """Goes along with training, and turns back once: tell it of each step that was trained.
+    """Follows training and repeats some of its steps once; must be notified of each trained step.
 
     Args:
-        trainable: as it is trained, at a step that it is told by :attr:`begun`.
+        trainable: the trainable, at step ``begun``.
         initial: the values at step 0.
-        train: trains a step of it, under values, and whether it is told that a report is wanted.
-        begun: the step at which it begins.
-        length: how many steps there are to come under these values.
-        developed: steps were trained since training began or a state was loaded: what they left in no state is there.
-        at_once: the fork is where it begins, not some steps later.
+        train: trains a step under given values; its last argument is whether a report is wanted.
+        begun: the step at which verification starts.
+        length: how many steps follow under these values.
+        developed: whether steps were trained since training started or a state was loaded, so that anything they keep
+            outside the state exists.
+        at_once: whether the fork is at step ``begun`` rather than some steps later.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class ForkVerification:
         self.fork = begun if at_once else begun + min(_FORK_AFTER, max(length - _STEPS, least))
         self._steps = max(1, min(_STEPS, begun + length - self.fork))
         self.answered = bool(getattr(trainable, "answers_for_state", False))
-        """Whether the user says what the state is."""
+        """Whether the user defines what the state is."""
         self.seconds = 0.0
         self.steps = 0
         self.difference: Difference | None = None
         self.by_measuring = False
-        """Whether the difference is one between steps with a report and steps without."""
+        """Whether the difference is between steps with and without a report."""
         self.pickle: str | None = None
-        """Where in the state a pickle is whose bytes differ, and nothing else does."""
+        """Path in the state of a pickle whose bytes differ, if nothing else does."""
         self.refusal: str | None = None
-        """Why no state can be taken, where that is so: it is so in every trial."""
+        """Why no state can be taken, if so; the reason applies to every trial."""
         self.over = False
         self._told = begun - 1
         self._changed: frozenset[str] = frozenset()
@@ -78,7 +79,7 @@ class ForkVerification:
             self._fork()
 
     def after(self, step: int, hp: Mapping[str, Scalar], report: bool, *, last: bool = False) -> None:
-        """``step`` was trained under ``hp``, and told whether a ``report`` was wanted. None follows the ``last``.
+        """Record that ``step`` was trained under ``hp``, with or without a ``report``. No step follows the ``last``.
 
         Raises:
             StateError: a state cannot be loaded.
@@ -98,8 +99,8 @@ class ForkVerification:
         self._began = time.perf_counter()
 
     def beyond(self, hp: Mapping[str, Scalar]) -> None:
-        """Train beyond where training ends, under ``hp``, since no step is to come. Code may know where training ends,
-        and fail there: then it is not :attr:`over`."""
+        """Train past the end of training, under ``hp``, since no step is left. Code may know where training ends and
+        fail there; then :attr:`over` stays false."""
         if self.over:
             return
         began = time.perf_counter()
@@ -117,11 +118,11 @@ class ForkVerification:
 
     @property
     def told(self) -> str | None:
-        """What was found, and what to do; ``None``: the fork is exact."""
+        """The result with its remedy; ``None`` if the fork is exact."""
         return self.refusal if self.difference is None else _explained(self, self.difference)
 
     def _fork(self) -> None:
-        """Take the state that a fork would begin with."""
+        """Take the state that a fork would start from."""
         try:
             self._state = reread(self._trainable.state_dict())
             self._at_fork = portrait_of(self._trainable)
@@ -136,7 +137,7 @@ class ForkVerification:
         pickles = dict(pickles_in(self._trainable.state_dict()))
         close = getattr(self._trainable, "close", None)
         if close is not None:
-            close()  # as a process that begins anew
+            close()  # as a fresh process would
         self.steps = len(self._trained)
         self._load()
         loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
@@ -174,7 +175,8 @@ class ForkVerification:
         self._state = None
 
     def _compare_measuring(self, straight: dict[str, str]) -> None:
-        """Code that measures within a step does so where it is told to, which in a tree is not where it is alone."""
+        """Compare with and without a report: code may measure on request, at other steps in a tree than in a trial
+        alone."""
         self._load()
         (step, hp, report), *others = self._trained
         self._train(step, hp, not report)
@@ -189,7 +191,7 @@ class ForkVerification:
 
 
 def _metrics(trainable: Trainable) -> dict[str, str]:
-    """Nothing, where it cannot be evaluated at this step."""
+    """Return the metrics; none if the trainable cannot be evaluated at this step."""
     try:
         return {name: repr(value) for name, value in checked_metrics(trainable.evaluate()).items()}
     except StateError:
@@ -199,25 +201,25 @@ def _metrics(trainable: Trainable) -> dict[str, str]:
 
 
 def _measures_alike(trainable: Trainable, expected: Mapping[str, str]) -> bool:
-    """Whether it is evaluated as expected, but for what is never the same, such as seconds."""
+    """Whether the metrics are as expected, except those that are never the same, such as durations."""
     metrics, again = _metrics(trainable), _metrics(trainable)
     return all(metrics.get(name) == value or metrics.get(name) != again.get(name) for name, value in expected.items())
 
 
 def _but_locals(portrait: dict[str, str]) -> dict[str, str]:
-    """Without what holds the measurements: local variables, and the state as a whole."""
+    """Remove the holders of measurements: local variables, and the state as a whole."""
     return {p: text for p, text in portrait.items() if LOCAL not in p and LOCAL not in text and p != _STATE}
 
 
 def portrait_of(trainable: Trainable) -> dict[str, str]:
-    """All of a trainable that two runs are compared by: its state, and what else it can tell."""
+    """Return everything by which two runs of a trainable are compared: its state, and what else it reports."""
     portrait: Callable[[], dict[str, str]] | None = getattr(trainable, "portrait", None)
     told = {} if portrait is None else portrait()
     return {**told, _STATE: digest(trainable.state_dict())}
 
 
 def _explained(verification: ForkVerification, difference: Difference) -> str:
-    """What a difference means, and what to do."""
+    """Describe a difference and its remedy."""
     steps = verification.steps
     if verification.pickle is not None:
         return (
