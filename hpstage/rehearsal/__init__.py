@@ -1,1 +1,1 @@
-"""Before anything is spent: what a search will take."""
+"""Estimate the cost of a search before training anything."""

@@ -1,9 +1,9 @@
-"""preflight: what a search would train, take and keep, before anything is trained.
+"""preflight: estimate what a search would train, cost and keep, before anything is trained.
 
-The search is rehearsed: the study, the algorithm, the driver and the scheduler are the real ones, on workers of a
-virtual clock. What is not real are metrics, but for those that a plan has measured before. A search whose decisions
-hang on them (an algorithm that stops early, a sampler that learns) is rehearsed several times, each with other values,
-and its figures are ranges.
+The search is rehearsed with the real study, algorithm, driver and scheduler, on workers with a virtual clock. Only
+metrics are not real, except those that an earlier plan has measured. If the decisions of a search depend on them (an
+algorithm that stops early, a sampler that learns), it is rehearsed several times with different values, and its figures
+are ranges.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from hpstage.search.result import Result
 from hpstage.store import MemoryJournal
 from hpstage.text import aligned, duration, size, table, worker_hours
 
-# Samplers that stop when they have proposed everything.
+# Samplers that stop once they have proposed everything.
 _ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
-# Looks at kept states that a rehearsal may take to find the most that were needed at one time.
+# Maximum number of kept states inspected to find the most that were needed at the same time.
 _LOOKS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over all rehearsals."""
+    """The spread of a figure over all rehearsals."""
 
     median: float
     low: float
@@ -58,7 +58,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The search on so many workers. Seconds are those of a wall clock, but ``worker_seconds``."""
+    """The search on a given number of workers. Seconds are wall-clock time, except ``worker_seconds``."""
 
     workers: int
     makespan: Spread
@@ -71,22 +71,22 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What a search would take. In seconds if ``timed``, else with a step in place of each second."""
+    """Estimated cost of a search. In seconds if ``timed``, else each step counts as a second."""
 
     algorithm: str
     sampler: str
     exact: bool
-    """Nothing hangs on metrics: every figure that is counted in steps is the search's own."""
+    """Whether no decision depends on metrics, so that all figures counted in steps are those of the search."""
     rehearsals: int
-    """How many sets of random metrics the ranges are over."""
+    """Number of sets of random metrics that the ranges are taken over."""
     measured: Spread
-    """Evaluations whose metrics were measured before, on another plan."""
+    """Number of evaluations whose metrics were measured before, on another plan."""
     drawn: Spread
-    """Those whose metrics were drawn at random."""
+    """Number of evaluations whose metrics were drawn at random."""
     timed: bool
     trials: Spread
     steps_asked: Spread
-    """Steps of all trials, as far as the algorithm asks."""
+    """Steps of all trials, up to the steps the algorithm asks for."""
     steps_unique: Spread
     """Distinct steps among them."""
     steps_trained: Spread
@@ -96,11 +96,11 @@ class Preflight:
     worker_seconds: Spread
     saved_seconds: Spread
     checkpoints: Spread
-    """How many are kept in all."""
+    """Total number of checkpoints kept."""
     checkpoints_needed: Spread
-    """The most of them that are needed at one time."""
+    """The largest number of them needed at the same time."""
     checkpoint_bytes: int
-    """What each takes; 0 if it was not said."""
+    """Size of each; 0 if it was not given."""
     fleets: tuple[Fleet, ...]
 
     def as_dict(self) -> dict[str, object]:
@@ -182,23 +182,23 @@ def preflight(
     rehearsals: int = 9,
     precedent: Precedent | None = None,
 ) -> Preflight:
-    """Say what a search would train and take; nothing is trained.
+    """Estimate what a search would train and cost, without training anything.
 
     Args:
         space, steps, n_trials, algorithm, checkpoint_every: as for :func:`hpstage.optimize`.
-        sampler: one of Optuna's, which stays as it is, or the name of one (``"random"``, ``"tpe"``, ``"grid"``, ...).
-        seed: of a sampler that is named.
-        workers: how many, one rehearsal for each.
-        step_seconds: seconds per step, or a function of the values at that step. Without it, times are in steps and
-            no state is kept for safety alone, as is otherwise done about once a minute.
-        evaluate_seconds, load_seconds, save_seconds: cost of each such act.
-        checkpoint_bytes: what each checkpoint takes.
-        rehearsals: sets of random metrics, if something hangs on metrics.
-        precedent: a plan that was trained before; what it has measured is not random. What it has trained counts as
-            untrained all the same: the figures are those of a search from the beginning.
+        sampler: one of Optuna's, which is not modified, or a name (``"random"``, ``"tpe"``, ``"grid"``, ...).
+        seed: seed of a sampler given by name.
+        workers: numbers of workers, with a rehearsal for each.
+        step_seconds: seconds per step, or a function of the values at that step. Without it, times are in steps and no
+            state is kept for safety alone, as is otherwise done about once a minute.
+        evaluate_seconds, load_seconds, save_seconds: cost of each such operation.
+        checkpoint_bytes: size of each checkpoint.
+        rehearsals: number of sets of random metrics, if anything depends on metrics.
+        precedent: a plan that was trained before; metrics it has measured are not random. Its training still counts as
+            not done: the figures are those of a search from the beginning.
 
     Raises:
-        UsageError: bad input, named.
+        UsageError: invalid input; names it.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
     _check(workers, rehearsals, step_seconds, evaluate_seconds, load_seconds, save_seconds, checkpoint_bytes)
@@ -250,7 +250,7 @@ def preflight(
                 )
                 runs[-1].append(_Run(result, count, executor.clock(), stand_in))
                 if not stand_in.drawn:
-                    break  # the others would be the same
+                    break  # further rehearsals would be the same
     every = [run for group in runs for run in group]
     saved = [run.result.savings for run in every]
     return Preflight(
@@ -278,7 +278,7 @@ def preflight(
 
 
 class _Untrained:
-    """Stands for the trainable: simulated workers do not touch it."""
+    """Placeholder for the trainable, which simulated workers do not use."""
 
     version = "1"
 
@@ -317,9 +317,9 @@ def _spread(values: Iterable[float]) -> Spread:
 
 
 def most_needed(result: Result) -> int:
-    """The most checkpoints of a search that were needed at one time (:mod:`hpstage.checkpoints.needed`).
+    """Return the largest number of checkpoints of a search needed at the same time (:mod:`hpstage.checkpoints.needed`).
 
-    Looked for after each state that was kept; in a large plan after some of them, so that the work stays bounded.
+    Checked after each kept state; in a large plan only after some of them, so that the work stays bounded.
     """
     kept = [place for place, fact in enumerate(result.journal) if isinstance(fact, StateReached) and fact.kept]
     spacing = max(1, len(kept) * len(result.plan.kept) // _LOOKS)
@@ -334,12 +334,13 @@ def most_needed(result: Result) -> int:
 
 
 def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samplers.BaseSampler:
-    """Optuna's sampler of this name, with or without ``Sampler``, in any case: ``"tpe"``, ``"CmaEsSampler"``.
+    """Return Optuna's sampler of this name, with or without ``Sampler``, in any case: ``"tpe"``, ``"CmaEsSampler"``.
 
-    ``"grid"`` is over all that the space's first trial can choose from.
+    ``"grid"`` covers all choices of the space's first trial.
 
     Raises:
-        UsageError: there is none, the seed is none of NumPy's, it needs more than a seed, or the space has no grid.
+        UsageError: there is no such sampler, the seed is not valid for NumPy, the sampler needs more than a seed, or
+            the space has no grid.
     """
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed is {seed}; give a whole number from 0 to {2**32 - 1:,}")
@@ -376,7 +377,7 @@ def _grid(space: Space, steps: int) -> Mapping[str, Sequence[str | int | float |
 
 
 def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler, most: int) -> list[dict[str, Scalar]]:
-    """Up to ``most`` sets of values that early trials of a search train under, those that begin stages."""
+    """Return up to ``most`` sets of values at the starts of stages of a search's first trials."""
     with quiet_optuna():
         study = optuna.create_study(sampler=copy.deepcopy(sampler))
     found: dict[tuple[tuple[str, Scalar], ...], None] = {}
@@ -390,7 +391,7 @@ def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Studies that are only rehearsed are not announced."""
+    """Suppress announcements of studies that are only rehearsed."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
     try:
@@ -408,7 +409,7 @@ def _check(
     save_seconds: float,
     checkpoint_bytes: int,
 ) -> None:
-    """Refuse what :func:`optimize` will not see."""
+    """Check the arguments that :func:`optimize` will not see."""
     if not workers or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in workers):
         raise UsageError(f"workers is {workers!r}; give whole numbers above zero, such as (1, 2, 4, 8)")
     for name, count, least in (("rehearsals", rehearsals, 1), ("checkpoint_bytes", checkpoint_bytes, 0)):

@@ -16,7 +16,7 @@ from hpstage.store import Journal
 
 @dataclass(frozen=True, slots=True)
 class Precedent:
-    """A plan that was trained before, and the metric by which a rehearsed search decides.
+    """A plan that was trained before, and the metric on which a rehearsed search bases its decisions.
 
     Raises:
         UsageError: the plan has not measured the metric.
@@ -33,7 +33,7 @@ class Precedent:
             raise UsageError(f"metric is {self.metric!r}, which was not measured on this plan; it has {there}")
 
     def values(self, workload: StateKey) -> dict[StateKey, float]:
-        """What was measured, by the keys that the states have in a plan of ``workload``."""
+        """Return the measured values, by the keys that the states have in a plan of ``workload``."""
         other = SearchPlan(workload)
         found: dict[StateKey, float] = {}
         for trial in self.plan.trials.values():
@@ -47,26 +47,26 @@ class Precedent:
 
 
 def measured_on(plan: SearchPlan) -> set[str]:
-    """The metrics that some state of the plan has."""
+    """Return the names of all metrics measured on the plan."""
     return {name for node in plan.nodes for state in node.states.values() for name in state.metrics or ()}
 
 
 class StandIn:
-    """The metric ``value`` of states that nobody trains.
+    """Provides the metric ``value`` of states that are not trained.
 
-    The same for the same state. What a precedent has measured is as it was; every other state has a value drawn from
-    those measured after as many steps (from all, where there are none); without a precedent, uniform in [0, 1).
+    The value of a state is always the same. Values measured by a precedent are kept; every other state has a value
+    drawn from those measured after as many steps (from all, if there are none); without a precedent, uniform in [0, 1).
 
     Args:
-        seed: of what is drawn.
-        journal: of the rehearsal.
+        seed: seed of the drawn values.
+        journal: journal of the rehearsal.
     """
 
     def __init__(self, seed: int, journal: Journal, precedent: Precedent | None = None) -> None:
         self.measured = 0
-        """States that were asked for and had been measured."""
+        """Number of states asked for that had been measured."""
         self.drawn = 0
-        """States that were asked for and had not."""
+        """Number of states asked for that had not."""
         self._seed = seed
         self._journal = journal
         self._precedent = precedent
@@ -88,7 +88,7 @@ class StandIn:
 
 
 def _pools(precedent: Precedent) -> dict[int, list[float]]:
-    """Values by the step after which they were measured; of all steps under 0."""
+    """Return the values by the step at which they were measured, and those of all steps under 0."""
     pools: dict[int, list[float]] = {0: []}
     for node in precedent.plan.nodes:
         for step, state in sorted(node.states.items()):
