@@ -1,4 +1,4 @@
-"""Journal and Leases ports and the stores that have both: where facts and rights are remembered."""
+"""Journal and Leases ports, and the stores that implement both: where facts and rights are persisted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Cursor", "Journal", "Lease", "Leases", "MemoryJournal", "RedisJourna
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when it is first used: it brings the redis client.
+    # Imported on first use, since it needs the redis client.
     if name == "RedisJournal":
         from hpstage.store.redis import RedisJournal
 

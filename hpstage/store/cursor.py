@@ -1,4 +1,4 @@
-"""A reader's place in a journal, by which it is noticed that what was read is not what is there now."""
+"""A reader's position in a journal, used to detect that records already read have changed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from hashlib import sha1
 from typing import NamedTuple
 
 HASH_LENGTH = 16
-"""Characters of a hash: 64 bits, which no accident meets. Against people who forge records it is no protection."""
+"""Characters of a hash: 64 bits, enough against accidental collisions, but no protection against forged records."""
 
 
 class Cursor(NamedTuple):
-    """After ``position`` records, whose chain of hashes ends in ``hash``.
+    """The position after ``position`` records, whose chain of hashes ends in ``hash``.
 
-    Each record's hash is that of the hash before it and the record, so that equal hashes mean equal logs up to there.
-    SHA-1, since that is what a script within Redis has.
+    Each record's hash covers the hash before it and the record, so that equal hashes mean equal logs up to that
+    position. SHA-1, since it is available to scripts in Redis.
     """
 
     position: int = 0
     hash: bytes = b""
 
     def after(self, records: Iterable[bytes]) -> Cursor:
-        """The place after these records, which follow on this one."""
+        """Return the cursor after these records, which follow this cursor."""
         hashes = list(chain(self.hash, records))
         return Cursor(self.position + len(hashes), hashes[-1]) if hashes else self
 
 
 def chain(hash: bytes, records: Iterable[bytes]) -> Iterator[bytes]:
-    """The hash of each of the records, which follow on one whose hash is ``hash``."""
+    """Yield the hash of each of the records, which follow a record whose hash is ``hash``."""
     for record in records:
         hash = sha1(hash + record, usedforsecurity=False).hexdigest()[:HASH_LENGTH].encode()
         yield hash

@@ -1,4 +1,4 @@
-"""MemoryJournal: a store that lives and dies with its process."""
+"""MemoryJournal: a store that exists as long as its process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class MemoryJournal(Store):
     """A journal and leases in the memory of this process, for all of its threads.
 
     Args:
-        clock: seconds, never going back; leases expire by it.
+        clock: returns monotonic seconds; determines when leases expire.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._records: list[bytes] = []
-        self._hashes: list[bytes] = [b""]  # at each position, that of the records before it
+        self._hashes: list[bytes] = [b""]  # at each position, the hash of the records before it
         self._leases: dict[str, _Held] = {}
         self._token = 0
         self._clock = clock

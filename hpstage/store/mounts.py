@@ -1,4 +1,4 @@
-"""Mounts: is a path on a network file system? SQLite's locks and shared memory do not reach other hosts."""
+"""Detection of network file systems, where SQLite's locks and shared memory do not extend to other hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# Types of file systems that several hosts share, as Linux names them.
+# Types of file systems shared by several hosts, as named by Linux.
 _NETWORK = {
     "9p",
     "acfs",
@@ -31,8 +31,8 @@ _NETWORK = {
     "smbfs",
     "wekafs",
 }
-# The same behind FUSE, where the type is "fuse.NAME" and a name may carry a version. Others there are as a rule local
-# (encrypted or merged folders, NTFS).
+# The same behind FUSE, where the type is "fuse.NAME" and a name may include a version. Other FUSE types are usually
+# local (encrypted or merged folders, NTFS).
 _NETWORK_FUSE = re.compile(
     r"fuse\.(sshfs|s3|goofys|mount-?s3|mountpoint|gcsfuse|blobfuse|rclone|juicefs|gluster|ceph|moosefs|mfs|lizardfs"
     r"|seaweedfs|weed|alluxio|davfs|webdav|curlftpfs|smb|cifs|nfs|beegfs|hdfs|fuse_dfs|cvmfs|afp)"
@@ -41,7 +41,7 @@ _NETWORK_FUSE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a file system is mounted, and its type."""
+    """The mount point of a file system, and its type."""
 
     point: str
     type: str
@@ -52,7 +52,7 @@ class Mount:
 
 
 def mount_of(path: str, mountinfo: str) -> Mount | None:
-    """The mount that an absolute path without links lies on, by the text of ``/proc/self/mountinfo`` (proc(5))."""
+    """Return the mount of an absolute path without links, from the text of ``/proc/self/mountinfo`` (proc(5))."""
     found: Mount | None = None
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(" - ")
@@ -61,16 +61,16 @@ def mount_of(path: str, mountinfo: str) -> Mount | None:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
         below = path == point or path.startswith(point.rstrip("/") + "/")
-        # Of two at one point, the later one hides the other.
+        # Of two mounts at the same point, the later one hides the other.
         if below and (found is None or len(point) >= len(found.point)):
             found = Mount(point, after.split(" ")[0])
     return found
 
 
 def network_mount(path: Path) -> Mount | None:
-    """The network file system that a path is on, whether or not it exists; ``None``: none that is known to be one.
+    """Return the network file system that a path is on, whether or not it exists; ``None`` if none is known.
 
-    Where there is no ``/proc`` (not on Linux) it cannot be told.
+    Without ``/proc`` (not on Linux) it cannot be determined.
     """
     try:
         mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")

@@ -1,8 +1,8 @@
-"""Passwords, tokens and signatures in URLs are never shown: what may be shown of a URL, and of texts about it.
+"""Redaction of passwords, tokens and signatures in URLs, and in texts about them.
 
-Whoever writes a message, a log line, a page or a ``repr`` that has a URL in it, or the text of a library's error that
-may quote one, asks here. People write passwords as they are, with ``/``, ``@``, ``?`` and ``#`` in them, so it is not
-always clear where one ends; then less is shown.
+Must be used for every message, log line, page or ``repr`` that contains a URL, and for the text of a library's error
+that may quote one. Users write passwords unescaped, with ``/``, ``@``, ``?`` and ``#`` in them, so it is not always
+clear where one ends; in doubt, less is shown.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ Error = TypeVar("Error", bound=BaseException)
 
 HIDDEN = "***"
 
-# "c:" is a drive. Without slashes, or with one: a URL that was mistyped.
+# "c:" is a drive. No slash or a single one: a mistyped URL.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]+)*:/{0,2})(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://\S+")
-# Of a query's parameter, or a driver's option.
+# Names of a query's parameters or a driver's options that may be secret.
 _NAME = re.compile(r"key|secret|token|pass|pwd|cred|sas|sig|auth|cookie|connect|user|dsn", re.IGNORECASE)
 _MARKS = re.compile(r"[/@?#:&;=,]")
-# Shorter ones are found as words of their own: "a" is in every text.
+# Shorter secrets are matched as whole words only: "a" occurs in every text.
 _SHORT = 3
 
 
 def shown(url: str) -> str:
-    """What may be shown of a URL: scheme, host and path. Neither what stands before an ``@``, which may be a token
-    without a user, nor query and fragment. What is no URL is shown as it is."""
+    """Return the part of a URL that may be shown: scheme, host and path. Omitted are everything before an ``@``, which
+    may be a token without a user, query and fragment. Text that is not a URL is returned unchanged."""
     match = _URL.fullmatch(url)
     if match is None:
         return url
@@ -38,12 +38,12 @@ def shown(url: str) -> str:
     if not start.endswith("://"):
         return f"{start}{HIDDEN}" if at else url
     if re.search("[?#]", before):
-        return f"{start}{HIDDEN}"  # the password has such a sign, or the query has an "@"
+        return f"{start}{HIDDEN}"  # the password contains such a character, or the query an "@"
     return start + re.split("[?#]", after, maxsplit=1)[0]
 
 
 def redacted(text: str, *urls: str, secrets: Iterable[str] = ()) -> str:
-    """``text`` without the secrets of any URL in it, nor of ``urls`` wherever they stand, nor ``secrets``."""
+    """Return ``text`` without ``secrets``, those of any URL in it, and those of ``urls`` wherever they occur."""
     for url in sorted(urls, key=len, reverse=True):
         text = text.replace(url, shown(url)).replace(repr(url)[1:-1], shown(url))
     found = {form for secret in (*secrets, *(s for url in urls for s in secrets_of(url))) for form in _forms(secret)}
@@ -54,18 +54,18 @@ def redacted(text: str, *urls: str, secrets: Iterable[str] = ()) -> str:
 
 
 def shown_cause(error: Error, *urls: str, secrets: Iterable[str] = ()) -> Error | None:
-    """The error, to be shown as the cause of another, unless its text or that of its causes has to be redacted."""
+    """Return the error, to be shown as the cause of another, unless its text or that of its causes must be redacted."""
     text = "".join(traceback.format_exception(error))
     return error if redacted(text, *urls, secrets=secrets) == text else None
 
 
 def is_secret(name: str) -> bool:
-    """May a parameter or option of this name be one?"""
+    """Whether a parameter or option of this name may be secret."""
     return _NAME.search(name) is not None
 
 
 def secrets_of(url: str) -> set[str]:
-    """The parts of a URL that may be secrets, in every way in which it can be read."""
+    """Return the parts of a URL that may be secrets, in every way in which it can be parsed."""
     match = _URL.fullmatch(url)
     rest = "" if match is None else match[2]
     found = set()
@@ -80,7 +80,7 @@ def secrets_of(url: str) -> set[str]:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """How a library may write a secret, or a piece of it that it took for a host, a port or a path."""
+    """Yield the forms in which a library may write a secret, or a part of it taken for a host, a port or a path."""
     for form in {secret, unquote(secret), unquote_plus(secret)}:
         for each in (form, quote(form), quote(form, safe=""), repr(form)[1:-1], *re.split(_MARKS, form)):
             if re.search(r"\w", each):

@@ -22,30 +22,31 @@ from hpstage.store.store import Store
 logger = logging.getLogger("hpstage")
 
 OLDEST = (6, 2)
-# Seconds for which opening waits for a server that is away: long enough for its restart, short for a wrong address.
+# Seconds that opening waits for an unavailable server: long enough for a restart, short for a wrong address.
 OPENING = 5.0
-# Records in one reply: with records of 100 kB, 100 MB; a round trip costs as much as 100 records.
+# Records per reply: 100 MB with records of 100 kB; a round trip costs as much as 100 records.
 CHUNK = 1000
 
 
 class RedisJournal(Store):
-    """A journal and leases on the Redis server at ``url``, under keys that begin with ``{prefix}:``.
+    """A journal and leases on the Redis server at ``url``, under keys that start with ``{prefix}:``.
 
-    Redis 6.2 or newer, one server (no Redis Cluster). What was acknowledged is as safe as the server keeps it: with
-    ``appendonly yes`` it survives ``kill -9`` of the server. Two stores of one server take two prefixes.
+    Redis 6.2 or newer, a single server (no Redis Cluster). Acknowledged records are as safe as the server keeps them:
+    with ``appendonly yes`` they survive ``kill -9`` of the server. Two stores on a server need different prefixes.
 
-    While the server is away, calls wait and are repeated, for ``patience`` seconds, then raise :class:`StoreError`. An
-    append is applied once however often it is repeated; one that raised may have been applied or may yet be, until the
-    handle's next append, but never after it. A ``release`` that was repeated may say that the lease was not held.
-    A server that has forgotten the store (restarted without its file, flushed) is refused.
+    While the server is unavailable, calls wait and are retried for ``patience`` seconds, then raise
+    :class:`StoreError`. An append is applied once however often it is retried. An append that raised may have been
+    applied or may still be, until the handle's next append, but never after it. A ``release`` that was retried may
+    report that the lease was not held. A server that has lost the store (restarted without its file, flushed) is
+    refused.
 
-    Handles may be used from several threads; appends of one handle take turns. Not across a fork: open it anew.
+    Handles may be used from several threads; appends of one handle take turns. After a fork, open a new handle.
 
     Args:
         url: ``redis://[[user]:password@]host[:port][/db]``, ``rediss://`` for TLS (certificates by the options of
             redis-py, as ``?ssl_ca_certs=FILE``), ``unix://[user:password@]/path``. Its password is never shown.
-        prefix: any text without braces.
-        patience: seconds.
+        prefix: any string without braces.
+        patience: maximum seconds to wait.
     """
 
     def __init__(self, url: str, *, prefix: str = "hpstage", patience: float = 60.0) -> None:
@@ -123,7 +124,7 @@ class RedisJournal(Store):
         return records, Cursor(cursor.position + len(records), hash)
 
     def _read(self, first: int, hash: bytes | None, length: int, limit: int | None) -> tuple[list[bytes], Any]:
-        """Records, and the hash of the last one, those before them having that ``hash``, if it is known."""
+        """Return records and the hash of the last one; ``hash`` is that of the record before them, if known."""
         stop = length if limit is None else min(length, first + limit)
         records: list[bytes] = []
         while first < stop:
@@ -134,7 +135,7 @@ class RedisJournal(Store):
             stored = [fields[1] for _, fields in entries]
             records += [record[:-HASH_LENGTH] for record in stored]
             if hash is not None:
-                # Between two commands the log may have been put back, and written on.
+                # The log may have been rolled back and appended to between two commands.
                 place = Cursor(first, hash)
                 if place.after(records[-count:][:1]).hash != stored[0][-HASH_LENGTH:]:
                     raise history_changed(self._where, place, length)
@@ -172,7 +173,7 @@ class RedisJournal(Store):
         if self._owner != os.getpid():
             self._server.forget()
             return
-        # What the server remembers of this handle is needed no more, unless one of its appends may still be on the way.
+        # The server's record of this handle is no longer needed, unless one of its appends may still be in flight.
         if self._appends and self._server.answered and not self._server.closed:
             with suppress(StoreError):
                 self._server.command("HDEL", self._keys[2], self._handle, patience=0)

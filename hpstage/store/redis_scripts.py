@@ -1,12 +1,12 @@
-"""What RedisJournal runs inside the server: each script is done as a whole, between the commands of all others.
+"""Scripts that RedisJournal runs inside the server. Each is executed atomically.
 
-Keys, all in one hash slot: ``log``, a stream whose entry at position p has the id ``p+1-0`` and holds the record with
-its hash behind it (see :class:`hpstage.store.cursor.Cursor`); ``about``, a hash with the store's format, id, last token
-and clock; ``handles``, a hash from open handles to their last
-append; ``leases``, a hash from names to ``token expiry owner``.
+Keys, all in one hash slot: ``log``, a stream whose entry at position p has the id ``p+1-0`` and holds the record
+followed by its hash (see :class:`hpstage.store.cursor.Cursor`); ``about``, a hash with the store's format, id, last
+token and clock; ``handles``, a hash from open handles to their last append; ``leases``, a hash from names to ``token
+expiry owner``.
 
 For Redis 6.2: no functions, and no write command before one that a server without memory refuses, since only the first
-write of a script is refused for want of memory.
+write of a script is refused when memory is short.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Script:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # What Redis calls it: no secret hangs on it.
+        # The name Redis uses for the script; not security-relevant.
         object.__setattr__(self, "digest", hashlib.sha1(self.source, usedforsecurity=False).hexdigest())
 
 
@@ -37,14 +37,14 @@ _KEYS = """
 local log, about, handles, leases = unpack(KEYS)
 """
 
-# ARGV[1] is in each of the scripts below the id that the store had when the handle was opened.
+# In all scripts below, ARGV[1] is the id that the store had when the handle was opened.
 _SAME_STORE = """
 if redis.call('HGET', about, 'id') ~= ARGV[1] then return {'gone'} end
 """
 
-# Microseconds that never go back. A server whose clock is set back lets this one stand, and from then on run behind its
-# own by ``offset``; without it, the leases of the dead would last an hour longer. A clock set ahead lets leases expire
-# early, which costs no one his work unless another takes it.
+# Microseconds that never go back. If the server's clock is set back, this clock stands still, and then runs with the
+# new offset; otherwise the leases of dead owners would last an hour longer. A clock set ahead lets leases expire early,
+# which costs no owner its work unless another takes the lease.
 _CLOCK = """
 local function read_clock()
   local time = redis.call('TIME')
@@ -59,7 +59,7 @@ local function keep_clock(now, offset)
 end
 """
 
-# Kept with the log and not beside it: so what puts the log back to an earlier state puts its hashes back, too.
+# Stored with the log rather than beside it, so that whatever rolls back the log rolls back its hashes, too.
 _HASHES = f"""
 local function hash_of(position)
   if position == 0 then return '' end
@@ -82,7 +82,7 @@ local function keep_lease(name, token, expires, owner)
 end
 """
 
-# ARGV: format, a new id. Gives the format and id that hold.
+# ARGV: format, a new id. Returns the format and id of the store.
 OPEN = _script("""
 for _, key in ipairs({about, handles, leases}) do
   local kind = redis.call('TYPE', key).ok
@@ -108,7 +108,7 @@ return {'at', redis.call('XLEN', log)}
 """
 )
 
-# ARGV: id, position. Gives the length of the log and the hash of its records up to there, '' if it is shorter.
+# ARGV: id, position. Returns the length of the log and the hash of its records up to the position, '' if it is shorter.
 HASH = _script(
     _SAME_STORE
     + _HASHES
@@ -120,9 +120,9 @@ return {'at', redis.call('XLEN', log), hash_of(tonumber(ARGV[2])) or ''}
 # ARGV: id, handle, number of this append, position expected or '', hash expected, number of fences, then name and token
 # of each, then the records.
 #
-# Gives the position. A handle makes one append at a time, numbered from 1, and its last one is remembered: one that
-# comes again, because the reply was lost, is answered and not applied; one that comes late, after the next (its sender
-# gave up), is not applied either.
+# Returns the position. A handle makes one append at a time, numbered from 1, and its last one is remembered. An append
+# that is repeated because the reply was lost is answered but not applied. An append that arrives late, after the next
+# (its sender gave up), is not applied either.
 APPEND = _script(
     _SAME_STORE
     + _HASHES
@@ -189,7 +189,7 @@ return given
 """
 )
 
-# ARGV: id, microseconds, then name and token of each. Gives the names that are not held.
+# ARGV: id, microseconds, then name and token of each. Returns the names that are not held.
 RENEW = _script(
     _SAME_STORE
     + _CLOCK
@@ -223,7 +223,7 @@ return lost
 """
 )
 
-# ARGV: id, name. Writes nothing, so that a replica can answer it.
+# ARGV: id, name. Writes nothing, so that a replica can execute it.
 HOLDER = _script(
     _SAME_STORE
     + _CLOCK

@@ -1,4 +1,4 @@
-"""One Redis server as RedisJournal sees it: rides through restarts, says failures plainly, keeps secrets."""
+"""The connection of RedisJournal to its server: survives restarts, explains failures, keeps secrets."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from hpstage.store.redis_scripts import Script
 Answer = TypeVar("Answer")
 Argument = bytes | str | int
 
-# Seconds that a connection may take to be made, and a reply to come; a blocking read must ask for less.
+# Maximum seconds for connecting, and for a reply; a blocking read must ask for less.
 SOCKET_TIMEOUT = 5.0
-# Seconds between two tries at a server that is away: the first, and the most.
+# Seconds between two attempts at an unavailable server: the first pause, and the maximum.
 PAUSES = (0.02, 0.5)
 
-# Seconds of silence after which it is said that the server is waited for.
+# Seconds of silence after which a warning says that the server is being waited for.
 SILENCE = 2.0
 
 logger = logging.getLogger("hpstage")
 
-# By words in the server's error: inside a script, Redis 6.2 wraps the code of an error in a text of its own.
+# Matched as words in the server's error, since Redis 6.2 wraps the code of an error inside a script in another text.
 _REMEDIES = {
     "OOM": "the server is out of memory; raise its maxmemory or free some, and run again: nothing acknowledged is lost",
     "READONLY": "it is a read-only replica; give the address of the primary",
@@ -46,7 +46,7 @@ _REMEDIES = {
     "CROSSSLOT": "the server is a node of a Redis Cluster, which is not supported; use a single server",
     "CLUSTERDOWN": "the server is a node of a Redis Cluster, which is not supported; use a single server",
 }
-# The server will answer when it has loaded its file, or ended someone's long script.
+# Temporary: the server will answer once it has loaded its file, or ended a long script.
 _PASSING = re.compile(r"\b(LOADING|BUSY|MASTERDOWN|TRYAGAIN)\b")
 _WITHOUT_CODE = {
     "OutOfMemoryError": "OOM",
@@ -64,34 +64,34 @@ _WITHOUT_CODE = {
 class RedisServer:
     """Connections to the server at ``url``, one for each call in flight.
 
-    A call is repeated while the server cannot be reached, for ``patience`` seconds; what it does must bear that.
+    Calls are retried while the server cannot be reached, for ``patience`` seconds, so they must be safe to repeat.
     """
 
     def __init__(self, url: str, patience: float) -> None:
         self.where = _shown(url)
         self._url = url
         self.answered = True
-        """Whether every call so far has had an answer at its first try, so that none may still be on the way."""
+        """Whether every call so far was answered at its first attempt, so that none may still be in flight."""
         self._patience = patience
         self._closed = threading.Event()
-        self._away = threading.Lock()  # held by the call that has said that the server is away, until it is back
+        self._away = threading.Lock()  # held by the call that reported the server unavailable, until it is back
         settings: dict[str, Any] = {
             "protocol": 2,
             "decode_responses": False,
             "socket_timeout": SOCKET_TIMEOUT,
-            "retry": Retry(NoBackoff(), 0),  # ours is below: it knows when to give up, and when it is closed
+            "retry": Retry(NoBackoff(), 0),  # retries are below, where it is known when to give up or that it is closed
         }
         try:
             settings = parse_url(url) | settings  # type: ignore[no-untyped-call]  # it has no annotations
             if not url.startswith("unix:"):
                 settings |= {"socket_connect_timeout": SOCKET_TIMEOUT, "socket_keepalive": True}
             self._pool = redis.ConnectionPool(**settings)
-            self._pool.connection_class(**self._pool.connection_kwargs)  # refuses unknown options, connects nowhere
+            self._pool.connection_class(**self._pool.connection_kwargs)  # validates the options without connecting
         except (ValueError, TypeError):
-            # Not chained: the text may quote the URL, and with it the password.
+            # Not chained, since the text may quote the URL and thereby the password.
             raise UsageError(f"{self.where}: the options of this Redis URL cannot be understood; fix them") from None
         client = redis.Redis(connection_pool=self._pool)
-        # (id, [name, value]) as they come: half the time of making dicts of them.
+        # Raw (id, [name, value]) replies: converting them to dicts would double the time.
         for command in ("XRANGE", "XREAD"):
             client.set_response_callback(command, _as_it_comes)
         self._execute: Callable[..., Any] = client.execute_command
@@ -101,11 +101,11 @@ class RedisServer:
         return self._closed.is_set()
 
     def command(self, *arguments: Argument, patience: float | None = None) -> Any:
-        """The server's reply to one command."""
+        """Return the server's reply to a command."""
         return self._persist(lambda: self._execute(*arguments), patience)
 
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> list[Any]:
-        """What a script returns. It is sent by its digest, and in full to a server that does not know it (any more)."""
+        """Return the result of a script. It is sent by its digest, and in full to a server that does not know it."""
 
         def evaluate() -> Any:
             try:
@@ -122,7 +122,7 @@ class RedisServer:
         self._pool.disconnect()
 
     def forget(self) -> None:
-        """Refuse further calls, and leave the connections to the process that made them."""
+        """Refuse further calls, and leave the connections to the process that opened them."""
         self._closed.set()
 
     def _persist(self, action: Callable[[], Answer], patience: float | None) -> Answer:
@@ -142,7 +142,7 @@ class RedisServer:
                 except Exception as error:
                     if not isinstance(error, ResponseError):
                         self.answered = False
-                    # close() takes the socket away under those who read from it, who then fail in ways of many kinds.
+                    # close() closes the socket under readers in flight, which then fail in various ways.
                     if not self.closed:
                         if not isinstance(error, RedisError):
                             raise
@@ -168,7 +168,7 @@ class RedisServer:
                 self._away.release()
 
     def _explain(self, error: RedisError, *, last: bool) -> StoreError | None:
-        """The failure in plain words; ``None``: it may pass, and this try was not the last."""
+        """Explain the failure; return ``None`` if it is temporary and this was not the last attempt."""
         reason = _plain(error, self._url)
         if isinstance(error, AuthenticationError) or (isinstance(error, ResponseError) and "AUTH" in str(error)):
             return StoreError(
@@ -198,7 +198,7 @@ class RedisServer:
 
 
 def _shown(url: str) -> str:
-    """What may be shown of a URL. Raises :class:`UsageError` that shows no more."""
+    """Return the part of a URL that may be shown. Raise :class:`UsageError`, whose message shows no more."""
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in ("redis", "rediss", "unix"):
         raise UsageError("a Redis URL begins with redis://, rediss:// (TLS) or unix:// (a socket's path)")

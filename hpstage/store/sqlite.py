@@ -1,4 +1,4 @@
-"""SQLiteJournal: a store in one file, shared by the processes of one host."""
+"""SQLiteJournal: a store in a single file, shared by the processes of one host."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SCHEMA = 4
 # PRAGMA application_id of the file: "hpst".
 APPLICATION = int.from_bytes(b"hpst", "big")
 
-# Seconds between two tries where SQLite does not wait for a lock by itself.
+# Seconds between two attempts where SQLite itself does not wait for a lock.
 POLL = 0.005
 
-# The way out where network_mount refuses and every process that uses the file runs on one host: set it to "1".
+# Environment variable that overrides network_mount when set to "1", if all processes that use the file run on one host.
 ALLOWED = "HPSTAGE_SQLITE_ON_NETWORK"
 
 _TABLES = (
-    # The position is SQLite's row number: appending goes to the end of one B-tree. The hash is that of the chain.
+    # The position is SQLite's row number, so appending goes to the end of one B-tree. The hash is the chain's.
     "CREATE TABLE log (position INTEGER PRIMARY KEY, record BLOB NOT NULL, hash BLOB NOT NULL)",
     "CREATE TABLE leases (name TEXT PRIMARY KEY, owner TEXT NOT NULL, token INTEGER NOT NULL, "
     "began REAL NOT NULL, seconds REAL NOT NULL) WITHOUT ROWID",
-    # The last token given, in one row: leases may be deleted and tokens still grow.
+    # The last token given, in one row, so that tokens keep growing even if leases are deleted.
     "CREATE TABLE tokens (last INTEGER NOT NULL)",
     "INSERT INTO tokens VALUES (0)",
 )
@@ -54,19 +54,19 @@ _REMEDIES = {
 class SQLiteJournal(Store):
     """A journal and leases in the SQLite file ``path``, for all threads and processes of one host.
 
-    The file and its folder are made if they are missing. Writers take turns; one that waits longer than
-    ``patience`` seconds raises :class:`StoreError`. Appended records survive ``kill -9`` at once; a power cut
-    may lose the last ones (``synchronous=NORMAL``), never the order or the middle. Not for network file
-    systems (NFS, SMB, Lustre): their locks and shared memory do not carry SQLite's write-ahead log from host to host,
-    and they are refused, unless ``HPSTAGE_SQLITE_ON_NETWORK=1`` says that all processes are on one host. Not to be
-    used across a fork: open it anew in the child. A handle serves one call at a time.
+    The file and its folder are created if missing. Writers take turns; one that waits longer than ``patience`` seconds
+    raises :class:`StoreError`. Appended records survive ``kill -9`` at once; a power cut may lose the last ones
+    (``synchronous=NORMAL``), but never the order or records in the middle. Network file systems (NFS, SMB, Lustre) do
+    not carry the locks and shared memory of SQLite's write-ahead log from host to host. They are refused, unless
+    ``HPSTAGE_SQLITE_ON_NETWORK=1`` asserts that all processes are on one host. Must not be used across a fork: open a
+    new instance in the child. A handle serves one call at a time.
 
     Args:
-        clock: seconds, the same for all processes of the host; leases expire by it. The default counts from the
-            host's start and cannot be set, so a wall clock that jumps does not matter. A lease that seems to begin
-            in the future was given before the host's last start: its owner is gone, and it counts as expired.
-        read_only: for one who looks on: the file must be there, no method writes to it, and what a writer that died has
-            left is not tidied up. SQLite may leave its two auxiliary files beside it.
+        clock: returns seconds, the same for all processes of the host; determines when leases expire. The default
+            counts from the host's start and cannot be set, so jumps of the wall clock do not matter. A lease that seems
+            to begin in the future was given before the host's last start: its owner is gone, and it counts as expired.
+        read_only: for readers only: the file must exist, no method writes to it, and remains of a writer that died are
+            not cleaned up. SQLite may leave its two auxiliary files beside it.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class SQLiteJournal(Store):
                 check_same_thread=False,
             )
             try:
-                # First of all, so that the database of something else is left as it is.
+                # First, so that another application's database is left unchanged.
                 _persist(lambda: self._prepare(connection), deadline)
-                # Two processes that both turn a new file to write-ahead logging collide in a lock for which SQLite
-                # does not wait by itself, since waiting could be a deadlock: with four at once, 8 of 480 opens failed.
+                # Two processes that both switch a new file to write-ahead logging collide in a lock for which SQLite
+                # itself does not wait, since waiting could be a deadlock: with four at once, 8 of 480 opens failed.
                 _persist(lambda: connection.execute("PRAGMA journal_mode=WAL"), deadline)
                 connection.execute("PRAGMA synchronous=NORMAL")
             except BaseException:
@@ -194,7 +194,7 @@ class SQLiteJournal(Store):
 
     def close(self) -> None:
         with self._lock:
-            # After a fork, closing would drop the parent's locks: the child only forgets the connection.
+            # After a fork, closing would drop the parent's locks, so the child only forgets the connection.
             if self._connection is not None and self._owner == os.getpid():
                 self._connection.close()
             self._connection = None
@@ -206,7 +206,7 @@ class SQLiteJournal(Store):
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, with the right to write from its start; rolled back if it fails."""
+        """Run one transaction with the write lock from its start; roll back if it fails."""
         with self._lock, self._explained():
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
@@ -214,7 +214,7 @@ class SQLiteJournal(Store):
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                # SQLite itself rolls back after some errors (a full disk among them), not after all.
+                # SQLite itself rolls back after some errors (such as a full disk), but not after all.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
@@ -248,7 +248,7 @@ class SQLiteJournal(Store):
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the tables, or check that they are ours; in one transaction, so that nobody sees half."""
+        """Create the tables, or check that they are ours, in one transaction, so that no process sees half of them."""
         if _identity(connection) == (APPLICATION, SCHEMA):
             return
         connection.execute("BEGIN IMMEDIATE")
@@ -275,7 +275,7 @@ class SQLiteJournal(Store):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn SQLite's errors into ours, with path and remedy."""
+        """Convert SQLite's errors to ours, with path and remedy."""
         try:
             yield
         except sqlite3.Error as error:
@@ -323,7 +323,7 @@ def _not_held(connection: sqlite3.Connection, tokens: Mapping[str, int]) -> set[
 
 
 def _persist(action: Callable[[], object], deadline: float) -> None:
-    """Do ``action`` again while the file is locked, until ``deadline``."""
+    """Retry ``action`` while the file is locked, until ``deadline``."""
     while True:
         try:
             action()

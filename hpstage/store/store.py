@@ -1,4 +1,4 @@
-"""The Store port: a journal and leases in one place, so that what is written can depend on what is held."""
+"""The Store port: a journal and leases in one place, so that writes can depend on the leases held."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from hpstage.store.leases import Leases
 
 
 class Store(Journal, Leases):
-    """A log of facts and the leases of those who write it. ``fences`` of ``append`` are leases of the same store."""
+    """A log of facts and the leases of its writers. ``fences`` of ``append`` are leases of the same store."""
