@@ -1,4 +1,4 @@
-"""States kept under their keys: the port, its implementations for folders and URLs, and a worker's live cache."""
+"""Checkpoints of states by key: the port, its implementations for folders and URLs, and a worker's live cache."""
 
 from hpstage.checkpoints.folder import FolderCheckpoints
 from hpstage.checkpoints.live import LiveCache

@@ -1,13 +1,13 @@
 """Eviction: keeps the checkpoints of a plan within a budget of bytes, while searches run on it.
 
-What goes is decided by :mod:`hpstage.checkpoints.retention`. That it goes is written first, on the condition that
-nothing was written that is not known here: a driver that wants to start from the same state either was first, and then
-the state is needed, or finds it lost. Only then is the checkpoint removed. Who dies in between leaves a checkpoint that
-no record names, and ``hpstage gc`` removes it. Removing takes a tenth of a second on an object store: a few threads do
-it, a batch at a time. Before each, the plan is looked at again, for a state that went may be trained and saved anew.
-What a running chain comes to, waits for it; and this driver's own chains wait for what is being removed on their way.
-That another driver begins, trains and saves a state within the time that its removal takes is left to chance: the state
-is then missing where it is loaded next, and is trained once more.
+:mod:`hpstage.checkpoints.retention` decides what is evicted. The eviction is first written to the journal, on the
+condition that nothing was written that is unknown here: a driver that wants to start from the same state either wrote
+first, so that the state is needed, or finds it lost. Only then is the checkpoint removed. A process that dies in
+between leaves a checkpoint that no record names, which ``hpstage gc`` removes. Removing takes a tenth of a second on an
+object store, so a few threads do it, a batch at a time. The plan is checked again before each batch, since an evicted
+state may be trained and saved again. Checkpoints that a running chain will save are not removed meanwhile, and this
+driver's own chains wait for removals on their path. It is left to chance that another driver starts to train and saves
+a state while it is being removed: the state is then missing when it is next loaded, and is trained once more.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hpstage.plan.plan import SearchPlan
 
 logger = logging.getLogger("hpstage")
 
-# What is decided down to, as a share of the budget: so that each decision frees much and there are few.
+# Share of the budget down to which is evicted, so that each decision frees much and there are few.
 _DOWN_TO = 0.9
-# Checkpoints removed at once, and by how many threads.
+# Number of checkpoints removed at once, and of threads.
 _BATCH = 16
 _THREADS = 4
-# After a decision that could not keep the budget, facts until the next; or as many as there are kept states.
+# Number of facts between a decision that could not keep the budget and the next; at least the number of kept states.
 _PATIENCE = 16
 
 
@@ -43,7 +43,7 @@ class Removes(Protocol):
 
 
 class _Removal(NamedTuple):
-    """A checkpoint that a thread is removing."""
+    """A checkpoint being removed by a thread."""
 
     ref: StateRef
     done: Future[None]
@@ -53,25 +53,25 @@ class Eviction:
     """Removes checkpoints that are not needed.
 
     Args:
-        checkpoints: where they are removed.
-        budget: bytes that all together may take; None: as many as the disk holds.
+        checkpoints: the store from which they are removed.
+        budget: maximum bytes of all checkpoints together; None: limited by the disk only.
     """
 
     def __init__(self, checkpoints: Removes, budget: int | None = None, *, batch: int = _BATCH) -> None:
         self._checkpoints = checkpoints
         self._budget = budget
         self._batch = batch
-        self._again = 0  # the position of the journal at which a budget that could not be kept is looked at again
-        self._pending: dict[StateKey, StateRef] = {}  # written off and to be removed, in order
+        self._again = 0  # position of the journal at which a budget that could not be kept is checked again
+        self._pending: dict[StateKey, StateRef] = {}  # evicted and still to be removed, in order
         self._removing: dict[StateKey, _Removal] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._excused: set[ChainId] = set()
         self._warned = False
         self.removed = 0  # checkpoints
-        self.failed = 0  # that could not be removed
+        self.failed = 0  # number that could not be removed
 
     def keep(self, log: Log) -> None:
-        """Evict what is over the budget, and go on removing; returns at once. O(1) but for one decision in as many
+        """Evict down to the budget, and continue removals, without blocking. O(1), except for one decision per as many
         facts as a tenth of the budget holds checkpoints."""
         plan = log.plan
         if self._budget is not None and plan.kept_bytes > self._budget and plan.position >= self._again:
@@ -83,12 +83,12 @@ class Eviction:
             self._remove(plan)
 
     def make_room(self, log: Log, chains: Iterable[ChainId]) -> bool:
-        """These chains found the disk full: remove what is not needed, up to half of what is kept.
+        """Remove up to half of what is kept, as far as not needed, after the given chains found the disk full.
 
-        Is there more room now than when they failed?
+        Returns whether there is more room now than when they failed.
         """
         if self._excused.issuperset(chains):
-            return True  # they were under way when room was made
+            return True  # they were already running when room was made
         before = self.removed
         self.evict(log, log.plan.kept_bytes // 2, "the disk is full")
         self.finish(log)
@@ -99,13 +99,13 @@ class Eviction:
         return True
 
     def settle(self, log: Log) -> None:
-        """The search is over, and little is needed: keep the budget, and remove what is still to be removed."""
+        """Keep the budget and finish all removals, when the search has ended and little is still needed."""
         self._again = 0
         self.keep(log)
         self.finish(log)
 
     def evict(self, log: Log, budget: int, why: str) -> Retention:
-        """Write off what is to go so that the rest takes no more than ``budget`` bytes."""
+        """Evict checkpoints so that the rest takes at most ``budget`` bytes."""
         plan = log.plan
         while True:
             decision = decide(kept_states(plan), budget)
@@ -115,29 +115,29 @@ class Eviction:
                 return decision
 
     def finish(self, log: Log) -> None:
-        """Remove all that is to be removed, but for what a running chain will keep again; waits for it."""
+        """Finish all removals, except for states that a running chain will keep again, and wait for them."""
         self._remove(log.plan)
         while self._removing:
             wait([removal.done for removal in self._removing.values()])
             self._remove(log.plan)
 
     def clear_the_way(self, plan: SearchPlan) -> None:
-        """Wait until nothing is being removed that a chain under way may save anew."""
+        """Wait until no removal is in progress that a running chain may save again."""
         wait([removal.done for removal in self._removing.values() if plan.will_keep(removal.ref)])
 
     @property
     def waiting(self) -> int:
-        """Checkpoints that are written off and not removed yet."""
+        """Number of checkpoints that are evicted but not removed yet."""
         return len(self._pending) + len(self._removing)
 
     def close(self) -> None:
-        """End the threads. What was not removed yet stays on the storage, named by no record."""
+        """Stop the threads. Checkpoints not removed yet stay on the storage, named by no record."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
 
     def _remove(self, plan: SearchPlan) -> None:
-        """Take in what was removed, and hand over the next batch."""
+        """Collect finished removals, and start the next batch."""
         for key, removal in [(key, removal) for key, removal in self._removing.items() if removal.done.done()]:
             del self._removing[key]
             try:
@@ -169,7 +169,7 @@ class Eviction:
 
 
 def budget_bytes(size: object, name: str) -> int:
-    """The bytes of ``20_000_000_000`` or ``"20 GB"``. Raises :class:`UsageError` that calls it ``name``."""
+    """Return the bytes of ``20_000_000_000`` or ``"20 GB"``. Raise :class:`UsageError` that calls it ``name``."""
     found: object = None
     if isinstance(size, int) and not isinstance(size, bool):
         found = size

@@ -1,12 +1,12 @@
 """The files of a checkpoint: ``state.safetensors``, ``state.json`` (structure), ``manifest.json`` (identity).
 
-No pickle: whoever can write to the storage can spoil a checkpoint, which is noticed, but cannot run code. The
-tensors file is written and read here and not by the safetensors package, so that tensors go straight between
-their own memory and the file, hashed on the way; any reader of safetensors can open it.
+No pickle: whoever can write to the storage can damage a checkpoint, which is detected, but cannot run code. The tensors
+file is written and read here rather than by the safetensors package, so that tensors are copied directly between their
+memory and the file and hashed on the way; any reader of safetensors can open it.
 
-Where the files lie is a :class:`Place`: a folder, or a prefix of an object store. The manifest names the other two,
-so that a place without renaming can give each writer names of its own (``state-<token>.safetensors``); whoever reads
-takes them as they come, and a folder of checkpoints copied to an object store, or back, is still one.
+The location of the files is a :class:`Place`: a folder, or a prefix of an object store. The manifest names the other
+two files, so that a place without renaming can give each writer unique names (``state-<token>.safetensors``). Readers
+accept any of these names, so a folder of checkpoints copied to an object store, or back, stays valid.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sink(Protocol):
 
 
 class Source(Protocol):
-    """A file being read from its beginning on. ``readinto`` and ``read`` give less than asked only at its end."""
+    """A file being read from its start. ``readinto`` and ``read`` return less than requested only at its end."""
 
     @property
     def size(self) -> int: ...
@@ -54,13 +54,14 @@ class Source(Protocol):
 
 
 class Place(Protocol):
-    """Where the files of one checkpoint lie. All raise ``OSError``; ``FileNotFoundError`` for a file not there."""
+    """The location of a checkpoint's files. All methods raise ``OSError``; ``FileNotFoundError`` if a file is
+    missing."""
 
     def where(self, name: str) -> str:
-        """The file in words, for messages."""
+        """Return a description of the file for messages."""
 
     def create(self, name: str) -> AbstractContextManager[Sink]:
-        """A new file, whole if the context is left without an error."""
+        """Create a file, which is complete if the context is left without an error."""
 
     def open(self, name: str) -> AbstractContextManager[Source]: ...
 
@@ -75,7 +76,7 @@ class _Structure(msgspec.Struct, frozen=True):
 
 
 class _Sealed(msgspec.Struct, frozen=True):
-    """The manifest's own bytes and their checksum: a flipped bit in it is noticed as well."""
+    """The manifest's bytes and their checksum, so that a flipped bit in it is detected as well."""
 
     manifest: msgspec.Raw
     xxh3_128: str
@@ -84,9 +85,9 @@ class _Sealed(msgspec.Struct, frozen=True):
 def write(
     place: Place, flat: FlatState, *, key: StateKey, step: int, parent: StateKey | None, workload: str, token: str = ""
 ) -> Manifest:
-    """Write tensors and structure of a state; the manifest that would make the checkpoint complete.
+    """Write tensors and structure of a state; return the manifest that would make the checkpoint complete.
 
-    ``token`` (hexadecimal) goes into the files' names. Raises ``OSError``.
+    ``token`` (hexadecimal) becomes part of the files' names. Raises ``OSError``.
     """
     tensors, structure = (f"state-{token}.safetensors", f"state-{token}.json") if token else (TENSORS, STRUCTURE)
     header, order = _layout(flat.leaves)
@@ -117,7 +118,7 @@ def write(
 
 
 def read(place: Place, manifest: Manifest) -> object:
-    """Read a state and check every byte. Raises :class:`CheckpointCorrupt`; ``OSError`` if a file lacks."""
+    """Read a state and check every byte. Raises :class:`CheckpointCorrupt`; ``OSError`` if a file is missing."""
     tensors, structure_file = data_files(place, manifest)
     content = place.read(structure_file)
     _check(place, structure_file, xxhash.xxh3_128_hexdigest(content), manifest.files)
@@ -126,8 +127,7 @@ def read(place: Place, manifest: Manifest) -> object:
         values = _read_values(place, tensors, structure.leaves, manifest.files)
         return unflatten(structure.tree, values)
     except (msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        # Only another program's structure, or a dtype that this torch does not know, comes here: its checksum
-        # holds.
+        # Only reached by another program's structure, or a dtype unknown to this torch, since the checksum is correct.
         raise CheckpointCorrupt(f"{place.where(structure_file)} does not describe a state: {error}") from error
 
 
@@ -142,9 +142,9 @@ def verify(place: Place, manifest: Manifest) -> None:
 
 
 def data_files(place: Place, manifest: Manifest) -> tuple[str, str]:
-    """Names of the tensors file and of the structure. Raises :class:`CheckpointCorrupt`.
+    """Return the names of the tensors file and of the structure. Raises :class:`CheckpointCorrupt`.
 
-    No other name is taken from a manifest: it must not lead out of its place.
+    Other names in a manifest are not accepted: paths must not leave the place.
     """
     tensors = [name for name in manifest.files if _TENSORS.fullmatch(name)]
     structures = [name for name in manifest.files if _STRUCTURE.fullmatch(name)]
@@ -154,13 +154,13 @@ def data_files(place: Place, manifest: Manifest) -> tuple[str, str]:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The content of the manifest's file, which makes the checkpoint complete."""
+    """Return the content of the manifest's file, which makes the checkpoint complete."""
     content = msgspec.json.encode(manifest)
     return msgspec.json.encode(_Sealed(manifest=msgspec.Raw(content), xxh3_128=xxhash.xxh3_128_hexdigest(content)))
 
 
 def decode_manifest(content: bytes, where: str) -> Manifest:
-    """The manifest, checked against itself. Raises :class:`CheckpointCorrupt`, which says ``where``."""
+    """Decode the manifest and check its checksum. Raises :class:`CheckpointCorrupt`, which names ``where``."""
     try:
         sealed = msgspec.json.decode(content, type=_Sealed)
         if xxhash.xxh3_128_hexdigest(sealed.manifest) != sealed.xxh3_128:
@@ -174,7 +174,7 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
 
 
 def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str) -> None:
-    """See that a manifest is of this state and workload. Raises :class:`CheckpointCorrupt`, for another workload
+    """Check that a manifest is of this state and workload. Raises :class:`CheckpointCorrupt`, for another workload
     :class:`CheckpointForeign`."""
     if manifest.key != key:
         raise CheckpointCorrupt(f"{where} holds the checkpoint of another state, {manifest.key}")
@@ -183,10 +183,10 @@ def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str)
 
 
 def _layout(parts: Sequence[Leaf]) -> tuple[bytes, list[int]]:
-    """The header of the safetensors file, and the order in which the leaves follow it.
+    """Return the header of the safetensors file, and the order in which the leaves follow it.
 
-    Both follow from the leaves alone, so that a reader never has to trust a header: it compares. Larger
-    elements come first (as the safetensors package has it), by which each tensor is aligned in the file.
+    Both are determined by the leaves alone, so that a reader compares a header instead of trusting it. Larger elements
+    come first (as in the safetensors package), so that each tensor is aligned in the file.
     """
     stored = [leaf.stored for leaf in parts]
     order = sorted(range(len(parts)), key=lambda index: (-stored[index][1], parts[index].name))
@@ -206,7 +206,7 @@ def _read_values(place: Place, name: str, parts: Sequence[Leaf], files: Mapping[
     header, order = _layout(parts)
     values: list[Any] = [None] * len(parts)
     with place.open(name) as file:
-        # Before memory is set aside for what the structure promises.
+        # Checked before allocating the memory that the structure claims.
         if file.size != len(header) + sum(leaf.nbytes for leaf in parts):
             raise CheckpointCorrupt(f"{place.where(name)} has another length than its structure promises")
         if file.read(len(header)) != header:

@@ -1,4 +1,4 @@
-"""What checkpoint stores in the files of :mod:`hpstage.checkpoints.format` have in common, wherever these lie."""
+"""Common part of the checkpoint stores that use the files of :mod:`hpstage.checkpoints.format`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class FormattedCheckpoints(CheckpointStore):
-    """Saves what is not kept already, and believes that something is missing only where the place is the right one."""
+    """Saves only states that are not kept yet, and reports one as missing only if the place is the right one."""
 
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
         if (kept := self._kept(key)) is not None:
@@ -42,26 +42,26 @@ class FormattedCheckpoints(CheckpointStore):
         return self._sought(lambda: self._manifest(key))
 
     def _kept(self, key: StateKey) -> Kept | None:
-        """The checkpoint that is kept already, if every byte of it is sound."""
+        """Return the checkpoint that is already kept, if every byte of it is sound."""
         try:
             return self._verified(key).as_kept()
         except (CheckpointMissing, CheckpointCorrupt):
             return None
 
     def _verified(self, key: StateKey) -> Manifest:
-        """The manifest, every byte that it tells of being sound."""
+        """Return the manifest after checking every byte of its files."""
         manifest = self._manifest(key)
         with self._explained(key, "read"), self._present(key, manifest):
             files.verify(self._place(key), manifest)
         return manifest
 
     def _sought(self, find: Callable[[], T]) -> T:
-        """What ``find`` finds, which is missing only where the place is the right one."""
+        """Return the result of ``find``; :class:`CheckpointMissing` is raised only if the place is the right one."""
         try:
             return find()
         except CheckpointMissing:
             self.prove()
-            return find()  # the place may have come back in between
+            return find()  # the place may have become available again
 
     @abstractmethod
     def _save(self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None) -> Kept: ...
@@ -74,8 +74,8 @@ class FormattedCheckpoints(CheckpointStore):
 
     @abstractmethod
     def _present(self, key: StateKey, manifest: Manifest) -> AbstractContextManager[None]:
-        """Tell a checkpoint that is missing, or is deleted while it is read, from one that lacks a file."""
+        """Distinguish a checkpoint that is missing, or deleted while it is read, from one with a missing file."""
 
     @abstractmethod
     def _explained(self, key: StateKey | None, action: str) -> AbstractContextManager[None]:
-        """Turn the errors of the place into ours, with what was to be done and the remedy."""
+        """Convert errors of the place to ours, with the action that failed and the remedy."""

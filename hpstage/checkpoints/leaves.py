@@ -1,7 +1,6 @@
 """Leaves of a state: tensors, arrays and byte strings, as raw bytes and back.
 
-torch and numpy are imported only where a leaf of theirs is at hand: an object can be a tensor only in a
-process that has imported torch.
+torch and numpy are imported only if a leaf needs them: only a process that has imported torch can hold a tensor.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-# Exact dtype of torch -> (dtype in the safetensors file, its bytes, how many of them make one value). Complex
-# values are stored as pairs of reals and the 8-bit floats as bytes: readers of safetensors differ in whether
-# they know them.
+# Exact dtype of torch -> (dtype in the safetensors file, its bytes, how many of them make one value). Complex values
+# are stored as pairs of reals and the 8-bit floats as bytes, since not all readers of safetensors know them.
 _TORCH: dict[str, tuple[str, int, int]] = {
     "bool": ("BOOL", 1, 1),
     "uint8": ("U8", 1, 1),
@@ -44,7 +42,7 @@ _TORCH: dict[str, tuple[str, int, int]] = {
 
 @functools.cache
 def torch_dtypes() -> frozenset[Any]:
-    """torch's dtypes that can be captured, in a process that has imported torch."""
+    """Return torch's dtypes that can be captured, in a process that has imported torch."""
     import torch
 
     return frozenset(getattr(torch, name) for name in _TORCH if hasattr(torch, name))
@@ -76,15 +74,15 @@ _NUMPY |= {
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """What a leaf is, apart from its values; ``name`` is its name in the safetensors file."""
+    """Description of a leaf without its values; ``name`` is its name in the safetensors file."""
 
     name: str
     kind: Literal["torch", "numpy", "bytes"]
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
-    """Of a tensor that is not row-major, such as channels_last, and of a column-major array: kernels pair values by
-    their place in memory, and add in its order. In files all are row-major."""
+    """Strides of a tensor that is not row-major, such as channels_last, and of a column-major array: kernels pair
+    values by their place in memory, and add in its order. Files are always row-major."""
 
     @property
     def stored(self) -> tuple[str, int, tuple[int, ...]]:
@@ -101,7 +99,7 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 def describe(name: str, value: object) -> Leaf | str | None:
-    """The leaf that ``value`` is, ``None`` if it is none, or why it cannot be captured."""
+    """Return the leaf for ``value``, ``None`` if it is not a leaf, or the reason why it cannot be captured."""
     if type(value) is bytes:
         return Leaf(name=name, kind="bytes", dtype="bytes", shape=(len(value),))
     torch = sys.modules.get("torch")
@@ -126,9 +124,9 @@ def describe(name: str, value: object) -> Leaf | str | None:
 
 
 def _strides(tensor: Any) -> tuple[int, ...] | None:
-    """``None`` where row-major ones do: also for a tensor that leaves memory out, or that uses it twice."""
+    """Return the strides; ``None`` if row-major ones will do, also if the tensor has gaps in memory or overlaps."""
     strides: tuple[int, ...] = tensor.stride()
-    # Not is_contiguous(): kernels choose by the strides of dimensions of size 1 as well, where it says yes to any.
+    # Not is_contiguous(): it ignores the strides of dimensions of size 1, which kernels do take into account.
     plain, reach = [], 1
     for size in reversed(tensor.shape):
         plain.append(reach)
@@ -145,7 +143,7 @@ def _strides(tensor: Any) -> tuple[int, ...] | None:
 
 
 def numpy_scalar(value: object) -> tuple[str, bytes] | None:
-    """dtype and bytes of a numpy scalar of a dtype that can be captured, else ``None``."""
+    """Return dtype and bytes of a numpy scalar of a dtype that can be captured, else ``None``."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, numpy.generic) or value.dtype.str not in _NUMPY:
         return None
@@ -153,7 +151,7 @@ def numpy_scalar(value: object) -> tuple[str, bytes] | None:
 
 
 def make_numpy_scalar(dtype: str, content: bytes) -> object:
-    """The numpy scalar of :func:`numpy_scalar`. Raises ``ValueError`` for what is none."""
+    """Return the numpy scalar of :func:`numpy_scalar`. Raises ``ValueError`` for invalid input."""
     import numpy
 
     if dtype not in _NUMPY:
@@ -163,7 +161,7 @@ def make_numpy_scalar(dtype: str, content: bytes) -> object:
 
 
 def content(leaf: Leaf, value: Any) -> memoryview:
-    """The raw bytes of a leaf in row-major order: without a copy if it is contiguous and on the CPU."""
+    """Return the raw bytes of a leaf in row-major order, without a copy if it is contiguous and on the CPU."""
     if leaf.kind == "bytes":
         return memoryview(value)
     if leaf.kind == "numpy":
@@ -173,14 +171,14 @@ def content(leaf: Leaf, value: Any) -> memoryview:
     if not value.numel():
         return memoryview(b"")
     tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    # Not numpy(): a storage that it has looked at can never be resized again, and it may be the user's.
+    # Not numpy(): it makes the storage, which may be the user's, permanently non-resizable.
     memory: Any = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
-    memory.owner = tensor  # which keeps the memory alive
+    memory.owner = tensor  # keeps the memory alive
     return memoryview(memory).cast("B")
 
 
 def empty(leaf: Leaf) -> tuple[Any, memoryview]:
-    """A tensor or array with memory of its own, not yet filled, and that memory."""
+    """Return a new tensor or array, not yet filled, and its memory."""
     if leaf.kind == "numpy":
         import numpy
 
@@ -188,13 +186,13 @@ def empty(leaf: Leaf) -> tuple[Any, memoryview]:
         return array, array.reshape(-1).view(numpy.uint8).data
     import torch
 
-    # The device is named since the user may have set another default.
+    # The device is explicit since the user may have set another default.
     tensor = torch.empty(leaf.shape, dtype=getattr(torch, leaf.dtype), device="cpu")
     return tensor, tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def arranged(leaf: Leaf, value: Any) -> Any:
-    """A row-major value with the strides that it is to have."""
+    """Convert a row-major value to the strides of its leaf."""
     if leaf.strides is None:
         return value
     if leaf.kind == "numpy":
@@ -205,7 +203,7 @@ def arranged(leaf: Leaf, value: Any) -> Any:
 
 
 def reread(leaf: Leaf, value: Any) -> Any:
-    """The value as it comes back from a file."""
+    """Return the value as it would be read back from a file."""
     if leaf.kind == "bytes":
         return value
     made, memory = empty(leaf)
@@ -214,7 +212,7 @@ def reread(leaf: Leaf, value: Any) -> Any:
 
 
 def copy(leaf: Leaf, value: Any) -> Any:
-    """The same values in memory of their own, on the same device, without gradient."""
+    """Return a copy of the value in new memory, on the same device, without gradient."""
     if leaf.kind == "bytes":
         return value
     if leaf.kind == "numpy":

@@ -1,14 +1,13 @@
 """The kept states of a search plan, as retention decides on them. Pure.
 
-A state is *needed*, and its checkpoint must stay, if
+A state is *needed*, and its checkpoint must be kept, if
 
-- it is the nearest kept one at or before a state that some driver waits for: from there that is trained;
-- it is the nearest kept one at or before the farthest state asked of a trial that is not over: an algorithm may train
-  the trial on;
-- a chain starts from it that has told of nothing yet, and so may not have loaded it;
+- it is the nearest kept one at or before a state that a driver waits for: training will start from there;
+- it is the nearest kept one at or before the farthest state asked of an open trial, which may be continued;
+- a chain starts from it that has not reported anything yet, and so may not have loaded it;
 - a chain is on its way to it, and would keep it again at once.
 
-All else costs its training anew, if it should be asked for: by tomorrow's study, or by ``extend=True``.
+Any other state only costs retraining if it is asked for: by tomorrow's study, or by ``extend=True``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from hpstage.plan.plan import SearchPlan
 
 
 def kept_states(plan: SearchPlan) -> list[KeptState]:
-    """Every kept state with its nearest kept ancestor, the seconds from there, and whether it is needed.
+    """Return every kept state with its nearest kept ancestor, the seconds from there, and whether it is needed.
 
     O(kept states, wants, open trials and running chains, and the nodes above them).
     """
@@ -31,7 +30,7 @@ def kept_states(plan: SearchPlan) -> list[KeptState]:
 
 
 class _Line:
-    """Finds nearest kept ancestors; each node above a kept or needed state is looked at once."""
+    """Finds nearest kept ancestors; each node above a kept or needed state is visited once."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
@@ -85,13 +84,13 @@ class _Line:
         return {state.kept.key for state in needed if state is not None and state.kept is not None}
 
     def _nearest(self, node: Node, step: int) -> State | None:
-        """The last kept state at or before ``step`` on the node's line."""
+        """Return the last kept state at or before ``step`` on the node's line."""
         steps = self._steps.get(node.id)
         at = bisect_right(steps, step) if steps else 0
         return node.states[steps[at - 1]] if steps and at else self._before(node)[0]
 
     def _before(self, node: Node) -> tuple[State | None, float]:
-        """The last kept state at or before the start of ``node``, and the seconds from there."""
+        """Return the last kept state at or before the start of ``node``, and the seconds from there."""
         way = [node]  # no recursion: a line may be as long as a trial has steps
         while (last := way[-1]).id not in self._above:
             above = last.parent
@@ -114,7 +113,7 @@ class _Line:
         return self._above[node.id]
 
     def _cost(self, node: Node) -> float:
-        """``plan.step_seconds``, looked up once."""
+        """Return ``plan.step_seconds``, cached."""
         if node.id not in self._costs:
             self._costs[node.id] = self._plan.step_seconds(node)
         return self._costs[node.id]

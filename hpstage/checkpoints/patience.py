@@ -1,4 +1,4 @@
-"""Patient: a worker's way to its checkpoints, which rides out what passes and proves the place before it trains."""
+"""Patient: a worker's access to its checkpoints, which retries temporary errors and proves the place before use."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ T = TypeVar("T")
 
 logger = logging.getLogger("hpstage")
 
-# Seconds for which a place that cannot be reached is tried again: longer than a server takes to start anew, shorter
-# than others like to wait for what this worker has begun. The environment variable is for tests of just that.
+# Seconds for which an unreachable place is retried: longer than a server restart, shorter than others will wait for
+# this worker's chain. The environment variable is for tests of this.
 PATIENCE = float(os.environ.get("HPSTAGE_CHECKPOINT_PATIENCE", "30"))
-# Seconds between attempts, at first and at most.
+# Initial and maximum seconds between attempts.
 _PAUSES = (0.1, 3.0)
-# Seconds between two looks whether somebody wants the chain to end.
+# Seconds between checks whether the chain is to end.
 _LOOK = 0.1
 
 
 class Patient:
-    """The checkpoints, for a worker's chains one after the other. Not thread-safe.
+    """The checkpoint store as used by a worker's consecutive chains. Not thread-safe.
 
-    Raises :class:`CheckpointUnreachable` when its patience is over. From then on every chain is turned away at its
-    beginning, until the place can be read and written again: else its training would be for nothing.
+    Raises :class:`CheckpointUnreachable` when its patience is over. From then on every chain is refused at its start,
+    until the place can be read and written again, since its training would be lost.
     """
 
     def __init__(self, checkpoints: CheckpointStore, *, patience: float = PATIENCE) -> None:
@@ -40,8 +40,8 @@ class Patient:
         self._giving_up: Callable[[], bool] = lambda: False
 
     def enter(self, giving_up: Callable[[], bool]) -> None:
-        """A chain begins: see that the place is the driver's, once. ``giving_up``: is the chain to end, so that
-        nothing should be waited for?"""
+        """Start a chain: check once that the place is the driver's. ``giving_up``: whether the chain is to stop
+        waiting."""
         self._giving_up = giving_up
         if self._proven:
             return
@@ -73,7 +73,7 @@ class Patient:
                 pause = min(2 * pause, longest)
 
     def _waits_in_vain(self, until: float) -> bool:
-        """Wait; is the chain to end?"""
+        """Wait; return whether the chain is to end."""
         while (left := until - time.monotonic()) > 0:
             if self._giving_up():
                 return True

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def is_alive(pid: int, start: str = "") -> bool:
-    """Is there a process of this id, and is it the one that began at ``start``, if that is told?
+    """Whether a process of this id exists that started at ``start``, if given.
 
-    One that has ended and was not waited for still counts.
+    A process that has ended but was not waited for still counts.
     """
     try:
         os.kill(pid, 0)
@@ -22,19 +22,19 @@ def is_alive(pid: int, start: str = "") -> bool:
 
 
 def start_of(pid: int) -> str:
-    """When a process began, on the clock of the host's boot: tells it from all others that have had its id since then.
+    """Return when a process started, on the clock of the host's boot. It distinguishes processes that reuse an id.
 
-    Empty where the system does not tell.
+    Empty if the system does not provide it.
     """
     try:
-        # The name, in parentheses, may hold anything.
+        # The name, in parentheses, may contain anything.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
 
 
 def host_identity() -> str:
-    """Names the place where a process id means one process: host, boot, and space of process ids."""
+    """Return a string that identifies the scope of process ids: host, boot, and pid namespace."""
     parts = [socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         place = Path(path)

@@ -1,7 +1,7 @@
-"""Remote: the files below a URL, through fsspec, with bounded retries and plain errors.
+"""Remote: the files below a URL, through fsspec, with bounded retries and clear errors.
 
-fsspec and its drivers are imported when they are first used. Drivers raise what they like; from here come only
-``OSError``, :class:`UsageError` before anything is done, and what the caller's own code raises.
+fsspec and its drivers are imported on first use. Drivers raise arbitrary errors; this module raises only ``OSError``,
+:class:`UsageError` before anything is done, and exceptions of the caller's code.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hpstage.store.redaction import is_secret, redacted, secrets_of, shown, show
 
 T = TypeVar("T")
 
-# Seconds between attempts: what fails three times will not pass. Drivers retry single requests on their own as well.
+# Seconds between attempts: what fails three times is not temporary. Drivers also retry single requests.
 _PAUSES = (0.2, 1.0)
 
-# Written and read in pieces of these bytes: a stage of 10 GB must not stand in memory twice. Pieces are fetched at
-# once up to a batch, since one connection to an object store is slow.
+# Files are written and read in pieces of this size, so that a stage of 10 GB is not in memory twice. The pieces of a
+# batch are fetched concurrently, since one connection to an object store is slow.
 _PIECE = 8 << 20
 _BATCH = 64 << 20
 
-# What no second attempt changes.
+# Errors that another attempt would not change.
 _DEFINITE_ERRNOS = {
     errno.EACCES,
     errno.EDQUOT,
@@ -58,18 +58,18 @@ _DEFINITE = (
 
 
 class DriverError(OSError):
-    """An error of a driver's own kind, its ``__cause__``."""
+    """An error of a driver's own type, which is its ``__cause__``."""
 
 
 class Remote:
-    """The files below ``url``. Paths are relative to it. Instances can be pickled; safe among threads.
+    """The files below ``url``. Paths are relative to it. Instances can be pickled and are thread-safe.
 
-    All methods raise ``OSError``; ``FileNotFoundError`` and ``FileExistsError`` mean what they say.
+    All methods raise ``OSError``; ``FileNotFoundError`` and ``FileExistsError`` have their usual meaning.
 
     Args:
-        url: of any scheme that fsspec knows.
-        options: the driver's ``storage_options``. They go to workers with the pickled instance, but never into a
-            message.
+        url: of any scheme that fsspec supports.
+        options: the driver's ``storage_options``. They are sent to workers with the pickled instance, but never appear
+            in a message.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -78,12 +78,12 @@ class Remote:
         self._opened: tuple[int, Any, str] | None = None
 
     def connect(self) -> None:
-        """Load the driver, which may connect to the service already. Raises :class:`UsageError` as well."""
+        """Load the driver, which may already connect to the service. May also raise :class:`UsageError`."""
         self._open()
 
     @property
     def url(self) -> str:
-        """What may be shown of the URL."""
+        """The part of the URL that may be shown."""
         return shown(self._url)
 
     def read(self, path: str) -> bytes:
@@ -99,7 +99,7 @@ class Remote:
         return int(self.attempt(lambda: files.info(full)["size"]))
 
     def read_ranges(self, path: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of several ranges ``[start, stop)``, fetched at once where the driver can."""
+        """Return the bytes of several ranges ``[start, stop)``, fetched concurrently if the driver can."""
         files, full = self._at(path)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
         contents: list[bytes] = self.attempt(
@@ -108,15 +108,15 @@ class Remote:
         return contents
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file, in the place of one that is there."""
+        """Write a file, replacing an existing one."""
         files, full = self._at(path)
         self._below_folders(path, lambda: files.pipe_file(full, content))
 
     def write_new(self, path: str, content: bytes) -> None:
-        """Write a file unless there is one: then ``FileExistsError``, and nothing changes.
+        """Write a file if it does not exist; otherwise raise ``FileExistsError`` and change nothing.
 
-        Atomic where the service compares and puts in one step (S3, GCS, Azure), else one may take another's place. A
-        connection that is lost may leave it open whether it was written.
+        Atomic if the service compares and puts in one step (S3, GCS, Azure); otherwise concurrent writers may overwrite
+        each other. After a lost connection it may be unknown whether the file was written.
         """
         files, full = self._at(path)
         try:
@@ -124,14 +124,14 @@ class Remote:
         except OSError as error:
             if not (error.errno == errno.ENOSYS or isinstance(error.__cause__, NotImplementedError)):
                 raise
-            # A server that copies S3 and does not know conditional writes.
+            # An S3-compatible server without conditional writes.
             if self.attempt(lambda: files.exists(full)):
                 raise FileExistsError(errno.EEXIST, "the file is there", path) from None
             self.write(path, content)
 
     @contextmanager
     def create(self, path: str) -> Iterator[RemoteWriter]:
-        """A new file, written piece by piece; whole if the context is left without an error. Not retried."""
+        """Create a file, written piece by piece; complete if the context is left without an error. Not retried."""
         files, full = self._at(path)
         with _as_oserror():
             file = self._below_folders(path, lambda: files.open(full, "wb"))
@@ -140,7 +140,7 @@ class Remote:
             with _as_oserror():
                 file.close()
         except BaseException:
-            # Closing would complete what was written of it.
+            # Closing would publish the incomplete file.
             with suppress(Exception):
                 file.discard()
                 file.closed = True
@@ -149,13 +149,13 @@ class Remote:
             raise
 
     def remove(self, path: str) -> None:
-        """Remove a file; one that is not there is no error."""
+        """Remove a file; a missing file is not an error."""
         files, full = self._at(path)
         with suppress(FileNotFoundError):
             self.attempt(lambda: files.rm_file(full))
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file below the URL, by path; none if there is no such bucket or folder."""
+        """Return the bytes of each file below the URL, by path; empty if the bucket or folder does not exist."""
         files, root = self._open()
         try:
             found = self.attempt(lambda: files.find(root, detail=True))
@@ -168,13 +168,13 @@ class Remote:
         }
 
     def modified(self, path: str) -> float:
-        """When a file was written, in seconds, by the service's clock."""
+        """Return when a file was written, in seconds, by the service's clock."""
         files, full = self._at(path)
         found: datetime = self.attempt(lambda: files.modified(full))
         return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
 
     def now(self) -> float:
-        """The service's clock, as :meth:`modified` tells it: that of this host may be wrong."""
+        """Return the service's current time, comparable to :meth:`modified`; this host's clock may be wrong."""
         probe = f".clock-{uuid.uuid4().hex}"
         self.write(probe, b"")
         try:
@@ -183,8 +183,8 @@ class Remote:
             self.remove(probe)
 
     def attempt(self, action: Callable[[], T]) -> T:
-        """The result of ``action``, tried again a few times if it may pass then. Raises ``OSError``."""
-        # Not tenacity: the error that it keeps holds its own frames, and with them the state that is being saved.
+        """Return the result of ``action``, retrying temporary errors a few times. Raises ``OSError``."""
+        # Not tenacity: the error that it keeps references its frames, and with them the state being saved.
         for pause in _PAUSES:
             try:
                 with _as_oserror():
@@ -197,7 +197,7 @@ class Remote:
             return action()
 
     def reason(self, error: OSError) -> str:
-        """What went wrong, on one line and without credentials."""
+        """Return a description of the error on one line and without credentials."""
         shown = error.__cause__ if isinstance(error, DriverError) and error.__cause__ is not None else error
         text = " ".join((error.strerror or str(shown)).split())
         if not text or isinstance(error, DriverError):
@@ -205,7 +205,7 @@ class Remote:
         return self.redacted(text)
 
     def shown_cause(self, error: OSError) -> OSError | None:
-        """The error, to be shown as the cause of another, unless its text or that of its causes holds credentials."""
+        """Return the error for showing as a cause, unless its text or that of its causes contains credentials."""
         return shown_cause(error, self._url, secrets=_secrets(self._options))
 
     def redacted(self, text: str) -> str:
@@ -223,19 +223,20 @@ class Remote:
         return files, f"{root.rstrip('/')}/{path}"
 
     def _open(self) -> tuple[Any, str]:
-        """The driver, made once per process (connections do not survive a fork), and the root's path for it."""
+        """Return the driver, created once per process (connections do not survive a fork), and the root's path in
+        it."""
         if self._opened is None or self._opened[0] != os.getpid():
             files, root = _driver(self._url, self._options, self.redacted)
             self._opened = (os.getpid(), files, root)
         return self._opened[1:]
 
     def _below_folders(self, path: str, action: Callable[[], T]) -> T:
-        """Try ``action``; where folders are real and missing, make them, from the URL's own on, and try again."""
+        """Try ``action``; if real folders are missing, create them, starting with the URL's own, and try again."""
         try:
             return self.attempt(action)
         except FileNotFoundError:
             files, root = self._open()
-            # One after the other: "with parents" would create the bucket of a mistyped URL.
+            # One at a time: creating parents would create the bucket of a mistyped URL.
             folder = root.rstrip("/")
             for name in ["", *path.split("/")[:-1]]:
                 folder = f"{folder}/{name}" if name else folder
@@ -245,7 +246,7 @@ class Remote:
 
 
 class RemoteWriter:
-    """A file being written to a remote place."""
+    """A remote file being written."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -259,7 +260,7 @@ class RemoteWriter:
 
 
 class RemoteReader:
-    """A remote file, read from its beginning on, ahead by a batch."""
+    """A remote file, read from its start, one batch ahead."""
 
     def __init__(self, remote: Remote, path: str) -> None:
         self._remote = remote
@@ -275,7 +276,7 @@ class RemoteReader:
         self._pieces.clear()
 
     def readinto(self, memory: memoryview) -> int:
-        """Fill ``memory``; the bytes filled, fewer only at the end."""
+        """Fill ``memory``; return the number of bytes filled, less only at the end."""
         filled = 0
         while filled < len(memory):
             if not self._pieces and not self._fetch():
@@ -295,7 +296,7 @@ class RemoteReader:
         return bytes(memory[:filled])
 
     def _fetch(self) -> bool:
-        """Fetch the next batch; whether there was any."""
+        """Fetch the next batch; return whether there was any."""
         stop = min(self.size, self._fetched + _BATCH)
         ranges = [(start, min(start + _PIECE, stop)) for start in range(self._fetched, stop, _PIECE)]
         if ranges:
@@ -306,19 +307,19 @@ class RemoteReader:
 
 
 def is_definite(error: OSError) -> bool:
-    """Whether the same would fail again."""
+    """Whether another attempt would fail in the same way."""
     shown = error.__cause__ if isinstance(error, DriverError) else error
     return isinstance(shown, _DEFINITE) or error.errno in _DEFINITE_ERRNOS
 
 
 def _driver(url: str, options: Mapping[str, Any], plain: Callable[[str], str]) -> tuple[Any, str]:
-    """fsspec's file system for a URL, and the URL's path in it."""
+    """Return fsspec's file system for a URL, and the URL's path in it."""
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
     from fsspec.dircache import DirCache  # type: ignore[import-untyped]
 
     where = shown(url)
     try:
-        # An instance of our own: what is listed is written by other processes too, so nothing may be remembered.
+        # A separate instance without caching, since other processes write to the same place.
         files, root = url_to_fs(url, skip_instance_cache=True, **options)
     except ImportError as error:
         missing = getattr(error.__cause__, "name", None) or error.name or "its driver"
@@ -327,10 +328,10 @@ def _driver(url: str, options: Mapping[str, Any], plain: Callable[[str], str]) -
             f"{missing}"
         ) from None
     except (ValueError, TypeError) as error:
-        # TypeError is how a driver refuses an option; its values are not in the text, but be sure.
+        # TypeError is how a driver refuses an option. Option values are not in its text, but redact it to be safe.
         raise UsageError(f"{where}: {plain(str(error))}; see the URL and storage_options") from None
     except Exception as error:
-        # Some drivers connect at once.
+        # Some drivers connect immediately.
         raise DriverError(plain(str(error))) from None
     if isinstance(getattr(files, "dircache", None), DirCache):
         files.dircache = DirCache(use_listings_cache=False)
@@ -348,7 +349,7 @@ def _as_oserror() -> Iterator[None]:
 
 
 def _secrets(options: Mapping[str, Any]) -> set[str]:
-    """Texts in a driver's options that may be credentials, at any depth."""
+    """Return strings in a driver's options that may be credentials, at any depth."""
     found: set[str] = set()
     for name, value in options.items():
         if isinstance(value, Mapping):

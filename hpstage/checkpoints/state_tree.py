@@ -1,13 +1,11 @@
 """The state tree: which states can be captured, and their structure as plain JSON.
 
-A state is a tree of ``dict``, ``OrderedDict``, ``list``, ``tuple``, ``None``, ``bool``, ``int``, ``float``,
-``str``, ``bytes``, ``torch.Tensor``, ``numpy.ndarray`` and numpy scalars, exactly of these types. It comes
-back with the same types, dtypes, shapes, values and order; with two liberties: ``nn.Parameter`` comes back as
-a plain tensor, and what shared memory comes back apart. Anything else raises :class:`StateError` with the
-path to it.
+A state is a tree of ``dict``, ``OrderedDict``, ``list``, ``tuple``, ``None``, ``bool``, ``int``, ``float``, ``str``,
+``bytes``, ``torch.Tensor``, ``numpy.ndarray`` and numpy scalars, exactly of these types. It is restored with the same
+types, dtypes, shapes, values and order, with two exceptions: ``nn.Parameter`` becomes a plain tensor, and shared memory
+is no longer shared. Anything else raises :class:`StateError` with the path to it.
 
-In the structure ``None``, ``bool``, ``str`` and 64-bit ``int`` stand for themselves, all else is ``[tag,
-...]``.
+In the structure ``None``, ``bool``, ``str`` and 64-bit ``int`` represent themselves, everything else is ``[tag, ...]``.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ from hpstage.errors import StateError
 # A node of the structure: JSON, as Python values.
 Node = Any
 
-# Far above any real state, far below Python's own limit; a state that contains itself runs into it.
+# Far above any real state, far below Python's recursion limit; a state that contains itself reaches it.
 MAX_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """A state taken apart: its structure, and its leaves with their values (not copied)."""
+    """A flattened state: its structure, and its leaves with their values (not copied)."""
 
     tree: Node
     leaves: tuple[Leaf, ...]
@@ -42,14 +40,14 @@ class FlatState:
 
 
 def flatten(state: object) -> FlatState:
-    """Take a state apart. Raises :class:`StateError` with the path to what cannot be captured."""
+    """Flatten a state. Raises :class:`StateError` with the path to anything that cannot be captured."""
     flattener = _Flattener()
     tree = flattener.encode(state)
     return FlatState(tree=tree, leaves=tuple(flattener.leaves), values=tuple(flattener.values))
 
 
 def unflatten(tree: Node, values: Sequence[Any]) -> object:
-    """Put a state together; ``ValueError``, ``TypeError`` or ``LookupError`` for a senseless structure."""
+    """Rebuild a state; ``ValueError``, ``TypeError`` or ``LookupError`` for an invalid structure."""
     if not isinstance(tree, list):
         if isinstance(tree, (dict, float)):
             raise ValueError(f"{type(tree).__name__} in the structure")
@@ -79,9 +77,9 @@ def unflatten(tree: Node, values: Sequence[Any]) -> object:
 
 
 def digest(state: object) -> str:
-    """xxh3_128 of types, structure, dtypes, shapes and bytes: 32 hex digits, equal for equal states.
+    """Return the xxh3_128 of types, structure, dtypes, shapes and bytes: 32 hex digits, equal for equal states.
 
-    It does not depend on devices, gradients, shared memory or the order of dicts.
+    Independent of devices, gradients, shared memory and the order of dicts.
     """
     return summary(state)[0]
 
@@ -90,16 +88,17 @@ MARKS = 64
 
 
 def marks_of(contents: Sequence[str]) -> str:
-    """Four hex digits for each leaf, or for as many neighbours together as make :data:`MARKS` in all: by which two
-    states under one key are compared when the first is gone. ``contents``: the xxh3_128 of each leaf's bytes."""
+    """Return four hex digits per leaf, or per group of neighbouring leaves if there are more than :data:`MARKS`. They
+    allow comparing two states with the same key when the first is gone. ``contents``: the xxh3_128 of each leaf's
+    bytes."""
     size = -(-len(contents) // MARKS) or 1
     groups = [contents[start : start + size] for start in range(0, len(contents), size)]
     return "".join(xxhash.xxh3_64_hexdigest("".join(group).encode())[:4] for group in groups)
 
 
 def differing(one: str, other: str, names: Sequence[str]) -> str | None:
-    """The leaf, or the first and last of some neighbours, where marks differ; ``None`` if none does, or if the leaves
-    are not the same."""
+    """Return the leaf, or the first and last of some neighbours, whose marks differ; ``None`` if all are equal, or if
+    the leaves are not the same."""
     size = -(-len(names) // MARKS) or 1
     if len(one) != len(other):
         return None
@@ -111,33 +110,33 @@ def differing(one: str, other: str, names: Sequence[str]) -> str | None:
 
 
 def summary(state: object) -> tuple[str, str]:
-    """Digest and marks of a state."""
+    """Return digest and marks of a state."""
     flat = flatten(state)
     contents = [xxhash.xxh3_128_hexdigest(leaves.content(f, v)) for f, v in zip(flat.leaves, flat.values, strict=True)]
     return digest_of(flat, contents), marks_of(contents)
 
 
 def digest_of(flat: FlatState, contents: Sequence[str]) -> str:
-    """The digest of a state from the xxh3_128 of each leaf's bytes."""
+    """Return the digest of a state from the xxh3_128 of each leaf's bytes."""
     marks = [["leaf", f.kind, f.dtype, f.shape, f.strides, c] for f, c in zip(flat.leaves, contents, strict=True)]
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(_canonical(flat.tree, marks)))
 
 
 def clone(state: object) -> object:
-    """A deep copy: tensors and arrays own their memory, on the device where they were, without gradient."""
+    """Return a deep copy: tensors and arrays own their memory, on their original device, without gradient."""
     flat = flatten(state)
     return unflatten(flat.tree, list(map(leaves.copy, flat.leaves, flat.values)))
 
 
 def reread(state: object) -> object:
-    """The state as it would come back from a checkpoint: a copy on the CPU, by way of its bytes."""
+    """Return the state as it would be restored from a checkpoint: a copy on the CPU, serialized and deserialized."""
     flat = flatten(state)
     tree = msgspec.json.decode(msgspec.json.encode(flat.tree))
     return unflatten(tree, [leaves.reread(leaf, value) for leaf, value in zip(flat.leaves, flat.values, strict=True)])
 
 
 def nbytes(state: object) -> int:
-    """Bytes that a copy of the state takes: those of its leaves, and of its structure as JSON."""
+    """Return the bytes that a copy of the state takes: its leaves, and its structure as JSON."""
     flat = flatten(state)
     return sum(leaf.nbytes for leaf in flat.leaves) + len(msgspec.json.encode(flat.tree))
 
@@ -147,7 +146,7 @@ class _Flattener:
         self.leaves: list[Leaf] = []
         self.values: list[Any] = []
         self._path: list[object] = []
-        # The name of the header's own entry in a safetensors file.
+        # Reserved for the header's metadata entry in a safetensors file.
         self._names = {"__metadata__"}
 
     def encode(self, value: Any) -> Node:
@@ -162,7 +161,7 @@ class _Flattener:
         if kind is list or kind is tuple:
             return [kind.__name__, [self._encode_at(index, item) for index, item in enumerate(value)]]
         if kind is OrderedDict:
-            # torch keeps the versions of modules in an attribute of their state_dict().
+            # torch stores the versions of modules in an attribute of their state_dict().
             return ["odict", self._encode_items(value), self._encode_items(vars(value))]
         return self._encode_leaf(value)
 
@@ -170,7 +169,7 @@ class _Flattener:
         return [[self._encode_key(key), self._encode_at(key, value)] for key, value in mapping.items()]
 
     def _encode_at(self, key: object, value: object) -> Node:
-        # Not undone when an error passes through: the path then tells where it happened.
+        # Not undone if an error is raised, so that the path shows where it happened.
         self._path.append(key)
         node = self.encode(value)
         self._path.pop()
@@ -207,7 +206,7 @@ class _Flattener:
         return "state" + "".join(steps)
 
     def _name(self) -> str:
-        """A readable name of its own: two paths may look alike (``1`` and ``"1"``)."""
+        """Return a unique, readable name: two paths may look alike (``1`` and ``"1"``)."""
         name = ".".join(map(str, self._path)).encode("utf-8", "replace").decode() or "state"
         while name in self._names:
             name += "'"
@@ -215,7 +214,7 @@ class _Flattener:
 
 
 def _encode_scalar(value: Any) -> tuple[bool, Node]:
-    """Whether ``value`` is a scalar of Python's own, and its node."""
+    """Return whether ``value`` is a built-in scalar, and its node."""
     kind = type(value)
     if kind is str:
         try:
@@ -228,13 +227,13 @@ def _encode_scalar(value: Any) -> tuple[bool, Node]:
     if kind is int:
         return True, value if -(2**63) <= value < 2**63 else ["int", hex(value)]
     if kind is float:
-        # The bits: exact for NaN with its payload, infinities and -0.0 alike.
+        # The bits: exact for NaN with its payload, infinities and -0.0.
         return True, ["float", struct.pack(">d", value).hex()]
     return False, None
 
 
 def _canonical(tree: Node, marks: Sequence[Node]) -> Node:
-    """The structure, its dicts in the order of their encoded keys and ``marks`` in place of the leaves."""
+    """Return the structure with its dicts sorted by their encoded keys and its leaves replaced by ``marks``."""
     if not isinstance(tree, list):
         return tree
     tag, *rest = tree

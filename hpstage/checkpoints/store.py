@@ -1,4 +1,4 @@
-"""The CheckpointStore port: states kept under their keys."""
+"""The CheckpointStore port: stores states by key."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def is_key(name: str) -> bool:
 
 
 def key_path(key: StateKey) -> str:
-    """``<key[:2]>/<key>``, where a checkpoint lies below its store. Raises :class:`UsageError`.
+    """Return ``<key[:2]>/<key>``, the path of a checkpoint within its store. Raises :class:`UsageError`.
 
-    The key becomes a path: it must not lead out of the store.
+    The key becomes a path, which must not leave the store.
     """
     if not is_key(key):
         raise UsageError(f"{key!r} is no state key: 2 to 128 letters, digits, '_' and '-'")
@@ -43,68 +43,68 @@ class Manifest(msgspec.Struct, frozen=True):
     """xxh3_128 of each file's bytes, by name."""
     bytes: int
     marks: str = ""
-    """Of the leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`)."""
+    """Marks of the leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`)."""
 
     def as_kept(self) -> Kept:
         return Kept(key=self.key, bytes=self.bytes, digest=self.digest, marks=self.marks)
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What checkpoints take on their storage, as far as it lists sizes; no content is read."""
+    """Storage used by checkpoints, as far as it lists sizes; no content is read."""
 
     checkpoints: int
     bytes: int
-    """Of all checkpoints, their manifests included."""
+    """Bytes of all checkpoints, including their manifests."""
     unpublished: int = 0
-    """Bytes that writers, living or dead, have not published; ``sweep`` frees what the dead ones left."""
+    """Bytes not yet published by writers, alive or dead; ``sweep`` removes those of dead ones."""
 
 
 class CheckpointStore(ABC):
-    """Keeps states under their keys, on storage that all workers reach.
+    """Stores states by key, on storage that all workers can reach.
 
-    Obligations. *Atomic*: a reader sees a complete checkpoint or :class:`CheckpointMissing`. *Verified*:
-    ``load`` checks key, workload and checksums and raises :class:`CheckpointCorrupt`; nothing that was stored
-    is ever executed. *Content-addressed*: saving a key that is already kept changes nothing (equal keys mean
-    equal training). *Failing clean*: what fails leaves no partial checkpoint and no temporary file behind.
-    *Failing clear*: :class:`CheckpointFull` where other checkpoints have to go first; ``CheckpointMissing`` and
-    ``CheckpointCorrupt`` only of a place that was reached, since they write a state off; all else, as a mount that
-    is missing or an outage, is :class:`CheckpointUnreachable`, which is waited for. *Portable*: instances can be
-    pickled and sent to workers; safe to use from several processes.
+    Obligations. *Atomic*: a reader sees a complete checkpoint or :class:`CheckpointMissing`. *Verified*: ``load``
+    checks key, workload and checksums and raises :class:`CheckpointCorrupt`; stored content is never executed.
+    *Content-addressed*: saving a key that is already kept changes nothing (equal keys mean equal training). *Failing
+    clean*: a failure leaves no partial checkpoint and no temporary file. *Failing clear*: :class:`CheckpointFull` if
+    other checkpoints have to be removed first. ``CheckpointMissing`` and ``CheckpointCorrupt`` are raised only if the
+    place was reached, since they declare a state lost. Everything else, such as a missing mount or an outage, is
+    :class:`CheckpointUnreachable`, which is waited for. *Portable*: instances can be pickled and sent to workers, and
+    are safe to use from several processes.
 
-    A state is a tree of dicts, lists, tuples, scalars, strings, bytes, ``torch.Tensor`` and
-    ``numpy.ndarray``; it comes back with the same types, shapes, dtypes and values. Anything else raises
-    :class:`StateError` with the path to it.
+    A state is a tree of dicts, lists, tuples, scalars, strings, bytes, ``torch.Tensor`` and ``numpy.ndarray``; it is
+    restored with the same types, shapes, dtypes and values. Anything else raises :class:`StateError` with the path to
+    it.
     """
 
     @abstractmethod
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
-        """Keep a state. What is returned tells of ``state``, also where another was kept under the key before: so that
-        it is noticed if they differ."""
+        """Keep a state. The result describes ``state`` even if another one was kept under the key before, so that a
+        difference between them is detected."""
 
     @abstractmethod
     def load(self, key: StateKey) -> object:
-        """The state, on the CPU, in memory of its own."""
+        """Return the state, on the CPU, in newly allocated memory."""
 
     @abstractmethod
     def manifest(self, key: StateKey) -> Manifest:
         """Read and check the manifest alone. Raises as ``load`` does."""
 
     def verify(self, key: StateKey) -> None:
-        """See that a checkpoint is whole and sound. Raises as ``load`` does; better without building the state."""
+        """Check that a checkpoint is complete and sound. Raises as ``load`` does; should not build the state."""
         self.load(key)
 
     @abstractmethod
     def delete(self, key: StateKey) -> None:
-        """Forget a checkpoint; it disappears at once. Deleting a missing one is no error."""
+        """Delete a checkpoint; it disappears at once. Deleting a missing one is not an error."""
 
     @abstractmethod
     def keys(self) -> Iterator[StateKey]:
-        """Keys of all checkpoints, sound or not."""
+        """Return the keys of all checkpoints, sound or not."""
 
     def sizes(self) -> dict[StateKey, int]:
-        """Bytes that each checkpoint takes, sound or not, without reading contents.
+        """Return the bytes that each checkpoint takes, sound or not, without reading contents.
 
-        As written here, for a storage that lists no sizes, it reads the manifests, and counts 0 for spoilt ones.
+        For storage that lists no sizes, the default implementation reads the manifests, and counts 0 for corrupt ones.
         """
         found: dict[StateKey, int] = {}
         for key in self.keys():
@@ -117,29 +117,30 @@ class CheckpointStore(ABC):
         return found
 
     def usage(self) -> Usage:
-        """What all checkpoints take together; costs as :meth:`sizes`."""
+        """Return the total storage used by all checkpoints; costs as much as :meth:`sizes`."""
         sizes = self.sizes()
         return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()))
 
     def sweep(self) -> int:
-        """Remove what writers that died have left, never what a living one writes; how many rests there were."""
+        """Remove the remains of writers that died, but never those of a living one; return how many were removed."""
         return 0
 
     def identity(self) -> str:
-        """Names the place: equal for all who keep checkpoints there, by whatever path or host they come.
+        """Return a string that identifies the place, regardless of the path or host from which it is accessed.
 
-        An instance that has told it once stands for that place, and its copies do in other processes: nothing is
-        saved in another, nor missed in another. An empty text, as here, is a store that cannot tell.
+        Once an instance has returned it, the instance and its copies in other processes are bound to that place:
+        nothing is saved to, or reported missing from, another one. Empty, as here, if the store cannot identify its
+        place.
         """
         return ""
 
     def prove(self) -> None:
-        """See, by one small read, that the place is here the one that ``identity`` has named, if it has.
+        """Check, by one small read, that the place is still the one named by ``identity``, if that was called.
 
-        Raises :class:`CheckpointUnreachable`: it is another, or not there.
+        Raises :class:`CheckpointUnreachable` if the place is a different one or missing.
         """
         return
 
     def check(self) -> None:
-        """Try whether checkpoints can be written here, and leave nothing behind. Raises :class:`CheckpointError`."""
+        """Check that checkpoints can be written here, and leave nothing behind. Raises :class:`CheckpointError`."""
         return
