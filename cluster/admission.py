@@ -1,4 +1,4 @@
-"""Which workers may train together: they hold the trainable, are processes of their own, and are alike."""
+"""Admission of workers: each must hold the trainable, be a separate process, and match the others."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hpstage.executor import Environment
 from hpstage.training.identity.workload import differences, drifts
 
 _NAMED = 5
-"""Of the functions, modules and packages that differ, how many are named."""
+"""Maximum number of differing functions, modules and packages that are named."""
 
 
 def environment_of(
     descriptions: Collection[Description], gpus: int | None, loaded: Mapping[str, str] | None = None
 ) -> Environment:
-    """The environment that all workers share. ``loaded``: what the driver has loaded of the trainable's code.
+    """Return the environment that all workers share. ``loaded``: the trainable's code as loaded by the driver.
 
     Raises:
-        UsageError: the trainable cannot be unpacked or set up on a worker, or a worker has other code loaded.
-        ClusterError: fewer than ``gpus`` workers have a CUDA device, several workers live in one process, or
-            environments differ (the text names the items).
+        UsageError: the trainable cannot be unpacked or set up on a worker, or a worker has loaded other code.
+        ClusterError: fewer than ``gpus`` workers have a CUDA device, several workers share a process, or environments
+            differ (the text names the items).
     """
     for description in descriptions:
         if description.problem is not None:
@@ -69,7 +69,7 @@ def environment_of(
 
 
 def explain(description: Description) -> str:
-    """Why a worker cannot train, with a remedy."""
+    """Explain why a worker cannot train, with a remedy."""
     problem = description.problem
     assert problem is not None
     if problem.kind == "import":
@@ -82,7 +82,7 @@ def explain(description: Description) -> str:
 
 
 def refusal(description: Description, environment: Environment, loaded: Mapping[str, str] | None = None) -> str | None:
-    """Why a worker that came later may not train with the others; ``None`` if it may."""
+    """Return why a worker that joined later may not train with the others; ``None`` if it may."""
     if description.problem is not None:
         return explain(description)
     other = _other_code(description, loaded)
@@ -93,7 +93,7 @@ def refusal(description: Description, environment: Environment, loaded: Mapping[
 
 
 def _other_code(description: Description, loaded: Mapping[str, str] | None) -> str | None:
-    """What of the code and the packages that this process has loaded a worker has in another form, with a remedy."""
+    """Describe the code and packages of which a worker has other versions than this process, with a remedy."""
     if loaded is None:
         return None
     differing = differences(loaded, _environment(description).loaded)

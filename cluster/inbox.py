@@ -1,4 +1,4 @@
-"""What is heard of workers and chains, gathered for the driver."""
+"""Reports of workers and chains, collected for the driver."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from hpstage.errors import HpstageError, InternalError
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
 
-# Seconds by which a worker's clock may be off, its reports' time under way included.
+# Seconds by which a worker's clock may be off, including the transmission time of its reports.
 _TRUSTED = 2.0
 
 
 @dataclass(slots=True)
 class _Running:
     worker: WorkerId
-    told: int = 0  # reports handed on so far
+    told: int = 0  # number of reports handed on so far
     ended: bool = False
 
 
 class Inbox:
-    """Hands each report on once, those of a chain in order, and none of a chain whose worker has left.
+    """Hands on each report once, those of a chain in order, and none of a chain whose worker has left.
 
-    Safe among the driver's thread, Dask's loop and its callback thread. Knows nothing of Dask.
+    Thread-safe for the driver's thread, Dask's loop and its callback thread. Independent of Dask.
 
     Args:
-        clock: the time in reports about workers.
+        clock: returns the time for reports about workers.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -58,7 +58,7 @@ class Inbox:
     def leave(
         self, worker: WorkerId, reason: Literal["died", "closed", "unreachable"], message: str = ""
     ) -> list[ChainId]:
-        """A worker is gone, ``message`` says how if that is known; returns the chains that went with it."""
+        """Remove a worker, with a ``message`` on the cause if known; return the chains lost with it."""
         with self._changed:
             if worker not in self._workers:
                 return []
@@ -70,7 +70,7 @@ class Inbox:
             return lost
 
     def begin(self, chain: ChainId, worker: WorkerId) -> bool:
-        """A chain is about to start; ``False`` if its worker has left, which the driver is yet to read."""
+        """Record that a chain will start; return ``False`` if its worker has left, which the driver has yet to read."""
         with self._changed:
             if any(running.worker == worker and not running.ended for running in self._chains.values()):
                 raise InternalError(f"{chain} was started on {worker}, which is not idle")
@@ -80,15 +80,15 @@ class Inbox:
             return True
 
     def runs_on(self, chain: ChainId) -> WorkerId | None:
-        """The worker of a chain that has begun, and neither ended nor been lost."""
+        """Return the worker of a chain that has started, and neither ended nor been lost."""
         with self._changed:
             running = self._chains.get(chain)
             return running.worker if running is not None and not running.ended else None
 
     def hear(self, chain: ChainId, first: int, encoded: list[bytes]) -> None:
-        """Reports of a chain, numbered from ``first``: those that are new are handed on.
+        """Hand on the new reports among those of a chain, numbered from ``first``.
 
-        After a gap none is: they all come again with the task's result.
+        After a gap none is handed on: all of them are repeated in the task's result.
         """
         with self._changed:
             running = self._chains.get(chain)
@@ -101,20 +101,20 @@ class Inbox:
                 self._tell(self._dated(report))
 
     def forget(self, chain: ChainId) -> None:
-        """A chain's task is over; if nobody has told the chain's end, it is lost."""
+        """Remove a chain whose task has ended; if its end was not reported, the chain is lost."""
         with self._changed:
             running = self._chains.pop(chain, None)
             if running is not None and not running.ended:
                 self._tell(ChainEnded(chain, running.worker, "lost", self._clock(), message="its task was cancelled"))
 
     def fail(self, error: HpstageError) -> None:
-        """Nothing works from now on: once all reports are read, :meth:`wait` raises this."""
+        """Record a fatal error: once all reports are read, :meth:`wait` raises it."""
         with self._changed:
             self._broken = self._broken or error
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> list[Report]:
-        """Reports since the last call; blocks until there is one, for ``timeout`` seconds at most."""
+        """Return the reports since the last call; block until there is one, for at most ``timeout`` seconds."""
         with self._changed:
             if not self._reports and self._broken is None:
                 self._changed.wait(timeout)
@@ -125,8 +125,8 @@ class Inbox:
             return reports
 
     def _dated(self, report: Report) -> Report:
-        """Dated by this process's clock where the worker's is wrong: one that is off by an hour would have the next
-        loss of a worker counted as an hour of training."""
+        """Replace the time of a report by this process's clock if the worker's is wrong. Otherwise the next loss of a
+        worker whose clock is off by an hour would be counted as an hour of training."""
         if isinstance(report, BoundaryMissed):
             return report
         if isinstance(report, BoundaryReached):

@@ -1,4 +1,4 @@
-"""What driver, workers and training processes tell each other beside chains, amendments and reports.
+"""Messages between driver, workers and training processes, besides chains, amendments and reports.
 
 MessagePack: JSON has no NaN.
 """
@@ -18,7 +18,7 @@ ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why a worker cannot train: a module is not there, or the trainable raised."""
+    """Why a worker cannot train: a module is missing, or the trainable raised."""
 
     kind: Literal["import", "trainable"]
     summary: str
@@ -26,7 +26,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a worker says of itself once the trainable has arrived. ``cuda``: it has a CUDA device."""
+    """A worker's description of itself once it has the trainable. ``cuda``: whether it has a CUDA device."""
 
     worker: str
     host: str
@@ -47,11 +47,11 @@ class Amend(msgspec.Struct, frozen=True, tag=True):
 
 Order = Stop | Amend
 
-# --- between a Dask worker and the process that trains for it: requests, one at a time, and orders; what they come to
+# --- between a Dask worker and its training process: requests, one at a time, and orders; and their replies
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Unpack the trainable, and describe yourself as you would train: comes to a :class:`Loaded`.
+    """Unpack the trainable, and describe the process as it would train. Replied to with :class:`Loaded`.
 
     ``script``: to be imported first (:mod:`hpstage.cluster.script`).
     """
@@ -67,44 +67,44 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class TryOut(msgspec.Struct, frozen=True, tag=True):
-    """Set up and evaluate untrained: comes to metrics, or none. ``checkpoints``: the store, pickled."""
+    """Set up and evaluate untrained. Replied to with metrics, or none. ``checkpoints``: the store, pickled."""
 
     initial: dict[str, Scalar]
     checkpoints: bytes
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Train a chain: comes to nothing more than its reports."""
+    """Train a chain. The reply contains nothing; results are in its reports."""
 
     chain: Chain
     checkpoints: bytes
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """Free the states in memory: is not answered."""
+    """Free the states in memory. Has no reply."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
-    """Close the trainable, and end: is not answered."""
+    """Close the trainable, and end. Has no reply."""
 
 
 Request = Load | TryOut | Train | Forget | Finish
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
-    """A report of the chain that trains, encoded."""
+    """An encoded report of the running chain."""
 
     report: bytes
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """What a request has come to."""
+    """The result of a request."""
 
     value: Any = None
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
-    """A request has raised ``kind``: either the user is told what is wrong, or it is a bug of ours."""
+    """A request raised ``kind``: either an error to show to the user, or a bug of ours."""
 
     kind: str
     text: str
@@ -123,15 +123,15 @@ decode_request = msgspec.msgpack.Decoder(Request | Order).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 SIZE = 8
-"""Bytes before each message between a Dask worker and its training process: the message's length."""
+"""Bytes of the length prefix of each message between a Dask worker and its training process."""
 
 
 def framed(message: Request | Order | Reply) -> bytes:
-    """A message with its length before it."""
+    """Return an encoded message, prefixed with its length."""
     encoded = encode(message)
     return len(encoded).to_bytes(SIZE, "big") + encoded
 
 
 def name_of(run: str) -> str:
-    """The name of a run's plugin, topic and control channel."""
+    """Return the name of a run's plugin, topic and control channel."""
     return f"hpstage-{run}"

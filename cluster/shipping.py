@@ -1,4 +1,4 @@
-"""Packs a trainable for the journey to the workers, and says what stands in the way."""
+"""Packs a trainable for sending it to the workers, and explains failures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hpstage.errors import UsageError
 
 
 def pack(trainable: object) -> bytes:
-    """The trainable, cloudpickled: what its script defines goes along, what it imports does not.
+    """Pickle the trainable with cloudpickle: definitions in its script are included, its imports are not.
 
     Raises:
-        UsageError: something in it cannot be sent; names the attribute where it can be found.
+        UsageError: a part of it cannot be sent; names the attribute that holds it.
     """
     try:
         packed: bytes = cloudpickle.dumps(trainable)
@@ -28,7 +28,7 @@ def pack(trainable: object) -> bytes:
 
 
 def _culprit(thing: object) -> str | None:
-    """The path to the innermost attribute that cannot be pickled."""
+    """Return the path to the innermost attribute that cannot be pickled."""
     for name, value in getattr(thing, "__dict__", {}).items():
         try:
             cloudpickle.dumps(value)

@@ -1,7 +1,7 @@
 """A worker under a supervisor: ``python -m hpstage.cluster.supervised PID ARGUMENTS-OF-DASK-WORKER``.
 
-It dies with the supervisor, however that ends. As Dask's ``--preload`` it makes SIGTERM retire the worker: the
-scheduler hears that it leaves of its own will, and nothing that ran on it is to blame.
+It dies with the supervisor, however that ends. As Dask's ``--preload`` it makes SIGTERM retire the worker, so that the
+scheduler knows that it leaves voluntarily, and no task that ran on it is blamed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distributed import Worker
 from hpstage.cluster.lifetime import die_with
 
 _RETIRING = 10.0
-"""Seconds that the scheduler is given to answer; it may be gone, too."""
+"""Seconds to wait for the scheduler's answer, since it may be gone, too."""
 
 
 async def dask_setup(worker: Worker) -> None:
@@ -27,11 +27,11 @@ async def dask_setup(worker: Worker) -> None:
 
 
 async def _retire(worker: Worker) -> None:
-    # Not worker.close_gracefully(): it has no end when the scheduler does not answer.
+    # Not worker.close_gracefully(): it never returns if the scheduler does not answer.
     retiring = worker.scheduler.retire_workers(
         workers=[worker.address], close_workers=False, remove=True, stimulus_id="sigterm"
     )
-    with suppress(OSError, TimeoutError):  # no scheduler, nobody to tell
+    with suppress(OSError, TimeoutError):  # there is no scheduler to notify
         await asyncio.wait_for(retiring, _RETIRING)
     await worker.close(reason="SIGTERM", executor_wait=False)
 

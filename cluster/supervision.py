@@ -1,4 +1,4 @@
-"""Keeps worker processes running until it is told to stop."""
+"""Keeps worker processes running until told to stop."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0
 _STEADY = 60.0
-"""Seconds: a process that ran so long is started again as if it had never ended."""
+"""Seconds after which a process that ends is restarted without an increased delay."""
 _GRACE = 20.0
-"""Seconds that processes are given to end. Schedulers of clusters kill after 30."""
+"""Seconds for processes to end. Schedulers of clusters kill after 30."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process to be kept running: what it is called in messages, its command and its whole environment."""
+    """A process to keep running: its name in messages, its command and its complete environment."""
 
     name: str
     command: tuple[str, ...]
@@ -26,14 +26,14 @@ class Child:
 
 
 class Supervisor:
-    """Starts processes, and again when they end; a process that ends at once is started ever less often.
+    """Starts processes and restarts them when they end, with increasing delays if they end quickly.
 
-    The first SIGTERM or SIGINT is passed on as SIGTERM, to end in order; the second kills.
+    The first SIGTERM or SIGINT is forwarded as SIGTERM, for an orderly end; the second kills.
 
     Args:
-        children: what to run.
-        ready: returns when a process may be started; called before each start, never twice at a time.
-        say: takes a line for the user.
+        children: the processes to run.
+        ready: returns when a process may be started; called before each start, never concurrently.
+        say: called with a line for the user.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Supervisor:
         self._second = asyncio.Event()
 
     async def run(self) -> int:
-        """Until told to stop. Returns the exit status: 0, or 1 if a process had to be killed."""
+        """Run until told to stop. Return the exit status: 0, or 1 if a process had to be killed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -57,7 +57,7 @@ class Supervisor:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()  # a command that cannot be run
+                task.result()  # raises if a command cannot be run
         finally:
             for task in tasks:
                 task.cancel()
@@ -88,7 +88,7 @@ class Supervisor:
             async with self._turn:
                 await self._ready()
             began = time.monotonic()
-            # A group of its own: Ctrl-C on a terminal is for the supervisor alone.
+            # In a separate process group, so that Ctrl-C on a terminal reaches the supervisor alone.
             process = await asyncio.create_subprocess_exec(
                 *child.command, env=dict(child.environment), stdin=asyncio.subprocess.DEVNULL, process_group=0
             )
@@ -102,7 +102,7 @@ class Supervisor:
             delay = min(2 * delay, _LONGEST_DELAY)
 
     async def _end(self) -> bool:
-        """End all processes; whether one had to be killed."""
+        """End all processes; return whether one had to be killed."""
         for process in self._running:
             _send(process, signal.SIGTERM)
         gone = asyncio.create_task(self._gone())

@@ -1,4 +1,4 @@
-"""A training process of its own, as the Dask worker's process sees it."""
+"""A separate training process, as seen by the Dask worker's process."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from hpstage.cluster import memory
 from hpstage.cluster.messages import SIZE, Done, Finish, Order, Raised, Request, Told, decode_reply, framed
 from hpstage.errors import InternalError, UsageError
 
-# Where modules are found must be known before the first of ours is imported.
+# The module search path must be set before the first of our modules is imported.
 _START = (
     "import json, sys; path, sys.argv, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from hpstage.cluster.training_process import main; main(*arguments)"
 )
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LAST_WORDS = 1.0
-"""Seconds after its end in which what a process has said must have been read."""
+"""Seconds after its end within which a process's last messages must have been read."""
 
 
 class TrainingProcessLost(Exception):
-    """The process has ended before it answered; the text says how."""
+    """The process ended before it answered; the text describes how."""
 
 
 class Trainer:
-    """A process that trains, and the channel to it. Used on one event loop alone, which outlives it.
+    """A training process, and the channel to it. Used on a single event loop, which outlives it.
 
-    It finds modules, files and variables as this process does now, but imports them itself, from the files as they are
-    now. It ends with this process, however that ends.
+    It has the current search paths, files and variables of this process, but imports modules itself, from the files as
+    they are now. It ends with this process, however that ends.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Trainer:
 
     @classmethod
     async def start(cls, worker: str) -> Trainer:
-        """``worker``: the name in reports. Raises :class:`OSError` where the system allows no process more."""
+        """Start a process; ``worker`` is its name in reports. Raises :class:`OSError` if the system allows no more."""
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = [theirs.fileno(), os.getpid(), worker]
@@ -70,18 +70,17 @@ class Trainer:
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     def send(self, message: Request | Order) -> None:
-        """Returns at once, also when nobody hears it any more."""
+        """Send a message without blocking, even if the process no longer reads."""
         if not self._writer.is_closing():
             self._writer.write(framed(message))
 
     async def answer(self, kind: Any, tell: Callable[[bytes], None] | None = None) -> Any:
-        """What the request that was sent last has come to, of the type ``kind``; ``tell`` takes the encoded reports on
-        the way.
+        """Return the result of the last request, of type ``kind``; ``tell`` receives the encoded reports before it.
 
         Raises:
             TrainingProcessLost: the process has ended.
-            UsageError: the request has raised it.
-            InternalError: the request has raised something else, with the traceback as a note.
+            UsageError: raised by the request.
+            InternalError: the request raised another exception, with the traceback as a note.
         """
         while True:
             match decode_reply(await self._receive()):
@@ -94,11 +93,11 @@ class Trainer:
                     raise _as_error(raised)
 
     async def ended(self) -> str:
-        """Returns when the process has: how it ended."""
+        """Wait until the process has ended and return how."""
         return await asyncio.shield(self._end)
 
     async def finish(self, limit: float) -> None:
-        """Have it end; after ``limit`` seconds it is killed."""
+        """Ask the process to end; after ``limit`` seconds it is killed."""
         self.send(Finish())
         try:
             await asyncio.wait_for(self.ended(), limit)
@@ -116,7 +115,7 @@ class Trainer:
 
     async def _await_end(self) -> str:
         status = await self._process.wait()
-        # Who holds the other end now is a process that it has left behind; nothing is to be heard from there.
+        # Only a process that it left behind can still hold the other end, and nothing is expected from it.
         asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.transport.abort)
         return how_it_ended(status)
 

@@ -1,8 +1,9 @@
-"""The process in which a run trains on one worker: it holds the trainable, and nothing else lives in it.
+"""The process in which a run trains on one worker. It holds the trainable and nothing else.
 
-Whatever the Dask worker does (its event loop draws random numbers and holds Python's lock, other runs describe their
-workloads), it does in another process. Chains run in the main thread. One more thread listens, and does nothing that
-a training step could notice: it decodes messages and passes them on, runs none of the user's code, draws no number.
+The Dask worker's other activities (its event loop draws random numbers and holds Python's lock, other runs describe
+their workloads) take place in another process. Chains run in the main thread. One more thread listens, without anything
+that a training step could notice: it decodes messages and passes them on, runs no user code and draws no random
+numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NoReturn
 
-# Here before any step is: one that imports it would draw numbers from it that were not keyed before the step.
+# Imported before any step: a step that imported it would draw numbers from it that were not keyed before the step.
 import numpy as np  # noqa: F401
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
@@ -53,23 +54,23 @@ from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 
 _ORPHANED = 1
-"""Exit status when the worker is gone. Nobody is there to read it."""
+"""Exit status when the worker is gone, so that nothing reads it."""
 
 
 def main(channel: int, parent: int, worker: str) -> None:
-    """Do what the Dask worker asks for, until it asks to finish or is gone.
+    """Serve the Dask worker's requests, until it asks to finish or is gone.
 
     Args:
         channel: file descriptor of this process's end of a socket.
-        parent: the worker's process.
-        worker: its address, for reports.
+        parent: process id of the worker.
+        worker: address of the worker, for reports.
     """
     die_with(parent)
     faulthandler.enable()
     _leave_signals_to_the_worker()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # seen, however this process ends
-    # Else processes that the user's code forks would hold the channel open when this one has ended.
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # output is seen however this process ends
+    # Otherwise processes forked by the user's code would hold the channel open after this one has ended.
     os.register_at_fork(after_in_child=lambda: os.close(channel))
     requests: SimpleQueue[tuple[Request, Control]] = SimpleQueue()
     threading.Thread(target=_listen, args=(channel, requests), name="hpstage-orders", daemon=True).start()
@@ -78,7 +79,7 @@ def main(channel: int, parent: int, worker: str) -> None:
         atexit._run_exitfuncs()
     except BrokenPipeError:
         _end(_ORPHANED)
-    except SystemExit as error:  # the user's code has said so
+    except SystemExit as error:  # raised by the user's code
         traceback.print_exc()
         _end(error.code if isinstance(error.code, int) else int(error.code is not None))
     except BaseException:
@@ -88,23 +89,23 @@ def main(channel: int, parent: int, worker: str) -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """At once: threads of the user's code could keep the process, and libraries take their time to leave it."""
+    """End at once: threads of the user's code could keep the process alive, and libraries take time to shut down."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)
 
 
 def _leave_signals_to_the_worker() -> None:
-    """A Ctrl-C on the terminal and a SIGTERM to all processes of a job are for the worker, which ends this one."""
+    """Ignore a Ctrl-C on the terminal and a SIGTERM to all processes of a job: the worker handles them and ends us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # workers of local clusters block it
-    # Not SIG_IGN: the user's code may end its own processes so, and those that it starts would inherit that.
+    # Not SIG_IGN, which would be inherited by processes that the user's code starts and may end with SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]]) -> None:
-    """Hand requests to the main thread and orders to the chain that they are for; ends the process with its worker."""
+    """Pass requests to the main thread and orders to their chain; end the process with its worker."""
     chain: ChainId | None = None
     control = Control()
     try:
@@ -125,11 +126,11 @@ def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]]) -> Non
         os._exit(_ORPHANED)
     except BaseException:
         traceback.print_exc()
-        os._exit(_ORPHANED)  # deaf, it would train for ever
+        os._exit(_ORPHANED)  # without a listener it would train forever
 
 
 class _Training:
-    """Carries out requests in the thread that calls :meth:`serve`, the main one."""
+    """Executes requests in the thread that calls :meth:`serve`, which is the main one."""
 
     def __init__(self, worker: WorkerId, tell: Callable[[Reply], None]) -> None:
         self._worker = worker
@@ -167,7 +168,7 @@ class _Training:
                 return self._runner_for(request.checkpoints).try_out(request.initial)
             case Train():
                 for report in self._runner_for(request.checkpoints).run(request.chain, control):
-                    if report is not None:  # nobody pauses a chain here
+                    if report is not None:  # chains are never paused here
                         self._tell(Told(encode(report)))
         return None
 
@@ -198,7 +199,7 @@ class _Training:
 
 
 def _read(channel: int, count: int) -> bytes:
-    """So many bytes. Raises :class:`EOFError` if the other end is closed."""
+    """Read ``count`` bytes. Raises :class:`EOFError` if the other end is closed."""
     parts = []
     while count:
         try:

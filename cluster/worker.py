@@ -1,6 +1,6 @@
-"""The worker's side: a plugin that gives a run a training process on the worker, and the tasks that make it train.
+"""The worker's side: a plugin that creates a run's training process on the worker, and the tasks that make it train.
 
-All of it is on the worker's event loop, and none of it waits there: what trains is in the other process.
+All of this runs on the worker's event loop without blocking it; training takes place in the other process.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from hpstage.plan.messages import ChainEnded
 logger = logging.getLogger("hpstage")
 
 _GRACE = 2.0
-"""Seconds that a training process is given to end its step and close; Dask's nanny kills a worker after four."""
+"""Seconds a training process has to end its step and close; Dask's nanny kills a worker after four."""
 
-# The runs on a worker, which have one device and one core, train by turns.
+# Runs on the same worker, which share its device and core, take turns training.
 _turns: WeakKeyDictionary[Worker, asyncio.Lock] = WeakKeyDictionary()
 
 
 class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
-    """Brings a run's trainable to every worker, also to those that join later.
+    """Distributes a run's trainable to all workers, including those that join later.
 
     Args:
-        run: names the run.
-        trainable: what the user passed, cloudpickled.
-        driver: the driver's host and process. Signals to its group (Ctrl-C on its terminal, ``timeout``) are for it
-            alone, not for workers that it has started.
-        script: the driver's, for training processes of the workers that it has started.
+        run: id of the run.
+        trainable: the user's trainable, cloudpickled.
+        driver: host and process id of the driver. Signals to its process group (Ctrl-C on its terminal, ``timeout``)
+            must reach only the driver, not the workers that it has started.
+        script: the driver's script, for training processes of the workers that it has started.
     """
 
     def __init__(self, run: str, trainable: bytes, *, driver: tuple[str, int], script: dict[str, str]) -> None:
@@ -69,9 +69,9 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
         self.site: Site | None = None
 
     async def setup(self, worker: Worker) -> None:
-        """Have a process unpack the trainable, then tell the driver that this worker is ready, or why it is not.
+        """Make a process unpack the trainable, then report to the driver that this worker is ready, or why it is not.
 
-        A failure is told, not raised: a worker that joins while its plugin raises would not start.
+        A failure is reported, not raised: a worker that joins while its plugin raises would not start.
         """
         script: dict[str, str] = {}
         if self._driver == (socket.gethostname(), os.getppid()):
@@ -88,14 +88,14 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
             await self.site.close()
 
     def transition(self, key: str, start: str, finish: str, **_: object) -> None:
-        # Nobody holds the future any more: the driver has closed, or is dead. Dask would let the task run on.
+        # The future was released: the driver has closed, or is dead. Dask would let the task continue.
         if start == "executing" and finish in ("cancelled", "released") and self.site is not None:
             self.site.abandon(key)
 
 
 @dataclass(frozen=True, slots=True)
 class _News:
-    """A filter: that a worker which its driver closes cuts off its chain, or a heartbeat, is none."""
+    """Log filter: drops messages on chains and heartbeats cut off because the driver closes the worker."""
 
     worker: Worker
 
@@ -107,10 +107,10 @@ class _News:
 
 
 class Site:
-    """What one run has on one worker: a process that trains, and the chain that it is given.
+    """The part of a run on one worker: a training process, and its current chain.
 
-    Another process takes the place of one that has ended; to the driver that is a worker which has died and one which
-    joins. So each process is admitted by what it says of itself: it may have found other files.
+    A process that has ended is replaced; to the driver that is a worker that died and one that joins. So each process
+    is admitted by its own description, since it may have found other files.
     """
 
     def __init__(self, name: str, worker: Worker, load: Load) -> None:
@@ -119,16 +119,16 @@ class Site:
         self._worker = worker
         self._load = load
         self._trainer: Trainer | None = None
-        self._settled = asyncio.Event()  # unset while a process is being brought up
+        self._settled = asyncio.Event()  # unset while a process is starting
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
-        self._running: tuple[str, ChainId] | None = None  # the task's key and the chain that the process has now
-        self._early: defaultdict[ChainId, list[Order]] = defaultdict(list)  # orders that came before their chain
+        self._running: tuple[str, ChainId] | None = None  # the current task's key and chain
+        self._early: defaultdict[ChainId, list[Order]] = defaultdict(list)  # orders received before their chain
         self._abandoned: set[str] = set()
         worker.handlers[name] = self.control
 
     async def open(self) -> None:
-        """Returns when the driver has been told that a process is ready, or why none is."""
+        """Start a process; return once the driver was notified that it is ready, or why it is not."""
         try:
             await self._bring_up()
         finally:
@@ -141,7 +141,7 @@ class Site:
         except TrainingProcessLost as error:
             logger.warning("worker %s: the training process %s while it was set up", self._worker.address, error)
             try:
-                loaded = await self._start()  # whoever has killed it may not have meant the trainable
+                loaded = await self._start()  # the cause may not have been the trainable
             except TrainingProcessLost as again:
                 loaded = _unable(f"the training process {again} while it was set up, as the one before it")
         if self._closed:
@@ -151,14 +151,14 @@ class Site:
             worker=self._worker.address, host=socket.gethostname(), pid=os.getpid(), **asdict(loaded)
         )
         if loaded.problem is not None or (before is not None and before.environment != loaded.environment):
-            # The driver refuses it; should it never hear of that, nothing is trained all the same.
+            # The driver will refuse it; end the process, so that nothing is trained even if the message is lost.
             trainer, self._trainer = self._trainer, None
             if trainer is not None:
                 await trainer.finish(_GRACE)
         self._worker.log_event(self._name, {"ready": encode(self.description)})
 
     async def _start(self) -> Loaded:
-        """Start a process and have it unpack the trainable. Raises :class:`TrainingProcessLost` if it ends in that."""
+        """Start a process and have it unpack the trainable. Raises :class:`TrainingProcessLost` if it ends doing so."""
         try:
             trainer = await Trainer.start(self._worker.address)
         except OSError as error:
@@ -172,7 +172,7 @@ class Site:
         return loaded
 
     async def _keep(self) -> None:
-        """Have another process whenever one has ended."""
+        """Start a new process whenever one has ended."""
         while self._trainer is not None:
             trainer = self._trainer
             await trainer.ended()
@@ -185,7 +185,7 @@ class Site:
                 self._settled.set()
 
     async def _lose(self, trainer: Trainer) -> None:
-        """Tell the driver, once, that a process has ended."""
+        """Report to the driver, once, that a process has ended."""
         if self._trainer is not trainer or self._closed:
             return
         self._trainer = None
@@ -211,7 +211,7 @@ class Site:
                 metrics: dict[str, float] | None = await trainer.answer(dict[str, float] | None)
                 return metrics
             except TrainingProcessLost:
-                return None  # the driver hears why from whoever keeps the process
+                return None  # the driver is informed by the task that keeps the process
             finally:
                 self._abandoned.discard(key)
 
@@ -220,7 +220,7 @@ class Site:
         reports: list[bytes] = []
 
         def tell(report: bytes) -> None:
-            # At once over the feed, which may lose; together in the result, which may not.
+            # At once over the feed, which may lose reports; together in the result, which may not.
             self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
             reports.append(report)
 
@@ -232,7 +232,7 @@ class Site:
                 await trainer.answer(type(None), tell)
             except TrainingProcessLost as error:
                 if trainer is not None:
-                    await self._lose(trainer)  # before the result: the driver counts one loss, that of the worker
+                    await self._lose(trainer)  # before the result, so that the driver counts one loss, the worker's
                 if not reports or not isinstance(decode_report(reports[-1]), ChainEnded):
                     worker = WorkerId(self._worker.address)
                     message = f"the training process {error}"
@@ -242,7 +242,7 @@ class Site:
             if key in self._abandoned:
                 self._abandoned.discard(key)
                 if trainer is not None:
-                    trainer.send(Forget())  # nobody knows whether there will be another chain
+                    trainer.send(Forget())  # there may be no further chain
         return reports
 
     def _begin(self, trainer: Trainer, key: str, request: Train) -> None:
@@ -251,7 +251,7 @@ class Site:
         trainer.send(request)
         for order in self._early.pop(chain, ()):
             trainer.send(order)
-        self._early.clear()  # those for other chains are late and of no use
+        self._early.clear()  # orders for other chains are too late
         if key in self._abandoned:
             trainer.send(Stop(chain, keep=False))
 
@@ -259,7 +259,7 @@ class Site:
         return _turns.setdefault(self._worker, asyncio.Lock())
 
     def control(self, orders: bytes) -> None:
-        """Handler of Dask messages: orders for the chain that runs or is about to."""
+        """Handle Dask messages with orders for the current or next chain."""
         for order in decode_orders(orders):
             chain = order.amendment.chain if isinstance(order, Amend) else order.chain
             if self._running is not None and self._running[1] == chain and self._trainer is not None:
@@ -275,7 +275,7 @@ class Site:
             self._trainer.send(Stop(self._running[1], keep=False))
 
     async def close(self) -> None:
-        """Stop what runs and end the process."""
+        """Stop the running chain and end the process."""
         self._closed = True
         self._worker.handlers.pop(self._name, None)
         trainer = self._trainer
@@ -292,12 +292,12 @@ def _unable(summary: str) -> Loaded:
 
 
 async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes) -> list[bytes]:
-    """The Dask task: train a chain and return all its reports, encoded."""
+    """Dask task: train a chain and return all its reports, encoded."""
     return await _site(run).train(key, chain, checkpoints)
 
 
 async def try_out(run: str, key: str, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:
-    """The Dask task: set up and evaluate untrained."""
+    """Dask task: set up and evaluate untrained."""
     return await _site(run).try_out(key, initial, checkpoints)
 
 
@@ -310,7 +310,7 @@ def _site(run: str) -> Site:
 
 
 def described(run: str, dask_worker: Worker) -> bytes | None:
-    """What this worker says of itself, encoded; ``None`` if the plugin is not there yet."""
+    """Return this worker's description, encoded; ``None`` if the plugin is not installed yet."""
     plugin = dask_worker.plugins.get(name_of(run))
     if plugin is None or plugin.site is None or plugin.site.description is None:
         return None

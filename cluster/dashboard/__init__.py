@@ -1,16 +1,16 @@
-"""A page ``/hpstage`` on the Dask dashboard, and its plots one by one: the stage tree while it grows, what each worker
-trains, savings, metrics, rungs. And the same in numbers, for Prometheus, on Dask's ``/metrics``.
+"""A page ``/hpstage`` on the Dask dashboard, and its plots individually: the growing stage tree, the workers' current
+training, savings, metrics, rungs. Also the same figures for Prometheus, on Dask's ``/metrics``.
 
-The scheduler opens nobody's store. Drivers send it the records of their journal (``follower.py``), and it folds them
-as everyone does (``board.py``); so it shows the same plan, whoever sends, and a scheduler that was started anew is sent
-them again. Nothing is sent to a scheduler that shows nothing.
+The scheduler does not open any store. Drivers send it the records of their journal (``follower.py``), and it folds them
+like every other reader (``board.py``). So it shows the same plan regardless of the sender, and a restarted scheduler is
+sent the records again. Nothing is sent to a scheduler without page and metrics.
 
 Both are installed by ``hpstage scheduler`` and for local clusters. Elsewhere::
 
     dask scheduler --preload hpstage.cluster.dashboard
-    hpstage.cluster.dashboard.install(client)             # on a cluster that runs
+    hpstage.cluster.dashboard.install(client)             # on a running cluster
 
-The page needs bokeh and a dashboard, the metrics need prometheus-client; what is not there is left out.
+The page needs bokeh and a dashboard, the metrics need prometheus-client; either is omitted if these are missing.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["dask_setup", "install", "page_of"]
 
 
 def install(client: Client) -> Any:
-    """Add page and metrics to the client's scheduler, if they are not there; returns whether the page is there now.
+    """Add page and metrics to the client's scheduler, if not yet installed; return whether the page is installed now.
 
-    hpstage must be installed where the scheduler runs. For an asynchronous client, await what is returned.
+    hpstage must be installed where the scheduler runs. For an asynchronous client, await the result.
     """
     return client.run_on_scheduler(_on_scheduler)
 
 
 def page_of(client: Client) -> str | None:
-    """The page's address as the client's configuration gives it, if its scheduler has the page."""
+    """Return the page's URL as given by the client's configuration, if its scheduler has the page."""
     from hpstage.cluster.dashboard.follower import INSTALLED, PAGE
 
     link: str | None = client.dashboard_link
@@ -47,12 +47,12 @@ def _on_scheduler(dask_scheduler: Scheduler) -> bool:
 
 
 def dask_setup(scheduler: Scheduler) -> None:
-    """Dask calls this of a module that it preloads."""
+    """Called by Dask for a module that it preloads."""
     install_on(scheduler)
 
 
 def install_on(scheduler: Scheduler) -> bool:
-    """As :func:`install`, in the scheduler's process, on its loop."""
+    """Same as :func:`install`, in the scheduler's process, on its loop."""
     from hpstage.cluster.dashboard.board import Board
     from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED
 

@@ -1,5 +1,5 @@
-"""What the page shows, folded from the records that drivers send. Pure, but for the time at which it was last heard of
-a plan."""
+"""The content of the page, folded from the records that drivers send. Pure, except that it records the time of
+reports."""
 
 from __future__ import annotations
 
@@ -51,32 +51,32 @@ from hpstage.store import Cursor
 logger = logging.getLogger("hpstage")
 
 _MOST_PLANS = 16
-"""Plans held at most, those of searches under way not counted."""
+"""Maximum number of plans held, not counting those of running searches."""
 _QUIET = 60.0
-"""Seconds without a word after which nobody follows a plan any more."""
+"""Seconds without records after which a plan is considered not followed any more."""
 
 _decode = msgspec.json.Decoder(Fact).decode
 
 
 class PlanView(Observer):
-    """A plan, and what its studies look like."""
+    """A plan, and the views of its studies."""
 
     def __init__(self) -> None:
-        super().__init__(SearchPlan(StateKey("")))  # until the first record says whose
-        self.position = 0  # the record that comes next
-        self.hash = b""  # of the chain of those before it: by it their reader knows if they stand in the journal yet
+        super().__init__(SearchPlan(StateKey("")))  # until the first record gives the workload
+        self.position = 0  # position of the next record
+        self.hash = b""  # of the chain of records so far, which shows their sender whether the journal still has them
         self.heard = 0.0
-        self.whole = False  # it was once at the journal's end: its numbers are those of the plan
+        self.whole = False  # whether the end of the journal was reached once, so that the numbers are those of the plan
         self.problem = ""
         self.studies: dict[str, StudyView] = {}
-        self.failed: Counter[Activity] = Counter()  # exceptions in the user's code, by what they ended
+        self.failed: Counter[Activity] = Counter()  # exceptions in the user's code, by interrupted activity
         self.states_lost: Counter[StateLoss] = Counter()
-        self.drivers_lost = 0  # taken for dead
-        self.drivers_rejoined = 0  # processes that joined again after that
+        self.drivers_lost = 0  # presumed dead
+        self.drivers_rejoined = 0  # processes that joined again afterwards
         self._driven: dict[DriverId, str] = {}
         self._lanes: dict[NodeId, list[StudyLane]] = {}  # of all studies
         self._taken_for_dead: set[tuple[str, int]] = set()  # hosts and process ids
-        self._changed: set[NodeId] = set()  # nodes whose pieces are to be counted again
+        self._changed: set[NodeId] = set()  # nodes whose pieces must be recounted
 
     def fold(self, records: Sequence[bytes]) -> None:
         try:
@@ -88,11 +88,11 @@ class PlanView(Observer):
             self._count()
 
     def front(self, node: NodeId) -> int:
-        """The step up to which a node is trained; training covers a node from its start on, without gaps."""
+        """Return the step up to which a node is trained; training covers a node from its start, without gaps."""
         return self.trained.get(node) or self.plan.nodes[node].start
 
     def is_out_of_reach(self, node: Node) -> bool:
-        """Does training fail before it comes to the node? O(depth), where there are failures."""
+        """Whether training fails before it reaches the node. O(depth), if there are failures."""
         while self.has_failures and node.parent is not None:
             step = self.fails_at(node.parent.id)
             if step is not None and step < node.start:
@@ -101,26 +101,26 @@ class PlanView(Observer):
         return False
 
     def driven_by(self, chain: OpenChain) -> str:
-        """The study of the driver that runs the chain."""
+        """Return the study of the driver that runs the chain."""
         return self._driven.get(chain.driver, "")
 
     def driven(self) -> Counter[str]:
-        """Studies with drivers at work on them: how many. O(drivers)."""
+        """Return the number of active drivers of each study that has any. O(drivers)."""
         return Counter(self._driven[driver] for driver in self.plan.drivers if driver in self._driven)
 
     def is_driven(self, study: str) -> bool:
-        """Is a driver at work on it?"""
+        """Whether a driver is working on the study."""
         return study in self.driven()
 
     def workers(self) -> dict[str, set[WorkerId]]:
-        """On which workers chains of each study run. O(open chains)."""
+        """Return the workers that run chains of each study. O(open chains)."""
         found: dict[str, set[WorkerId]] = {}
         for chain in self.plan.chains.values():
             found.setdefault(self.driven_by(chain), set()).add(chain.worker)
         return found
 
     def _count(self) -> None:
-        """Count the stages of lanes that have changed."""
+        """Recount the stages of changed lanes."""
         ahead = running(self) if self._changed else {}
         for node in self._changed:
             for lane in self._lanes.get(node, ()):
@@ -138,7 +138,7 @@ class PlanView(Observer):
         self._changed.update(span.node for chain in chains if chain is not None for span in chain.spans)
 
     def _touch_below(self, node: NodeId, step: int) -> None:
-        """What a failure puts out of reach, or within it again."""
+        """Mark the nodes that a failure makes unreachable, or its end reachable again."""
         below = [(self.plan.nodes[node], step)]
         while below:
             line, passed = below.pop()
@@ -171,7 +171,7 @@ class PlanView(Observer):
             case StateLost():
                 kept = len(plan.kept)
                 super().apply(fact)
-                self.states_lost[fact.reason] += kept - len(plan.kept)  # else another driver has said so already
+                self.states_lost[fact.reason] += kept - len(plan.kept)  # 0 if another driver has reported it already
                 return None
         paid = super().apply(fact)
         match fact:
@@ -201,7 +201,7 @@ class PlanView(Observer):
         return paid
 
     def _study_of(self, trial: TrialId) -> StudyView | None:
-        """``None`` in a plan that was driven without a study."""
+        """Return the trial's study; ``None`` in a plan that was driven without a study."""
         return self.studies.get(self.plan.study_of(trial))
 
     def _asked(self, fact: TargetAsked) -> None:
@@ -248,7 +248,7 @@ class PlanView(Observer):
 
 
 def running(view: PlanView) -> dict[NodeId, int]:
-    """The step to which each node is being trained. O(open chains)."""
+    """Return the step up to which each node is being trained. O(open chains)."""
     ahead: dict[NodeId, int] = {}
     for chain in view.plan.chains.values():
         for span in chain.ahead():
@@ -257,9 +257,9 @@ def running(view: PlanView) -> dict[NodeId, int]:
 
 
 def cut(view: PlanView, study: str, lane: StudyLane, running: int | None) -> Iterator[tuple[int, int, PieceState]]:
-    """``(start, stop, state)`` of each piece of a lane of ``study``'s, from its node's start to its reach.
+    """Yield ``(start, stop, state)`` of each piece of a lane of ``study``, from its node's start to its reach.
 
-    What is trained is done, or reused where a trial of another study has asked for it first.
+    Trained pieces are done, or reused if a trial of another study asked for them first.
     """
     node, reach = lane.node, lane.reach
     front = view.front(node.id)
@@ -283,7 +283,7 @@ def cut(view: PlanView, study: str, lane: StudyLane, running: int | None) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A study of a plan. ``key`` tells it from studies of its name in other plans."""
+    """A study of a plan. ``key`` distinguishes it from studies of the same name in other plans."""
 
     key: str
     view: PlanView
@@ -299,27 +299,27 @@ class Shown:
 
 
 class Board:
-    """All plans that drivers have told of, since the scheduler began."""
+    """All plans that drivers have reported since the scheduler started."""
 
     def __init__(self) -> None:
-        self.plans: dict[str, PlanView] = {}  # those that were heard of last come last
+        self.plans: dict[str, PlanView] = {}  # ordered by the time of the last report, the latest last
         self.has_page = False  # on the scheduler's dashboard
         self.lock = threading.Lock()
-        """Held while plans change: others than the scheduler's thread may read them."""
+        """Held while plans change, since threads other than the scheduler's may read them."""
 
     def offer(self, plan: str, first: int, records: list[bytes]) -> int:
-        """Take in what is new of these records, the first of which stands at ``first``; returns which one comes next.
+        """Fold the new ones of these records, the first of which is at position ``first``; return the next position.
 
-        Of a plan that cannot be shown it returns ``NO_MORE``.
+        Returns ``NO_MORE`` for a plan that cannot be shown.
         """
         with self.lock:
             return self._offer(plan, first, records)
 
     def take_in(self, plan: str, first: int, records: list[bytes], anew: bool = False) -> tuple[int, bytes]:
-        """As :meth:`offer`, for a process that follows the journal; returns the cursor behind what is taken in.
+        """Same as :meth:`offer`, for a process that follows the journal; return the cursor after the folded records.
 
         Args:
-            anew: the journal has lost records that were taken in: forget them.
+            anew: the journal has lost records that were folded: discard them.
         """
         if anew:
             with self.lock:
@@ -344,7 +344,7 @@ class Board:
         return NO_MORE if view.problem else view.position
 
     def studies(self) -> list[Shown]:
-        """Those of all plans: first those that are being driven, then the others, the latest first."""
+        """Return the studies of all plans: first those with active drivers, then the others, the latest first."""
         found = [
             Shown(f"{plan} {name}", view, study)
             for plan, view in self.plans.items()
@@ -353,7 +353,7 @@ class Board:
         return sorted(found, key=lambda shown: (shown.is_driven, shown.study.started.at), reverse=True)
 
     def find(self, key: str | None) -> Shown | None:
-        """The study of this key; the first of :meth:`studies` if there is none."""
+        """Return the study with this key, or the first of :meth:`studies` if there is none."""
         studies = self.studies()
         return next((shown for shown in studies if shown.key == key), studies[0] if studies else None)
 

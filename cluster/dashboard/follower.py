@@ -16,36 +16,36 @@ from hpstage.store import Cursor, Journal
 logger = logging.getLogger("hpstage")
 
 PAGE = "hpstage"
-"""The page's name among those of the dashboard."""
+"""Name of the page on the dashboard."""
 HANDLER = "hpstage_facts"
-"""The scheduler's handler for records."""
+"""Name of the scheduler's handler for records."""
 INSTALLED = "hpstage-dashboard"
-"""Names the scheduler's metadata by which drivers know that it has the page: to call a handler that is not there would
-leave a warning in its log each time. Their value: ``"page"``, or ``"metrics"`` where those are all."""
+"""Key in the scheduler's metadata from which drivers know that it has the page, since calling a missing handler would
+leave a warning in its log each time. Value: ``"page"``, or ``"metrics"`` if there are only metrics."""
 
 NO_MORE = -1
-"""The answer of a page that cannot show a plan."""
+"""Answer for a plan that cannot be shown."""
 
 _LOOK = 0.25
-"""Seconds between two looks into the journal."""
+"""Seconds between two checks of the journal."""
 _AGAIN = 3.0
-"""Seconds between two looks for a page, and between two offers to it while there is nothing new: by these a scheduler
-that was started anew is noticed."""
+"""Seconds between two checks for a page, and between two offers to it while there are no new records, by which a
+restarted scheduler is noticed."""
 RECORDS = 200
-"""Records sent at once. The scheduler does nothing else for the 2 to 10 ms in which it folds them."""
+"""Number of records sent at once. Folding them blocks the scheduler for 2 to 10 ms."""
 _PATIENCE = 3.0
-"""Seconds that a last offer may take when the search is over."""
+"""Maximum seconds of a last offer when the search has ended."""
 
 
 class Follower:
-    """Keeps the page of a cluster's dashboard up to date with a journal, from a thread of its own.
+    """Keeps the page of a cluster's dashboard up to date with a journal, in a separate thread.
 
-    It decides nothing and nobody waits for it: where there is no page, or none that can be reached, it looks again
-    later. The page says which record it wants next. So several followers of one plan send each record once or twice,
-    and a page that has forgotten all is sent all.
+    It makes no decisions and nothing waits for it: if there is no page, or it cannot be reached, it tries again later.
+    The page answers with the position of the record it wants next. So several followers of one plan send each record
+    once or twice, and a page that has lost everything is sent everything.
 
     Args:
-        client: the present connection to the scheduler; ``None`` if there is none.
+        client: returns the current connection to the scheduler; ``None`` if there is none.
     """
 
     def __init__(self, journal: Journal, client: Callable[[], Client | None]) -> None:
@@ -61,7 +61,7 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, once what is written is sent; do not wait long for that."""
+        """Stop after sending the records written so far, without waiting long."""
         self._closing.set()
         self._thread.join(2 * _PATIENCE)
 
@@ -74,12 +74,12 @@ class Follower:
                     pass
             except StoreError:
                 logger.debug("the dashboard's page waits for the store", exc_info=True)
-            except Exception:  # whatever goes wrong between us and the page is no matter of the search
+            except Exception:  # errors between us and the page must not affect the search
                 logger.debug("the dashboard's page could not be reached", exc_info=True)
                 self._asked = None
 
     def _send(self, *, at_once: bool) -> bool:
-        """Send what the page wants next; returns whether there may be more."""
+        """Send the records that the page wants next; return whether there may be more."""
         client = self._client()
         if client is None or not self._is_installed(client, at_once=at_once):
             return False
@@ -119,7 +119,7 @@ class Follower:
         return False
 
     def _name(self) -> str:
-        """Names the journal among all, whatever it is stored in: its first record is that of every plan of the
-        workload, but the second tells of a driver or a search, and when it began."""
+        """Return a name that is unique to the journal, regardless of where it is stored. All plans of a workload start
+        with the same record, but the second contains a driver or a search, and when it started."""
         first = self._journal.read(0, 2)
         return hashlib.blake2b(b"\n".join(first), digest_size=16).hexdigest() if len(first) == 2 else ""

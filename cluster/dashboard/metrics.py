@@ -1,11 +1,11 @@
-"""Prometheus metrics of the plans that drivers tell a scheduler of, on Dask's ``/metrics``.
+"""Prometheus metrics of the plans that drivers report to a scheduler, on Dask's ``/metrics``.
 
-Dask serves the process's registry, which holds one collector of ours for all schedulers of the process. A plan that
-several of them know is exported once. All numbers are kept while records are folded: a scrape costs the same however
-large a plan is.
+Dask serves the process's registry, which contains a single collector for all schedulers of the process. A plan known to
+several of them is exported once. All numbers are maintained while records are folded, so the cost of a scrape does not
+depend on the size of a plan.
 
-Counters go on where they were when a scheduler is started anew: they are those of the journal. So a plan is exported
-only when it has been read to its end once; a counter that is seen half way would count its second half twice.
+Counters continue where they were when a scheduler is restarted, since they are those of the journal. So a plan is
+exported only after it has been read to its end once; a counter seen half way would count its second half twice.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hpstage.plan.facts import ChainOutcome, Departure, StateLoss, WorkerId
 from hpstage.plan.totals import Totals
 
 _MOST_STUDIES = 50
-"""Studies exported at most: those that were started last, and all at which a driver is at work."""
+"""Maximum number of studies exported: the latest started, plus all with an active driver."""
 _PLAN_LABEL = 12
-"""Characters of a plan's name that make its label."""
+"""Number of characters of a plan's name that form its label."""
 _OUTCOMES: tuple[Departure | ChainOutcome, ...] = (*get_args(Departure), *get_args(ChainOutcome))
-"""Of chains that are lost: each is there from the beginning, so that the first loss is an increase."""
+"""Outcomes of lost chains. All are exported from the start, so that the first loss is an increase."""
 _LOSSES: tuple[StateLoss, ...] = get_args(StateLoss)
 _FAILING: tuple[Activity, ...] = ("train", "evaluate")
 
@@ -121,13 +121,13 @@ FAMILIES: Mapping[str, _Family] = {
         ("scheduler", "state"),
     ),
 }
-"""By name, counters without their ``_total``: kind, help, labels."""
+"""Kind, help and labels by name; names of counters are without ``_total``."""
 
 _boards: weakref.WeakKeyDictionary[Any, Board] = weakref.WeakKeyDictionary()
 
 
 def export(scheduler: Any, board: Board) -> None:
-    """Export what ``board`` knows for as long as ``scheduler`` lives."""
+    """Export the plans of ``board`` as long as ``scheduler`` is alive."""
     _boards[scheduler] = board
     _COLLECTOR.register()
 
@@ -176,20 +176,20 @@ def _families() -> dict[str, Metric]:
 
 
 def _chosen(plans: Mapping[str, PlanView], driven: Mapping[str, Counter[str]]) -> list[tuple[str, StudyView]]:
-    """Studies to export, with their plans."""
+    """Return the studies to export, with their plans."""
     found = [(plan, study) for plan, view in plans.items() for study in view.studies.values()]
     found.sort(key=lambda one: one[1].started.at, reverse=True)
     return found[:_MOST_STUDIES] + [one for one in found[_MOST_STUDIES:] if one[1].name in driven[one[0]]]
 
 
 class _Sheet:
-    """The families of one scrape, while they are filled."""
+    """The families of one scrape, while they are being filled."""
 
     def __init__(self) -> None:
         self.families = _families()
 
     def _add(self, name: str, value: float, *labels: str) -> None:
-        # JSON can carry half a surrogate pair, which UTF-8 cannot: one such name would cost the whole scrape.
+        # JSON can contain half a surrogate pair, which UTF-8 cannot encode: one such name would break the whole scrape.
         self.families[name].add_metric([label.encode("utf-8", "replace").decode() for label in labels], value)  # type: ignore[attr-defined]
 
     def plan(self, plan: str, view: PlanView) -> None:

@@ -1,4 +1,4 @@
-"""The documents that the dashboard serves: the page, and each plot alone."""
+"""The documents served on the dashboard: the page, and each plot individually."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpstage.cluster.dashboard.board import Board, Shown
 from hpstage.cluster.dashboard.plots import Metrics, Plot, Rungs, Savings, Sizing, StageTree, Summary, Workers
 
 _INTERVAL = 500
-"""Milliseconds between two looks for something new to draw."""
+"""Milliseconds between two updates."""
 _LATEST = ""
-"""The choice that follows the study that was started last."""
+"""The choice that follows the latest started study."""
 _MOST_CHOICES = 50
 
 
 class Chooser(Plot):
-    """A list of all studies, of which one is looked at."""
+    """A list of all studies, from which the displayed one is chosen."""
 
     def make(self) -> None:
         self.source = None
@@ -43,7 +43,7 @@ class Chooser(Plot):
 
 
 def page_doc(board: Board, scheduler: Any, extra: dict[str, Any], doc: Document) -> None:
-    """All plots of one study, which can be chosen."""
+    """Build the page: all plots of one study, which can be chosen."""
     chooser = Chooser(board, scheduler)
 
     def plot(kind: type[Plot], height: int = 0, sizing_mode: Sizing = "stretch_width") -> Plot:
@@ -78,7 +78,7 @@ def page_doc(board: Board, scheduler: Any, extra: dict[str, Any], doc: Document)
 
 
 def individual(board: Board, kind: type[Plot]) -> Callable[[Any, dict[str, Any], Document], None]:
-    """A document with one plot, of the latest study."""
+    """Return a function that builds a document with one plot, of the latest study."""
     return partial(_individual_doc, board, kind)
 
 

@@ -1,4 +1,4 @@
-"""What may become of a piece of a lane."""
+"""The states of a piece of a lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's plots. Each draws one study from the board; texts of users go where nothing reads them as HTML."""
+"""The page's plots. Each draws one study from the board; text from users is never interpreted as HTML."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from hpstage.cluster.dashboard.tree import draw
 from hpstage.cluster.dashboard.work import Work, work_of
 
 Choose = Callable[[], str | None]
-"""The key of the study to draw; ``None``: the latest."""
+"""Returns the key of the study to draw; ``None``: the latest."""
 Sizing = Literal["stretch_both", "stretch_width"]
 
-# Okabe and Ito's colours, as in the report. What is done recedes; what happens now stands out.
+# Okabe and Ito's colours, as in the report. Done pieces are subdued; current activity stands out.
 COLOURS: dict[PieceState, str] = {
     "waiting": "#D9D9D9",
     "ready": "#56B4E9",
@@ -41,8 +41,8 @@ COLOURS: dict[PieceState, str] = {
 _INK, _FAINT, _TRACK = "#222222", "#B5B5B5", "#ECECEC"
 
 _SHARE = 0.02
-"""Of the scheduler's time that a plot may take: one that takes long is drawn more seldom. All together stay below a
-twentieth, so that nineteen of twenty messages do not notice."""
+"""Maximum share of the scheduler's time per plot: a slow plot is redrawn less often. All plots together stay below a
+twentieth, so that nineteen of twenty messages are not delayed."""
 _CURVES = 10
 _CURVE_POINTS = 200
 _RUNGS = 24
@@ -51,7 +51,7 @@ _WORKER_TEXT = 110
 
 
 class Plot(DashboardComponent):  # type: ignore[misc]
-    """Draws when something has changed, and never for more than its share of the time."""
+    """Redraws when something has changed, within its share of the time."""
 
     def __init__(
         self,
@@ -84,18 +84,18 @@ class Plot(DashboardComponent):  # type: ignore[misc]
             self._due = now + (now - began) / _SHARE
 
     def version(self, shown: Shown | None) -> object:
-        """Changes when something is to be drawn."""
+        """Return a value that changes when the plot must be redrawn."""
         return None if shown is None else (shown.key, shown.view.position)
 
     @abstractmethod
     def make(self) -> None:
-        """Make ``root`` with nothing on it."""
+        """Create ``root`` without content."""
 
     @abstractmethod
     def draw(self, shown: Shown | None) -> None: ...
 
     def fit(self, height: int, *, most: int) -> None:
-        """As high as its rows need, where it may be."""
+        """Set the height to what the rows need, if the layout allows it."""
         if self._sizing == "stretch_width":
             self.root.height = min(height, most)
 
@@ -112,7 +112,7 @@ class Plot(DashboardComponent):  # type: ignore[misc]
 
 
 class StageTree(Plot):
-    """The stage tree of the study's trials, coloured by what has become of each stretch."""
+    """The stage tree of the study's trials, coloured by the state of each piece."""
 
     def make(self) -> None:
         self.source = ColumnDataSource(
@@ -138,7 +138,7 @@ class StageTree(Plot):
                 ],
             )
         )
-        # A point that is nowhere for each state: the legend has all of them, whichever are there.
+        # An invisible point for each state, so that the legend always has all of them.
         for state, colour in COLOURS.items():
             text = "trained for another study" if state == "reused" else state
             self.root.rect([math.nan], [math.nan], 1, 1, color=colour, legend_label=text)
@@ -159,7 +159,7 @@ class StageTree(Plot):
         tree = draw(shown.view, shown.study)
         thick = max(2.0, min(9.0, 420 / max(1, tree.rows)))
         pieces = tree.pieces
-        # As a whole: a new trial moves the rows of many others, so there is little that a patch could leave alone.
+        # Replaced as a whole: a new trial moves the rows of many others, so a patch could keep little.
         self.source.data = {
             "start": [piece.start for piece in pieces],
             "stop": [piece.stop for piece in pieces],
@@ -185,7 +185,7 @@ class StageTree(Plot):
 
 
 class Workers(Plot):
-    """What each worker trains now, of all studies on the cluster."""
+    """The current training of each worker, for all studies on the cluster."""
 
     def make(self) -> None:
         self.source = ColumnDataSource({name: [] for name in ("worker", "done", "colour", "text")})
@@ -203,7 +203,7 @@ class Workers(Plot):
         )  # fmt: skip
 
     def version(self, shown: Shown | None) -> object:
-        return time.time()  # chains go on between two reports
+        return time.time()  # chains progress between two reports
 
     def draw(self, shown: Shown | None) -> None:
         works = work_of(self.board, self.scheduler.id, time.time())
@@ -234,7 +234,7 @@ def _say(work: Work | None) -> str:
 
 
 class Savings(Plot):
-    """Worker-seconds that the results so far have taken, beside those that each trial alone would have taken."""
+    """Worker-seconds spent for the results so far, compared to those that each trial alone would have taken."""
 
     def make(self) -> None:
         self.source = ColumnDataSource({"at": [], "alone": [], "spent": [], "top": []})
@@ -313,7 +313,7 @@ def _thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[i
 
 
 class Rungs(Plot):
-    """How many trials were asked for at each step, and how many have got there."""
+    """The number of trials asked for at each step, and of those evaluated there."""
 
     def make(self) -> None:
         self.source = ColumnDataSource({name: [] for name in ("step", "asked", "told", "best", "text")})
@@ -339,7 +339,7 @@ class Rungs(Plot):
         if shown is None:
             return
         rungs = shown.study.rungs
-        # Of a search without rungs, which asks anywhere, the steps where most was asked.
+        # For a search without rungs, which may ask at any step, the steps with the most trials asked.
         most = sorted(rungs, key=lambda step: (-rungs[step].asked, step))[:_RUNGS]
         steps = sorted(most)
         self.root.x_range.factors = [str(step) for step in steps]
@@ -356,7 +356,7 @@ class Rungs(Plot):
 
 
 class Summary(Plot):
-    """The study in figures."""
+    """The key figures of the study."""
 
     def make(self) -> None:
         self.source = None
@@ -376,11 +376,11 @@ class Summary(Plot):
 
 
 _NAME = 40
-"""Characters of a study's name in the summary."""
+"""Maximum number of characters of a study's name in the summary."""
 
 
 def summary(shown: Shown) -> str:
-    """The study in figures, as HTML."""
+    """Return the key figures of the study as HTML."""
     study, view, totals = shown.study, shown.view, shown.study.totals
     trials = len(study.trials)
     over = trials - study.trials_by_end[None]
@@ -412,7 +412,7 @@ def summary(shown: Shown) -> str:
 
 
 def seconds(value: float) -> str:
-    """Worker-seconds for people."""
+    """Format worker-seconds for display."""
     if abs(value) < 600:
         return f"{round(value, 1) + 0.0:.1f} s"  # never -0.0
     return f"{value / 60:.1f} min" if abs(value) < 7200 else f"{value / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Puts the page into a scheduler's dashboard, which has no hook for it."""
+"""Adds the page to a scheduler's dashboard, which has no hook for it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hpstage.cluster.dashboard.page import individual, page_doc
 from hpstage.cluster.dashboard.plots import PLOTS
 
 _ENTRY = f"&#{ord(PAGE[0])};{PAGE[1:]}"
-"""The page in the navigation bar, where Dask would begin its name with a capital."""
+"""The page's entry in the navigation bar, encoded since Dask would capitalize its name."""
 
 
 def serve(scheduler: Any, board: Board) -> bool:
-    """Serve the page of ``board``, if the scheduler has a dashboard; returns whether it has."""
+    """Serve the page of ``board``, if the scheduler has a dashboard; return whether it has."""
     dashboards = [app for app in scheduler.http_application.applications if isinstance(app, BokehTornado)]
     if not dashboards:
         return False
     pages: dict[str, Any] = {f"/{PAGE}": partial(page_doc, board)}
     pages |= {f"/individual-{PAGE}-{name}": individual(board, plot) for name, plot in PLOTS.items()}
-    # An application's pages are fixed when it is made, and Dask lists the plots of its first one only. So there is
-    # another, with all pages, before the one that was there (which still serves those who are looking at it).
+    # The pages of an application are fixed on creation, and Dask lists the plots of its first application only. So
+    # another one with all pages is inserted before the existing one (which still serves its current viewers).
     theirs = dict(dask_dashboard.applications)
     variables = dask_dashboard.template_variables(scheduler)
     variables["pages"].insert(variables["pages"].index("info") if "info" in variables["pages"] else 0, _ENTRY)
@@ -38,7 +38,7 @@ def serve(scheduler: Any, board: Board) -> bool:
             scheduler.http_application, scheduler.http_server, scheduler, prefix=dashboards[0].prefix
         )
     finally:
-        # Other schedulers of this process have boards of their own.
+        # Other schedulers of this process have separate boards.
         dask_dashboard.applications.clear()
         dask_dashboard.applications.update(theirs)
     applications = scheduler.http_application.applications

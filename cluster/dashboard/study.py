@@ -1,4 +1,4 @@
-"""One study as the page shows it, kept up to date fact by fact. Pure."""
+"""A study as shown on the page, updated with every fact. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hpstage.plan.tally import StudyTotals
 from hpstage.report.lanes import Lane, extend
 
 Activity = Literal["train", "evaluate", "load", "save", "wasted"]
-"""What workers spend their time on; ``wasted``: training that was thrown away, whatever it was for."""
+"""What workers spend their time on; ``wasted``: training that was discarded, regardless of its purpose."""
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 _RESULTS = 3000
-"""Results drawn as dots: the latest."""
+"""Number of latest results drawn as dots."""
 _HISTORY = 800
-"""Points of a curve over time; beyond, every second one goes."""
+"""Maximum number of points of a curve over time; beyond it, every second one is dropped."""
 
 
 _Rank = tuple[bool, float, int, TrialId]
@@ -31,11 +31,11 @@ _Rank = tuple[bool, float, int, TrialId]
 
 @dataclass(slots=True, kw_only=True)
 class StudyLane(Lane):
-    """A lane of a study's."""
+    """A lane of a study."""
 
     study: StudyView
-    pieces: tuple[PieceState, ...] = ()  # as they are counted
-    values: str = ""  # the hyper-parameters as text, once they were drawn
+    pieces: tuple[PieceState, ...] = ()  # as last counted
+    values: str = ""  # the hyper-parameters as text, once drawn
 
 
 @dataclass(slots=True)
@@ -55,11 +55,11 @@ class Result:
 
 
 class History:
-    """Points over time, of which every second one goes when they become too many."""
+    """Points over time, of which every second one is dropped when there are too many."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[float, ...]] = []
-        self._last: list[tuple[float, ...]] = []  # the latest, where it is not among those kept
+        self._last: list[tuple[float, ...]] = []  # the latest, if it is not among those kept
         self._every = 1
         self._seen = 0
 
@@ -86,16 +86,16 @@ class StudyView:
         self.started = started
         self.totals = totals
         self.ended = False
-        self.trials: dict[TrialId, str | None] = {}  # how it ended, if it did
+        self.trials: dict[TrialId, str | None] = {}  # how each ended, if it did
         self.trials_by_end: Counter[str | None] = Counter()
         self.stages: Counter[PieceState] = Counter()  # pieces of lanes by state
         self.lanes: dict[NodeId, StudyLane] = {}  # parents before children
         self.rungs: dict[int, Rung] = {}
-        self.standing: dict[TrialId, Result] = {}  # the farthest of each trial that is a number
-        self._ranking: list[_Rank] = []  # of those, the best first
+        self.standing: dict[TrialId, Result] = {}  # the farthest finite result of each trial
+        self._ranking: list[_Rank] = []  # of these, the best first
         self.results: deque[Result] = deque(maxlen=_RESULTS)
         self.began = started.at  # the first call
-        self.history = History()  # (seconds since then, worker-seconds of the trials alone, spent)
+        self.history = History()  # (seconds since then, worker-seconds of the trials alone, worker-seconds spent)
         self.history.add(0.0, 0.0, 0.0)
         self.chains_lost: Counter[str] = Counter()  # by outcome
         self._latest = 0.0
@@ -109,25 +109,25 @@ class StudyView:
         return self.started.directions[:1] == ("maximize",)
 
     def restart(self, started: SearchStarted) -> None:
-        """A further call: what was there stays."""
+        """Start a further call, keeping the existing state."""
         self.started = started
         self.ended = False
         self._ranking = sorted(map(self._rank, self.standing.values()))
 
     def set_trial(self, trial: TrialId, end: str | None) -> None:
-        """How it ended; ``None``: it is not over."""
+        """Set how the trial ended; ``None``: it has not ended."""
         if trial in self.trials:
             self.trials_by_end[self.trials[trial]] -= 1
         self._stand(trial, end, self.standing.get(trial))
         self.trials_by_end[end] += 1
 
     def ask(self, trial: PlannedTrial, before: int, step: int) -> list[StudyLane]:
-        """``step`` was asked of a trial of which ``before`` was the farthest. Returns lanes that are new."""
+        """Record that ``step`` was asked of a trial, the farthest before being ``before``. Return the new lanes."""
         self.rungs.setdefault(step, Rung()).asked += 1
         return extend(self.lanes, trial, before, step, lambda node: StudyLane(node, node.start, study=self))
 
     def tell(self, trial: PlannedTrial, step: int, metrics: Mapping[str, float]) -> None:
-        """A trial's target is reached, for the first time."""
+        """Record that a trial's target was reached for the first time."""
         value = metrics.get(self.started.metric[0], math.nan)
         rung = self.rungs.setdefault(step, Rung())
         rung.told += 1
@@ -142,21 +142,21 @@ class StudyView:
         rung.best = value if better else rung.best
 
     def lose(self, fact: ChainLost, plan: SearchPlan) -> None:
-        """A chain was lost, or threw away what it had trained last, and the study pays for it."""
+        """Record that a chain paid by the study was lost, or discarded its last training."""
         self.chains_lost[fact.outcome] += 1
         self.mark(fact.at, plan)
 
     def mark(self, at: float, plan: SearchPlan) -> None:
-        """Something was reached or lost."""
+        """Add a point to the history after something was reached or lost."""
         self._latest = max(self._latest, at - self.began)  # reports of several workers come out of order
         self.history.add(self._latest, self.totals.alone_seconds(plan.totals), self.totals.worker_seconds)
 
     def best(self, count: int) -> list[Result]:
-        """The best standing results, the best first; as in Optuna, before all others those of completed trials."""
+        """Return the best standing results, the best first; as in Optuna, completed trials come before all others."""
         return [self.standing[trial] for _, _, _, trial in self._ranking[:count]]
 
     def _stand(self, trial: TrialId, end: str | None, result: Result | None) -> None:
-        """A trial's end or its farthest result is another now."""
+        """Update a trial's end or its farthest result."""
         before = self.standing.get(trial)
         if before is not None:
             del self._ranking[bisect_left(self._ranking, self._rank(before))]
@@ -171,7 +171,8 @@ class StudyView:
 
 
 def curve(trial: PlannedTrial, metric: str, stop: int) -> list[tuple[int, float]]:
-    """What is known of a trial's metric up to ``stop``, by step: whoever has had it evaluated."""
+    """Return the known values of a trial's metric up to ``stop``, by step, including those evaluated for other
+    trials."""
     found = []
     for node, start, end in trial.legs(stop):
         for step in sorted(step for step in node.states if start < step <= end):

@@ -1,4 +1,4 @@
-"""The stage tree as it is drawn: lanes on rows, cut into pieces by what has become of them. Pure."""
+"""The stage tree as drawn: lanes on rows, cut into pieces by state. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpstage.report.lanes import rows as lay_out
 from hpstage.text import shortened
 
 MOST_LANES = 1200
-"""Lanes drawn: more than a screen has rows for."""
+"""Maximum number of lanes drawn: more than a screen has rows."""
 _MOST_TEXT = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Steps ``[start, stop)`` of a node, all in one state."""
+    """Steps ``[start, stop)`` of a node that are in the same state."""
 
     row: int
     node: NodeId
@@ -34,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """``joins``: ``(step, row, row)``, where a lane parts from its parent. ``hidden``: lanes left out."""
+    """``joins``: ``(step, row, row)`` where a lane forks from its parent. ``hidden``: number of lanes left out."""
 
     pieces: list[Piece]
     joins: list[tuple[int, int, int]]
@@ -43,7 +43,7 @@ class Tree:
 
 
 def draw(view: PlanView, study: StudyView, most: int = MOST_LANES) -> Tree:
-    """The study's tree; of one that is too large, the lanes that most trials go along, and those that run."""
+    """Draw the study's tree; if it is too large, only the lanes used by most trials, and those being trained."""
     ahead = running(view)
     lanes = _chosen(study, ahead, most)
     rows = lay_out(lanes)
@@ -60,10 +60,10 @@ def draw(view: PlanView, study: StudyView, most: int = MOST_LANES) -> Tree:
 
 
 def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[StudyLane]:
-    """Lanes of nodes in the order of their ids, and so parents before children; with each lane its parent's."""
+    """Return lanes in the order of their nodes' ids, hence parents before children, each with its parent's lane."""
     lanes: Iterable[StudyLane] = study.lanes.values()
     if len(study.lanes) > most:
-        # A parent has at least the trials of its child, and the smaller id.
+        # A parent has at least as many trials as its child, and the smaller id.
         least = sorted([lane.trials for lane in lanes], reverse=True)[most - 1]
         kept = {id: lane for id, lane in study.lanes.items() if lane.trials > least}
         tied = heapq.nsmallest(most - len(kept), [id for id, lane in study.lanes.items() if lane.trials == least])
@@ -77,7 +77,7 @@ def _chosen(study: StudyView, running: Iterable[NodeId], most: int) -> list[Stud
 
 
 def values_text(node: Node, step: int) -> str:
-    """The hyper-parameters in training step ``step``; those that the node has changed come first."""
+    """Return the hyper-parameters at training step ``step`` as text; those changed by the node come first."""
     values = node.hyperparameters(step)
     before = {} if node.parent is None or not node.start else node.parent.hyperparameters(node.start - 1)
     names = sorted(values, key=lambda name: (name in before and before[name] == values[name], name))

@@ -1,4 +1,4 @@
-"""What each worker of a cluster trains now. Pure."""
+"""The current training of each worker of a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpstage.plan.open_chain import OpenChain
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A chain that runs: it stands about at ``step``, which is part ``done`` of its way to ``stop``."""
+    """A running chain: its estimated ``step``, and the share ``done`` of its path to ``stop``."""
 
     study: str
     step: int
@@ -22,10 +22,10 @@ class Work:
 
 
 def work_of(board: Board, pool: str, now: float) -> dict[WorkerId, Work]:
-    """By worker, of those in ``pool``.
+    """Return the current training by worker, for the workers in ``pool``.
 
-    A chain reports at boundaries only, which may be a minute apart. In between it is taken to have gone on as fast as
-    its node did before, as far as to the next end of a node at most.
+    A chain reports only at boundaries, which may be a minute apart. In between it is assumed to progress at its node's
+    previous speed, at most up to the end of the current node.
     """
     found = {}
     for view in board.plans.values():
