@@ -1,1 +1,1 @@
-"""What is known of trials and states: events, and the fold that they are put into. Pure."""
+"""The search plan: facts about trials and states, and their fold. Pure."""

@@ -1,4 +1,4 @@
-"""What a plan can hold: facts are checked before they are written, and when they are read. Pure."""
+"""Checks of facts against the plan, before they are written and when they are read. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
 
 FORMAT = 3
-"""Version of the journal's events. A plan of another format is refused, never guessed at."""
+"""Version of the journal's event format. Plans in any other format are refused."""
 
 
 def check(plan: SearchPlan, fact: Fact) -> None:
-    """Refuse a fact that the plan cannot hold.
+    """Check that a fact is consistent with the plan.
 
     Raises:
-        UsageError: a trial that was trained under other schedules before is added (naming the hyper-parameter).
-        InternalError: it contradicts what was folded before.
+        UsageError: a trial is added again with schedules that change its past (naming the hyper-parameter).
+        InternalError: the fact contradicts earlier facts.
     """
     refuse = _CHECKS.get(fact.__class__)
     if refuse is not None:
@@ -48,7 +48,7 @@ def _created(plan: SearchPlan, fact: PlanCreated) -> None:
 
 
 def _added(plan: SearchPlan, fact: TrialAdded) -> None:
-    """A trial's past is fixed."""
+    """Check that an added trial does not change the past of a known one."""
     known = plan.trials.get(fact.trial)
     if known is None or not known.asked or (known.steps >= fact.steps and known.schedules == fact.schedules):
         return

@@ -1,6 +1,6 @@
-"""Facts: what the journal remembers of a search, and the values that they are made of.
+"""Facts, the events of a search that the journal records, and the values that they contain.
 
-All are frozen ``msgspec`` structs: tagged, validated on decoding, JSON all the way, never pickle.
+All are frozen ``msgspec`` structs: tagged, validated on decoding, and stored as JSON, never pickled.
 Seconds are wall-clock durations; ``at`` is a time on the executor's clock (seconds since the epoch, or virtual).
 """
 
@@ -15,17 +15,17 @@ import msgspec
 from hpstage.schedule import Schedule
 
 NodeId = NewType("NodeId", int)
-"""Position of a node in the plan, in order of creation. Equal for everyone who folds the same journal."""
+"""Position of a node in the plan, in order of creation. Identical in every fold of the same journal."""
 TrialId = NewType("TrialId", str)
-"""Names a trial within a plan: ``"<study name>/<number>"``."""
+"""Identifies a trial within a plan: ``"<study name>/<number>"``."""
 WorkerId = NewType("WorkerId", str)
 DriverId = NewType("DriverId", str)
-"""Names a driver: one process's part in a plan, from when it joins until it leaves or its lease runs out."""
+"""Identifies a driver: one process's participation in a plan, until it leaves or its lease expires."""
 ChainId = NewType("ChainId", str)
 StateKey = NewType("StateKey", str)
-"""Names for ever what training has produced: 32 hex digits (see ``keys.py``)."""
+"""Permanent identifier of a state: 32 hex digits (see ``keys.py``)."""
 Metrics = dict[str, float | str]
-"""Metrics as they travel: JSON has no NaN and no infinities, so these are texts (``"nan"``, ``"inf"``, ``"-inf"``)."""
+"""Serialized metrics. JSON has no NaN or infinities, so these are strings (``"nan"``, ``"inf"``, ``"-inf"``)."""
 
 
 def to_metrics(numbers: Mapping[str, float]) -> Metrics:
@@ -37,19 +37,19 @@ def to_metric(value: float) -> float | str:
 
 
 def to_numbers(metrics: Metrics) -> dict[str, float]:
-    """Raises ValueError for a text that is no number."""
+    """Raise ValueError for a string that is not a number."""
     return {name: float(value) for name, value in metrics.items()}
 
 
 class StateRef(msgspec.Struct, frozen=True, order=True):
-    """A state: ``node``'s line trained up to ``step`` (exclusive of step ``step`` itself)."""
+    """A state: ``node``'s line trained up to, but not including, step ``step``."""
 
     node: NodeId
     step: int
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Steps ``[start, stop)`` of a node, which lead to its states ``(start, stop]``."""
+    """Steps ``[start, stop)`` of a node, which produce its states ``(start, stop]``."""
 
     node: NodeId
     start: int
@@ -57,19 +57,19 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A state published in the checkpoint store. ``digest`` is that of its content (tensors and structure)."""
+    """A state published in the checkpoint store. ``digest`` covers its content (tensors and structure)."""
 
     key: StateKey
     bytes: int
     digest: str
     marks: str = ""
-    """Of its leaves, to tell which of them differ when the state is trained again."""
+    """Marks of its leaves, to identify those that differ when the state is retrained."""
 
 
 class UserFailure(msgspec.Struct, frozen=True):
-    """An exception in the user's code: its one-line summary, full traceback, and the names of its classes.
+    """An exception in the user's code: its one-line summary, full traceback and class names.
 
-    ``kinds`` holds the qualified name of the exception's class and of its bases, so that ``catch`` can be honoured
+    ``kinds`` holds the qualified names of the exception's class and its bases, so that ``catch`` can be honoured
     without sending the exception itself.
     """
 
@@ -84,8 +84,8 @@ StateLoss = Literal["evicted", "unreadable"]
 
 
 class PlanCreated(msgspec.Struct, frozen=True, tag=True):
-    """First event of a journal: its format, the workload it belongs to, and what tells it from other plans of that.
-    ``loaded``: digests of the workload's code by name, by which it is said what was edited."""
+    """The first event of a journal: its format, its workload, and the ``id`` that distinguishes plans of the same
+    workload. ``loaded``: digests of the workload's code by name, used to report which code was edited."""
 
     format: int
     workload: StateKey
@@ -101,7 +101,7 @@ class TrialAdded(msgspec.Struct, frozen=True, tag=True):
 
 
 class TargetAsked(msgspec.Struct, frozen=True, tag=True):
-    """``driver`` wants ``trial`` trained to ``step`` and evaluated: by whom, is all the same."""
+    """``driver`` wants ``trial`` trained to ``step`` and evaluated, regardless of by whom."""
 
     trial: TrialId
     step: int
@@ -109,10 +109,10 @@ class TargetAsked(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateReached(msgspec.Struct, frozen=True, tag=True):
-    """A chain has trained steps ``[start, step)`` of ``node``; what is known and kept of the state at ``step``.
+    """A chain has trained steps ``[start, step)`` of ``node``: the metrics and checkpoint of the state at ``step``.
 
-    ``train_seconds`` count from ``start``: the chain's previous boundary, or where its stage begins. ``source``, of the
-    first state that a chain reaches: what it began with.
+    ``train_seconds`` counts from ``start``: the chain's previous boundary, or the start of its stage. ``source``, set
+    for the first state that a chain reaches, is what the chain started from.
     """
 
     chain: ChainId
@@ -131,7 +131,7 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateLost(msgspec.Struct, frozen=True, tag=True):
-    """The checkpoint of a kept state is gone: evicted to make room, or found missing or damaged when it was loaded."""
+    """The checkpoint of a kept state is gone: evicted to make room, or found missing or damaged on loading."""
 
     node: NodeId
     step: int
@@ -140,9 +140,10 @@ class StateLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateDiffers(msgspec.Struct, frozen=True, tag=True):
-    """A state that had been kept was trained again, and is another: some part of training is not exact.
+    """A kept state was trained again with a different result: some part of training is not exact.
 
-    ``where``: the first leaf that differs, if it can be told; ``ways``: how each of the two came about, in words.
+    ``where``: the first leaf that differs, if it can be determined; ``ways``: how each of the two was produced, in
+    words.
     """
 
     node: NodeId
@@ -154,10 +155,10 @@ class StateDiffers(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkVerified(msgspec.Struct, frozen=True, tag=True):
-    """``steps`` steps after ``step``, the last of them of ``node``, were trained straight through and from the state at
-    ``step``.
+    """The ``steps`` steps after ``step``, the last of them on ``node``, were trained both straight through and from the
+    state at ``step``.
 
-    ``difference``: what was not the same then, in words. As a report and in the journal alike.
+    ``difference``: what differed between the two, in words. Used both as a report and in the journal.
     """
 
     chain: ChainId
@@ -171,7 +172,7 @@ class ForkVerified(msgspec.Struct, frozen=True, tag=True):
 
 
 class StageFailed(msgspec.Struct, frozen=True, tag=True):
-    """The user's code raised: in training at ``step``, or in evaluating the state at ``step``."""
+    """The user's code raised while training at ``step`` or while evaluating the state at ``step``."""
 
     node: NodeId
     step: int
@@ -180,8 +181,8 @@ class StageFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChainLost(msgspec.Struct, frozen=True, tag=True):
-    """Training of a chain's after its last boundary that was thrown away. ``outcome``: how the chain ended
-    (:class:`ChainEnded`), or how its worker left (:class:`WorkerLeft`), with the ``message`` of either."""
+    """Training after a chain's last boundary was discarded. ``outcome`` and ``message``: how the chain ended
+    (:class:`ChainEnded`) or how its worker left (:class:`WorkerLeft`)."""
 
     chain: ChainId
     worker: WorkerId
@@ -195,14 +196,14 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def blames(self) -> bool:
-        """May what was trained be to blame for it?"""
+        """Whether the training itself may have caused the loss."""
         return self.outcome in ("died", "lost")
 
 
 class DriverJoined(msgspec.Struct, frozen=True, tag=True):
-    """A driver works on the plan from now on. Workers of one ``pool`` with one id are one worker; ``checkpoints`` names
-    the place where its states are kept; ``start`` tells its process from later ones with its id, such as the first
-    process of a container that was started again."""
+    """A driver starts working on the plan. Workers with the same ``pool`` and id are the same worker; ``checkpoints``
+    is the location of its checkpoints; ``start`` distinguishes its process from later ones with the same id, such as
+    the first process of a restarted container."""
 
     driver: DriverId
     pool: str
@@ -214,7 +215,7 @@ class DriverJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class DriverLeft(msgspec.Struct, frozen=True, tag=True):
-    """A driver is gone: its chains are over, and nobody waits for what it asked for."""
+    """A driver is gone: its chains have ended, and its targets are no longer waited for."""
 
     driver: DriverId
     at: float
@@ -222,8 +223,8 @@ class DriverLeft(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChainStarted(msgspec.Struct, frozen=True, tag=True):
-    """A driver's right to train these spans, until the chain is closed or the driver gone. It is written before
-    the chain is started, on the condition that the driver knew all that was written before."""
+    """A driver's right to train these spans until the chain is closed or the driver is gone. It is written before
+    the chain is started, on the condition that the driver has read all earlier records."""
 
     chain: ChainId
     driver: DriverId
@@ -233,24 +234,24 @@ class ChainStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChainProlonged(msgspec.Struct, frozen=True, tag=True):
-    """The chain goes on with these spans."""
+    """The chain continues with these spans."""
 
     chain: ChainId
     spans: tuple[Span, ...]
 
 
 class ChainClosed(msgspec.Struct, frozen=True, tag=True):
-    """The chain is over; what it did not reach is open again."""
+    """The chain has ended; the steps it did not reach may be trained by another."""
 
     chain: ChainId
     at: float
 
 
 class SearchStarted(msgspec.Struct, frozen=True, tag=True):
-    """A call of ``optimize`` began to propose trials. ``study``: its name, or where another study of that name (not of
-    that ``identity``) uses the plan, something longer. It is over at its :class:`SearchEnded`; until then a call that
-    is the same in all of these continues it. One that ``extends`` takes over the trials of the study's last search.
-    ``directions`` are the study's, "maximize" or "minimize": they tell those who read the plan what is good."""
+    """A call of ``optimize`` began to propose trials. ``study``: its name, or a longer one where another study of that
+    name (with another ``identity``) uses the plan. The search ends with its :class:`SearchEnded`; until then a call
+    with the same values continues it. With ``extends`` it takes over the trials of the study's last search.
+    ``directions`` are the study's, "maximize" or "minimize", for readers of the plan."""
 
     study: str
     algorithm: str
@@ -268,7 +269,7 @@ class SearchStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class RandomState(msgspec.Struct, frozen=True):
-    """A NumPy ``RandomState``; ``key`` (base64) is left out where it is that of the state recorded before."""
+    """A NumPy ``RandomState``; ``key`` (base64) is omitted where it equals that of the previously recorded state."""
 
     pos: int
     has_gauss: int
@@ -277,8 +278,8 @@ class RandomState(msgspec.Struct, frozen=True):
 
 
 class ForkedFrom(msgspec.Struct, frozen=True):
-    """A trial is ``donor`` up to ``step``, and the space's trial under ``params`` from there on. These are written as
-    Python writes them: JSON has no infinities, and a NaN equals nothing."""
+    """A trial equals ``donor`` up to ``step`` and the space's trial under ``params`` from there on. Parameters are
+    stored as their ``repr``: JSON has no infinities, and NaN is not equal to itself."""
 
     donor: TrialId
     step: int
@@ -286,12 +287,12 @@ class ForkedFrom(msgspec.Struct, frozen=True):
 
 
 class TrialProposed(msgspec.Struct, frozen=True, tag=True):
-    """The study's trial ``number`` belongs to the search under way; ``sampler`` holds the sampler's random states
-    after it was proposed (or, with ``number`` None, before the first).
+    """The study's trial ``number`` belongs to the current search; ``sampler`` holds the sampler's random states
+    after it was proposed (or, if ``number`` is None, before the first).
 
-    ``fork``: an algorithm made it out of another. ``extends``: it takes the place of a trial that was finished before
-    it was carried on. ``params`` are the study's, for those who read the plan without it: what is no JSON scalar is
-    written as Python writes it."""
+    ``fork``: set if an algorithm forked it from another trial. ``extends``: the finished trial that it replaces and
+    continues. ``params`` are the study's, for readers of the plan without the study: values that are not JSON scalars
+    are stored as their ``repr``."""
 
     study: str
     number: int | None
@@ -303,10 +304,11 @@ class TrialProposed(msgspec.Struct, frozen=True, tag=True):
 
 
 class TrialEnded(msgspec.Struct, frozen=True, tag=True):
-    """The study has finished a trial: nothing more is asked of it. Nothing hangs on this but what is kept and shown.
+    """The study has finished a trial: nothing more is asked of it. This affects only which states are kept and what is
+    shown.
 
-    ``values``: the last that were told, one for each metric of the search, as in :data:`Metrics`; ``step``: the
-    farthest that was asked of it."""
+    ``values``: the last reported values, one per metric of the search, as in :data:`Metrics`; ``step``: the farthest
+    step asked of it."""
 
     study: str
     trial: TrialId

@@ -1,4 +1,4 @@
-"""What holds of every plan, after every fact. Pure."""
+"""Invariants that hold for every plan after every fact. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hpstage.plan.plan import SearchPlan
 
 
 def validate(plan: SearchPlan) -> None:
-    """Assert every invariant of the tree. For tests and for hunting bugs: O(plan)."""
+    """Assert every invariant of the tree, for tests and debugging. O(plan)."""
     for index, node in enumerate(plan.nodes):
         assert node.id == index
         assert len(node.names) == len(node.forms) and list(node.names) == sorted(node.names)

@@ -1,8 +1,8 @@
-"""Keys: the one canonical encoding, and the names of workloads and states that are hashed from it.
+"""The canonical encoding, and the keys of workloads and states hashed from it.
 
 A state's key hashes the workload and the *history of values*: at which step which hyper-parameter took which
-value. It is a function of the values that training has seen and of nothing else: not of how a schedule was
-written or cut, nor of the names of trials and studies, nor of the order of a dict, nor of ``1`` against ``1.0``.
+value. It depends only on the values that training has seen: not on how a schedule was written or cut, on the
+names of trials and studies, on dict order, or on ``1`` versus ``1.0``.
 Equal keys mean equal training, and training that has seen equal values has equal keys.
 """
 
@@ -21,7 +21,7 @@ _DIGEST_SIZE = 16
 
 
 def encode(value: Scalar) -> bytes:
-    """Canonical, tagged, self-delimiting bytes of a scalar. Numbers are those of ``schedule.canonical``."""
+    """Return the canonical, tagged, self-delimiting bytes of a scalar. Numbers are as in ``schedule.canonical``."""
     if value is None:
         return b"n"
     if value is True:
@@ -37,7 +37,8 @@ def encode(value: Scalar) -> bytes:
 
 
 def workload_key(described: Mapping[str, str]) -> StateKey:
-    """Key of what besides the schedules decides training: trainable, code, data, numerics, environment."""
+    """Return the key of everything besides the schedules that determines training: trainable, code, data, numerics,
+    environment."""
     told = [encode(name) + encode(described[name]) for name in sorted(described)]
     return StateKey(_digest(VERSION + b"workload" + b"".join(told)).hexdigest())
 
@@ -45,7 +46,7 @@ def workload_key(described: Mapping[str, str]) -> StateKey:
 class History:
     """The values that a line of training has seen, as a chain of digests: 16 bytes, whatever the length of the line.
 
-    So it can be sent to whoever is to train the line on, and to name the states there.
+    It is sent with a stage, so that the worker can compute the keys of the states on it.
     """
 
     __slots__ = ("digest",)
@@ -55,20 +56,21 @@ class History:
 
     @classmethod
     def new(cls, workload: StateKey, names: Iterable[str], *, salt: str = "") -> History:
-        """Nothing seen yet. ``salt`` sets a line apart that must share with none (a trial trained alone)."""
+        """Return an empty history. ``salt`` separates a line that must not be shared (a trial trained alone)."""
         told = [encode(workload), encode(salt), *(b"," + encode(name) for name in names)]
         return cls(_digest(VERSION + b"history" + b"".join(told)).digest())
 
     def changed(self, step: int, changes: Iterable[tuple[str, Scalar]]) -> History:
-        """From ``step`` on these hyper-parameters have these values. Steps ascend; names are sorted.
+        """Return the history with these values from ``step`` on. Steps must ascend and names must be sorted.
 
-        Values that stay the same are not changes: the encoding would depend on where a history was cut.
+        Unchanged values must be left out, or the encoding would depend on where a history was cut.
         """
         told = [encode(name) + encode(value) for name, value in changes]
         return History(_digest(self.digest + b"@%d;" % step + b"".join(told)).digest())
 
     def key(self, step: int) -> StateKey:
-        """Key of the state after ``step`` steps; all changes before ``step`` have been told, and none after."""
+        """Return the key of the state after ``step`` steps. The history must hold all changes before ``step`` and none
+        after."""
         return StateKey(_digest(self.digest + b"=%d;" % step).hexdigest())
 
 

@@ -1,4 +1,4 @@
-"""A journal's facts, the plan that they fold to, and how facts are added."""
+"""Reading a journal's facts, folding them into a plan, and writing new ones."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def open_plan(
     *,
     sharing: bool = True,
 ) -> SearchPlan:
-    """The plan that a journal holds; an empty journal is given its first event.
+    """Fold the plan from a journal; an empty journal gets its first event.
 
     Args:
-        described: what the workload's key was made of.
-        loaded: digests of its code by name, to say what differs.
+        described: the description that the workload's key was hashed from.
+        loaded: digests of the workload's code by name, to report differences.
 
     Raises:
-        StoreError: the journal belongs to another workload (naming what differs), was written by a newer hpstage, or
-            holds something that is no fact or contradicts itself.
+        StoreError: the journal belongs to another workload (naming what differs), was written by a newer hpstage,
+            contains a record that is not a fact, or contradicts itself.
     """
     if len(journal) == 0:
         created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded))
-        journal.append([encode(created)], expect=Cursor())  # whoever is first: the check below holds for both
+        journal.append([encode(created)], expect=Cursor())  # may lose a race: the check below covers both
     _check_header(journal.read(0, 1)[0], workload, described, loaded)
     plan = SearchPlan(workload, sharing=sharing)
     fold_on(journal, plan, plan.apply)
@@ -49,14 +49,14 @@ def open_plan(
 
 
 def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], limit: int | None = None) -> int:
-    """Fold what a journal holds beyond what ``plan`` has folded, at most ``limit`` records; returns how many.
+    """Fold the journal's records after the plan's cursor, at most ``limit`` of them, and return how many.
 
     Args:
-        fold: takes a fact, the next one, to the plan.
+        fold: applies the next fact to the plan.
 
     Raises:
-        HistoryChanged: the journal does not hold what was folded before.
-        StoreError: it holds something that is no fact, or contradicts itself.
+        HistoryChanged: the journal no longer contains the records folded before.
+        StoreError: a record is not a fact, or contradicts those before it.
     """
     records, behind = journal.read_on(plan.cursor, limit)
     first = plan.cursor.position
@@ -74,12 +74,12 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
 
 
 class Log:
-    """The one way to write to a plan's journal: a fact is folded once it is written, in the journal's order.
+    """Writer of a plan's journal, and the only one: facts are folded once written, in the journal's order.
 
     Args:
-        plan: as folded from the journal so far.
-        fold: takes a fact to the plan, whoever wrote it.
-        fences: leases that every record depends on, by name, and the tokens by which they are held.
+        plan: the plan folded from the journal so far.
+        fold: applies a fact to the plan, regardless of who wrote it.
+        fences: the leases that every record depends on, as fencing tokens by name.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class Log:
         self._noted: list[Fact] = []
 
     def note(self, fact: Fact) -> None:
-        """Write a fact with whatever is written next."""
+        """Buffer a fact, to be written with the next write."""
         self._noted.append(fact)
 
     def asks_of(self, trials: Iterable[TrialId]) -> bool:
-        """Was something asked of one of these trials that is not written yet?"""
+        """Whether a target of any of these trials is noted but not yet written."""
         asked = {fact.trial for fact in self._noted if isinstance(fact, TargetAsked)}
         return not asked.isdisjoint(trials)
 
     def commit(self, facts: Sequence[Fact]) -> bool:
-        """Write facts and fold them, if all that was written before is folded; else fold that, and return False.
+        """Write facts and fold them if every earlier record is folded; otherwise fold those and return False.
 
-        Raises what :func:`check` does, and writes nothing.
+        Raises the errors of :func:`check`, in which case nothing is written.
         """
         facts = (*self._noted, *facts)
         for fact in facts:
@@ -124,30 +124,30 @@ class Log:
         return True
 
     def write(self, facts: Sequence[Fact] = ()) -> None:
-        """Write facts that hold whatever others have written meanwhile, which is folded first."""
+        """Write facts that hold regardless of others' records, which are folded first."""
         while not self.commit(facts):
             pass
 
     def settle(self) -> None:
-        """Write what was noted, if anything was, and fold what others have written."""
+        """Write the noted facts, if any, and fold the records of others."""
         if self._noted:
             self.write()
         else:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Fold what others have written."""
+        """Fold the records that others have written."""
         fold_on(self.journal, self.plan, self._fold)
 
 
 def open_existing_plan(journal: Journal) -> SearchPlan:
-    """The plan of a journal, of whatever workload it is. Raises as :func:`open_plan` does, also for an empty one."""
+    """Fold the plan of a journal of any workload. Raises as :func:`open_plan` does, also if the journal is empty."""
     header = read_header(journal)
     return open_plan(journal, header.workload, header.described, sharing=shares(header))
 
 
 def read_header(journal: Journal) -> PlanCreated:
-    """What a journal says of itself. Raises as :func:`open_plan` does, also for an empty one."""
+    """Return a journal's first event. Raises as :func:`open_plan` does, also if the journal is empty."""
     records = journal.read(0, 1)
     header = _decode(records[0], 0) if records else None
     if not isinstance(header, PlanCreated):
@@ -157,12 +157,12 @@ def read_header(journal: Journal) -> PlanCreated:
 
 
 def shares(header: PlanCreated) -> bool:
-    """Do equal beginnings of trials train as one on this plan?"""
+    """Whether trials share equal beginnings on this plan."""
     return header.described.get("sharing") != "off"
 
 
 def read_facts(journal: Journal) -> Iterator[Fact]:
-    """The facts of a journal, in order. Raises :class:`StoreError` at a record that is none."""
+    """Yield the facts of a journal in order. Raises :class:`StoreError` at a record that is not a fact."""
     return _facts(journal.read(), 0)
 
 
@@ -171,7 +171,7 @@ def _facts(records: Sequence[bytes], start: int) -> Iterator[Fact]:
         yield from map(_decoder.decode, records)
     except msgspec.MsgspecError:
         for position, record in enumerate(records, start):
-            _decode(record, position)  # tells which it is
+            _decode(record, position)  # raises an error that names the record
         raise
 
 
@@ -219,7 +219,7 @@ def _check_header(
 
 
 def _or(there: str, here: str) -> str:
-    """What else helps, where the code there and here differs."""
+    """Return the advice to add to the error where the code differs."""
     if there == here:
         return ""
     if there.startswith("version ") or here.startswith("version "):

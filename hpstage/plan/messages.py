@@ -1,6 +1,6 @@
-"""Messages: what a worker is asked to do, what it reports, and what the scheduler wants done.
+"""Messages: chains for workers, workers' reports, and the scheduler's instructions.
 
-Frozen structs as facts are (:mod:`hpstage.plan.facts`).
+Frozen structs, like facts (:mod:`hpstage.plan.facts`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hpstage.plan.facts import (
 from hpstage.schedule import Form, Scalar
 
 Verify = Literal["first-fork", "all", "off"]
-"""Which forks are verified: the first of a workload under each kind of values, one of each chain besides, or none."""
+"""Which forks are verified: the first of a workload under each regime, additionally one per chain, or none."""
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Steps ``[start, stop)`` of one node; ``forms`` give every hyper-parameter's value at each step, names sorted.
+    """Steps ``[start, stop)`` of one node; ``forms`` gives every hyper-parameter's value at each step, names sorted.
 
     ``history`` is the digest of all values that the line has seen up to and including those at ``start``
-    (:class:`hpstage.plan.keys.History`): with it, whoever trains the stage can name each state on it.
+    (:class:`hpstage.plan.keys.History`), from which the worker computes the key of each state on the stage.
     """
 
     node: NodeId
@@ -40,11 +40,11 @@ class Stage(msgspec.Struct, frozen=True):
     forms: dict[str, Form]
     history: bytes
     verify: bool = False
-    """Whether a fork is verified where the stage begins: see :mod:`hpstage.execution.verification`."""
+    """Whether to verify a fork at the start of the stage: see :mod:`hpstage.execution.verification`."""
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """What to do when the line has been trained up to ``step``: evaluate it, keep its state under ``key``."""
+    """Actions once the line is trained up to ``step``: evaluate it, keep its state under ``key``."""
 
     node: NodeId
     step: int
@@ -58,13 +58,13 @@ class Chain(msgspec.Struct, frozen=True):
 
     ``source`` is the kept state to fork (``None``: start fresh). ``initial`` holds the values at step 0, from
     which the trainable is set up. ``boundaries`` are in the order in which the line passes them; a boundary at
-    the source itself (a kept state that is only to be evaluated) comes first. ``parent`` of each kept state in
-    its manifest is the previous boundary or source on the line. The chain is over at its last boundary, or sooner at
-    the boundary ``end``: it knows the way on from there, in case ``end`` is moved while it runs.
+    the source itself (a kept state that is only to be evaluated) comes first. The ``parent`` in the manifest of each
+    kept state is the previous boundary or source on the line. The chain ends at its last boundary, or earlier at
+    the boundary ``end``; it holds the stages beyond ``end`` in case ``end`` is moved while it runs.
 
-    Besides at its boundaries a chain keeps its state by itself, since no word could reach it at the right step:
-    ``keep_every``: at each multiple of so many steps, counted from the beginning of training; ``keep_seconds``: so many
-    seconds after it last kept one, at the latest. ``time_first``: it reports its first step, for what a step takes.
+    A chain also keeps its state between boundaries on its own, since no message could reach it at the right step:
+    ``keep_every``: at each multiple of this many steps, counted from the start of training; ``keep_seconds``: at most
+    this many seconds after it last kept one. ``time_first``: it reports its first step, to measure a step's duration.
     """
 
     id: ChainId
@@ -77,12 +77,12 @@ class Chain(msgspec.Struct, frozen=True):
     keep_seconds: float | None = None
     time_first: bool = False
     verify_new: bool = False
-    """Whether one is verified wherever training has begun to change what it had not changed before."""
+    """Whether to verify a fork wherever training begins to change something that it had not changed before."""
 
 
 class Amendment(msgspec.Struct, frozen=True):
-    """A change to a running chain: stages to go on with, boundaries ahead (replacing those at the same state), and
-    where it is to end now (``None``: at its last boundary)."""
+    """A change to a running chain: further stages, boundaries ahead (replacing those at the same state), and
+    its new end (``None``: its last boundary)."""
 
     chain: ChainId
     stages: tuple[Stage, ...] = ()
@@ -91,10 +91,10 @@ class Amendment(msgspec.Struct, frozen=True):
 
 
 class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
-    """A running chain stands at a boundary, set for it or by itself, and has done what the boundary asked.
+    """A running chain has reached a boundary, planned or its own, and performed its actions.
 
-    ``reached`` is what the journal will hold of it. The end of each stage is always reported. ``failure``:
-    ``evaluate()`` failed here; training goes on.
+    ``reached`` is the fact for the journal. The end of each stage is always reported. ``failure``:
+    ``evaluate()`` failed here; training continues.
     """
 
     reached: StateReached
@@ -102,7 +102,7 @@ class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
 
 
 class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
-    """An amendment came too late: the chain had already passed ``step`` of ``node`` and stands at ``position``."""
+    """An amendment came too late: the chain had already passed ``step`` of ``node`` and is at ``position``."""
 
     chain: ChainId
     worker: WorkerId
@@ -112,13 +112,13 @@ class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChainEnded(msgspec.Struct, frozen=True, tag=True):
-    """A chain is over; the worker is free, or gone.
+    """A chain has ended; the worker is free, or gone.
 
-    ``done``: trained to its end. ``stopped``: told to. ``failed``: the user's training code raised at ``step`` of
-    ``node``. ``unreadable``: the source could not be loaded (missing or corrupt). ``cut_off``: the worker cannot use
-    the place of the checkpoints, which tells nothing of what is kept there. ``full``: there was no room for a
+    ``done``: trained to its end. ``stopped``: on request. ``failed``: the user's training code raised at ``step`` of
+    ``node``. ``unreadable``: the source could not be loaded (missing or corrupt). ``cut_off``: the worker cannot access
+    the checkpoint location, which says nothing about the checkpoints in it. ``full``: there was no room for a
     checkpoint. ``lost``: the worker or its task vanished. ``wasted_seconds`` and ``wasted_steps`` count training after
-    the last boundary that is reported nowhere else.
+    the last boundary that is not reported elsewhere.
     """
 
     chain: ChainId
@@ -139,11 +139,11 @@ class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
-    """The worker is gone; a chain that ran on it is lost.
+    """The worker is gone, and any chain running on it is lost.
 
-    ``died``: its process ended or fell silent, for which the chain may be to blame. ``closed``: it was retired, scaled
-    down, restarted or told to end. ``unreachable``: it was lost together with the scheduler. ``message``: how its
-    process ended, if that is known.
+    ``died``: its process ended or stopped responding, possibly because of the chain. ``closed``: it was retired, scaled
+    down, restarted or asked to end. ``unreachable``: it was lost together with the scheduler. ``message``: how its
+    process ended, if known.
     """
 
     worker: WorkerId
@@ -165,7 +165,7 @@ class AmendChain(msgspec.Struct, frozen=True):
 
 
 class StopChain(msgspec.Struct, frozen=True):
-    """The chain is to end at its next step; with ``keep`` its state there is kept, and nothing is lost."""
+    """End the chain at its next step; with ``keep`` its state there is kept, so nothing is lost."""
 
     chain: ChainId
     keep: bool

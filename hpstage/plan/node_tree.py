@@ -1,4 +1,4 @@
-"""The tree of a plan's nodes, and the ways of trials through it. Pure."""
+"""The tree of a plan's nodes, and the paths of trials through it. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hpstage.schedule.trial import pieces
 
 
 class NodeTree:
-    """A trie over the values at each step, compressed: see :mod:`hpstage.plan.plan`.
+    """A compressed trie over the values at each step: see :mod:`hpstage.plan.plan`.
 
-    ``sharing=False`` keeps every trial on a line of its own.
+    ``sharing=False`` keeps every trial on a separate line.
     """
 
     def __init__(self, workload: StateKey, *, sharing: bool) -> None:
         self.workload = workload
         self.sharing = sharing
         self.nodes: list[Node] = []
-        self.milestones: Ordered[int] = Ordered()  # the steps at which trials part somewhere
-        self.partings: dict[int, int] = {}  # at each of them: how many nodes begin there
+        self.milestones: Ordered[int] = Ordered()  # steps at which trials part anywhere in the tree
+        self.partings: dict[int, int] = {}  # number of nodes that begin at each milestone
         self._roots: dict[tuple[object, ...], Node] = {}
 
     def walk(self, fact: TrialAdded) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-        """The trial's way, with nodes made where its values part from all that is there. O(segments)."""
+        """Return the trial's path and stops, adding nodes where its values part from all existing ones. O(segments)."""
         names = tuple(sorted(fact.schedules))
         salt = "" if self.sharing else fact.trial
         node: Node | None = None
@@ -72,7 +72,7 @@ class NodeTree:
 
 
 def _agreement(forms: tuple[Form, ...], others: tuple[Form, ...], start: int, stop: int) -> int:
-    """The first step in ``[start, stop)`` at which the values of any two differ; ``stop`` if there is none."""
+    """Return the first step in ``[start, stop)`` at which the values of any pair differ, or ``stop`` if none does."""
     for mine, other in zip(forms, others, strict=True):
         if mine is other:
             continue

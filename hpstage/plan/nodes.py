@@ -1,4 +1,4 @@
-"""The parts of the search plan's tree: nodes, the states on their lines, and the ways of trials through it. Pure."""
+"""The parts of the search plan's tree: nodes, the states on their lines, and the paths of trials. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail
 from hpstage.schedule import Form, Scalar, Schedule, varies
 
-_TRUE, _FALSE = object(), object()  # stand for the booleans in look-ups: Python holds True == 1
+_TRUE, _FALSE = object(), object()  # stand in for booleans in look-ups, since True == 1 in Python
 
 
 def distinct(value: Scalar) -> object:
@@ -20,7 +20,7 @@ def distinct(value: Scalar) -> object:
 
 
 class State:
-    """What is asked, known and kept of a node's line after ``step`` steps."""
+    """The state of a node's line after ``step`` steps: its metrics, its checkpoint, and the trials that wait for it."""
 
     __slots__ = ("digest", "kept", "metrics", "node", "step", "used", "waiting")
 
@@ -29,9 +29,9 @@ class State:
         self.step = step
         self.metrics: dict[str, float] | None = None
         self.kept: Kept | None = None
-        self.digest: str | None = None  # of what was kept first, also when it is kept no more
+        self.digest: str | None = None  # of the first checkpoint kept, even after that is gone
         self.used = 0.0  # when it was last kept or trained on from
-        self.waiting: dict[TrialId, DriverId] = {}  # trials that ask for the metrics, in order of asking; for whom
+        self.waiting: dict[TrialId, DriverId] = {}  # trials that wait for the metrics, in order, and their drivers
 
     @property
     def ref(self) -> StateRef:
@@ -39,7 +39,7 @@ class State:
 
 
 class Node:
-    """Training from step ``start`` on under one set of forms, continuing ``parent``'s line."""
+    """Training from step ``start`` on with one set of forms, continuing ``parent``'s line."""
 
     __slots__ = (
         "_trail",
@@ -66,8 +66,8 @@ class Node:
         self.children: dict[int, dict[tuple[object, ...], Node]] = {}
         self.states: dict[int, State] = {}
         self.reach = start  # the farthest step that any trial asked for
-        self.trained = 0  # steps trained, repetitions counted
-        self.seconds = 0.0  # that this training took
+        self.trained = 0  # steps trained, including repetitions
+        self.seconds = 0.0  # training time of these steps
         self._trail: Trail | None = None
 
     def values(self, step: int) -> tuple[Scalar, ...]:
@@ -81,7 +81,7 @@ class Node:
         return regime(self.names, self.forms)
 
     def ancestry(self) -> list[Node]:
-        """This node's line from the root on, itself last."""
+        """Return the nodes of this node's line, from the root to itself."""
         line: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -91,12 +91,12 @@ class Node:
         return line
 
     def begin(self, nothing: History) -> None:
-        """Let a root's line begin with nothing seen."""
+        """Start a root's line with an empty history."""
         self._trail = self._on_from(nothing.changed(0, zip(self.names, self.values(0), strict=True)))
 
     def seen(self, step: int) -> History:
-        """The values that the line has seen before ``step``, which lies after the node's start. O(1) for constant
-        forms, else amortised O(1) a step."""
+        """Return the history of values before ``step``, which must be after the node's start. O(1) for constant forms,
+        otherwise amortised O(1) per step."""
         if self._trail is None:
             assert self.parent is not None
             history = self.parent.seen(self.start)
@@ -115,35 +115,35 @@ class Node:
 
 @dataclass(slots=True)
 class PlannedTrial:
-    """A trial's way through the tree: node ``path[i]`` up to step ``stops[i]``."""
+    """A trial's path through the tree: node ``path[i]`` up to step ``stops[i]``."""
 
     id: TrialId
     steps: int
     path: tuple[Node, ...]
     stops: tuple[int, ...]
     schedules: Mapping[str, Schedule]
-    targets: dict[int, bool] = field(default_factory=dict)  # the steps asked for; is their answer counted?
-    asked: int = 0  # the farthest of them
-    answered: int = 0  # the farthest of those that are counted
-    fresh: dict[NodeId, int] = field(default_factory=dict)  # steps of each node that no trial had asked for before
+    targets: dict[int, bool] = field(default_factory=dict)  # steps asked for, and whether their answer is counted
+    asked: int = 0  # the farthest target
+    answered: int = 0  # the farthest target whose answer is counted
+    fresh: dict[NodeId, int] = field(default_factory=dict)  # steps per node that this trial was first to ask for
 
     @property
     def shared(self) -> int:
-        """Steps asked for that another trial had asked for before."""
+        """Number of its steps that another trial had asked for before."""
         return self.asked - sum(self.fresh.values())
 
     def shared_until(self, step: int) -> Iterator[tuple[Node, int]]:
-        """Steps up to ``step``, by node, that another trial had asked for before."""
+        """Yield, for each node, the number of steps up to ``step`` that another trial had asked for before."""
         for node, start, stop in self.legs(self.asked):
-            # Of a node, the steps that are fresh come last.
+            # A node's fresh steps are its last ones.
             yield node, max(0, min(stop - self.fresh.get(node.id, 0), step) - start)
 
     def node_at(self, step: int) -> Node:
-        """The node on whose line the state after ``step`` steps stands (1 <= step <= steps)."""
+        """Return the node that holds the state after ``step`` steps (1 <= step <= steps)."""
         return self.path[bisect_left(self.stops, step)]
 
     def legs(self, stop: int) -> Iterator[tuple[Node, int, int]]:
-        """``(node, start, stop)`` along the way to step ``stop``."""
+        """Yield ``(node, start, stop)`` along the path to step ``stop``."""
         start = 0
         for node, end in zip(self.path, self.stops, strict=True):
             if start >= stop:

@@ -1,4 +1,4 @@
-"""Chains that are under way, as the plan knows them. Pure."""
+"""The plan's records of running chains. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hpstage.plan.nodes import State
 
 @dataclass(slots=True)
 class OpenChain:
-    """A chain that its driver runs: what it may train, and how far it has come.
+    """A running chain: the spans that it may train, and its progress.
 
-    A place on it is a step, counted from the beginning of training: its spans follow one another.
+    Positions are steps counted from the start of training; its spans are contiguous.
     """
 
     id: ChainId
     driver: DriverId
     worker: WorkerId
-    spans: list[Span]  # one on each node, in order
-    since: float  # when it came to where it was last, or was started
-    kept: int  # where a state was last kept: if the worker dies, training goes on from there
-    reached: State | None = None  # the last that it told of; by then it has loaded what it starts from
+    spans: list[Span]  # one per node, in order
+    since: float  # time of its last report, or of its start
+    kept: int  # step at which it last kept a state: if the worker dies, training continues from there
+    reached: State | None = None  # the last state reported; by then the source has been loaded
 
     @classmethod
     def begun(cls, fact: ChainStarted) -> OpenChain:
@@ -32,7 +32,7 @@ class OpenChain:
 
     @property
     def at(self) -> int:
-        """Where it was last."""
+        """Its last reported position."""
         return self.spans[0].start if self.reached is None else self.reached.step
 
     def advance(self, state: State, fact: StateReached) -> None:
@@ -49,14 +49,14 @@ class OpenChain:
                 self.spans.append(span)
 
     def index_at(self, step: int) -> int:
-        """Index of the span on which the state at ``step`` is reached; of the first for the state before it."""
+        """Return the index of the span that reaches the state at ``step``, or of the first span for the source."""
         return bisect_left(self.spans, step, key=_stop)
 
     def span_at(self, step: int) -> Span:
         return self.spans[self.index_at(step)]
 
     def ahead(self) -> Iterator[Span]:
-        """What it has still to pass, the farthest first."""
+        """Yield the spans that it has still to pass, the farthest first."""
         at = self.at
         for span in reversed(self.spans):
             if self.reached is not None and span.stop <= at:

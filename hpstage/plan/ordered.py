@@ -1,7 +1,7 @@
-"""Ordered lists and maps for the planner: sorted plain lists under ``bisect``.
+"""Ordered lists and maps for the planner: plain lists kept sorted with ``bisect``.
 
-Most of them hold one or two items and there is one per node, so that being made cheaply matters most (sortedcontainers'
-take 15 microseconds each and weigh on the cyclic collector). Inserting moves memory: 20 microseconds at 100,000 items.
+There is one per node, and most hold one or two items, so cheap construction matters most (those of sortedcontainers
+take 15 microseconds each and burden the cyclic collector). Inserting moves memory: 20 microseconds at 100,000 items.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class Ordered(list[T]):
     def irange(
         self, low: T | None = None, high: T | None = None, inclusive: tuple[bool, bool] = (True, True)
     ) -> Iterator[T]:
-        """Items from ``low`` to ``high``, ascending; ``None`` is no limit. The list must not change meanwhile."""
+        """Yield items from ``low`` to ``high``, ascending; ``None``: no limit. The list must not change meanwhile."""
         start, stop = self._bounds(low, high, inclusive)
         for at in range(start, stop):
             yield self[at]
 
     def rrange(self, high: T, inclusive: bool = True) -> Iterator[T]:
-        """Items up to ``high``, descending."""
+        """Yield items up to ``high``, descending."""
         for at in range(self._bounds(None, high, (True, inclusive))[1] - 1, -1, -1):
             yield self[at]
 
     def first(self, low: T, *, inclusive: bool = True) -> T | None:
-        """The first item from ``low`` on."""
+        """Return the first item not below ``low``, or above it if not ``inclusive``."""
         at = bisect_left(self, low) if inclusive else bisect_right(self, low)
         return self[at] if at < len(self) else None
 
     def last(self, high: T) -> T | None:
-        """The last item up to ``high``."""
+        """Return the last item not above ``high``."""
         at = bisect_right(self, high) - 1
         return self[at] if at >= 0 else None
 
@@ -62,7 +62,7 @@ class Ordered(list[T]):
 
 
 class StepMap(dict[int, V], Generic[V]):
-    """A dict by step that also knows its steps in order."""
+    """A dict keyed by step that also keeps its steps in order."""
 
     __slots__ = ("steps",)
 

@@ -1,7 +1,7 @@
-"""Who pays for what. Pure.
+"""Charging of workers' time to trials. Pure.
 
-Every second of a worker is paid for by one trial: the one that asked first for the last of the steps that were trained;
-where nothing was trained, the first that waits for the evaluation. Seconds are rounded (:func:`rounded`), so that they
+Every second of a worker is paid for by one trial: the first that asked for the last of the steps trained or, where
+nothing was trained, the first that waits for the evaluation. Seconds are rounded (:func:`rounded`), so that they
 add up exactly however they are grouped.
 """
 
@@ -19,18 +19,18 @@ _PARTS = 2.0**20
 
 
 def rounded(seconds: float) -> float:
-    """``seconds`` to the nearest multiple of 2**-20. Sums and differences of such are exact, in any order, as long as
-    they stay below 2**33 s."""
+    """Round ``seconds`` to the nearest multiple of 2**-20. Sums and differences of such values are exact, in any order,
+    as long as they stay below 2**33 s."""
     return round(seconds * _PARTS) / _PARTS
 
 
 def rounded_sum(seconds: Iterable[float]) -> float:
-    """The sum of :func:`rounded` seconds."""
+    """Return the sum of the :func:`rounded` seconds."""
     return sum([round(part * _PARTS) for part in seconds if part]) / _PARTS
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What a worker reported, the trial that paid for it, and what that is in rounded seconds."""
+    """A state that a worker reached, the trial that paid for it, and the cost in rounded seconds."""
 
     fact: StateReached
     trial: TrialId
@@ -39,13 +39,13 @@ class Charge(msgspec.Struct, frozen=True):
 
 def charged(fact: StateReached, trial: TrialId) -> Charge:
     parts = round(fact.train_seconds * _PARTS) + round(fact.evaluate_seconds * _PARTS)
-    if fact.load_seconds or fact.save_seconds:  # often neither took any time
+    if fact.load_seconds or fact.save_seconds:  # often both are zero
         parts += round(fact.load_seconds * _PARTS) + round(fact.save_seconds * _PARTS)
     return Charge(fact, trial, parts / _PARTS)
 
 
 class Waste(msgspec.Struct, frozen=True):
-    """What a worker threw away, and the trial that paid for it."""
+    """Training that a worker discarded, and the trial that paid for it."""
 
     fact: ChainLost
     trial: TrialId
@@ -56,20 +56,20 @@ class Waste(msgspec.Struct, frozen=True):
 
 
 class Payments:
-    """Who asked first for each step, and what each trial has paid."""
+    """The trials that asked first for each step, and the seconds that each trial has paid."""
 
     def __init__(self) -> None:
         self.used: dict[TrialId, float] = {}  # rounded seconds of workers
-        self._makers: list[TrialId] = []  # of each node, the trial that made it
-        # Of each node, up to which steps it was asked for first, and by whom.
+        self._makers: list[TrialId] = []  # the trial that created each node
+        # For each node, the ascending stops up to which it was asked for first, and the trials that asked.
         self._asked: dict[NodeId, tuple[list[int], list[TrialId]]] = {}
 
     def made(self, trial: TrialId, nodes: int) -> None:
-        """With the trial, there are so many nodes."""
+        """Record that the plan has ``nodes`` nodes now that ``trial`` is added."""
         self._makers += [trial] * (nodes - len(self._makers))
 
     def ask(self, trial: TrialId, node: NodeId, stop: int) -> None:
-        """The trial is the first that asks for the node up to ``stop``."""
+        """Record that the trial is the first to ask for the node up to ``stop``."""
         asked = self._asked.get(node)
         if asked is None:
             self._asked[node] = [stop], [trial]
@@ -78,10 +78,10 @@ class Payments:
             asked[1].append(trial)
 
     def charge(self, fact: StateReached, waiting: TrialId | None) -> Charge:
-        """Let somebody pay for what was reached.
+        """Charge a reached state to a trial.
 
         Args:
-            waiting: the first that waits for the state's evaluation.
+            waiting: the first trial that waits for the state's evaluation.
         """
         payer = waiting if waiting is not None and fact.start == fact.step else self._payer(fact.node, fact.step)
         charge = charged(fact, payer)
@@ -89,20 +89,20 @@ class Payments:
         return charge
 
     def waste(self, fact: ChainLost) -> Waste:
-        """Let somebody pay for what was thrown away."""
+        """Charge discarded training to a trial."""
         waste = Waste(fact, self._payer(fact.node, fact.step + 1))
         self.used[waste.trial] = self.used.get(waste.trial, 0.0) + waste.seconds
         return waste
 
     def _payer(self, node: NodeId, step: int) -> TrialId:
-        """Who asked first for the step that leads to ``step``; if nobody did, who made the node."""
+        """Return the trial that asked first for the step that leads to ``step``, or else the node's creator."""
         stops, trials = self._asked.get(node, ([], []))
         at = bisect_left(stops, step)
         return trials[at] if at < len(stops) else self._makers[node]
 
     def askers(self, node: NodeId, start: int, stop: int) -> Sequence[tuple[int, int, TrialId]]:
-        """Who asked first for which of the steps ``[start, stop)`` of a node; those that nobody asked for are left out.
-        In the order of the steps."""
+        """Return ``(start, stop, trial)`` for the steps ``[start, stop)`` of a node: who asked for them first, in the
+        order of the steps. Steps that no trial asked for are left out."""
         asked = self._asked.get(node)
         if asked is None or start >= stop:
             return ()

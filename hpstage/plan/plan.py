@@ -1,9 +1,9 @@
 """The search plan: the persistent tree of nodes, folded from the journal. Pure.
 
 Trials are lines of training. Lines that see equal values from step 0 on are one line; where values part, a node
-begins. The tree is a trie over the values at each step, compressed: a node holds one *form* per
-hyper-parameter and is never split; children attach to it at any step. At one step of one node, children are told
-apart by their values at that step, so that finding the way costs a look-up per segment and not per step.
+begins. The tree is a compressed trie over the values at each step: a node holds one *form* per hyper-parameter
+and is never split; children attach to it at any step. The children at one step of a node are distinguished by
+their values at that step, so that finding a path costs a look-up per segment and not per step.
 """
 
 from __future__ import annotations
@@ -56,56 +56,56 @@ from hpstage.store.cursor import Cursor
 class SearchPlan:
     """The fold of a journal.
 
-    ``sharing=False`` keeps every trial on a line of its own: what a search without a stage tree would train.
+    ``sharing=False`` keeps every trial on a separate line, as a search without a stage tree would train it.
     """
 
     def __init__(self, workload: StateKey, *, sharing: bool = True) -> None:
         self.workload = workload
         self.sharing = sharing
         self.id: str = workload
-        """Tells the plan from all others, of its workload as well: a study may be searched on several."""
-        self.cursor = Cursor()  # behind the last record of the journal that was folded
+        """Unique even among plans of the same workload: a study may be searched on several."""
+        self.cursor = Cursor()  # after the last record folded
         self._tree = NodeTree(workload, sharing=sharing)
         self.nodes = self._tree.nodes
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
-        self.tallies: dict[str, Tally] = {}  # of the studies
+        self.tallies: dict[str, Tally] = {}  # by study
         self._tally_of: dict[TrialId, Tally] = {}
         self.payments = Payments()
         self.failures: list[StageFailed] = []
-        # Steps in which training raised, as long as a driver is on the plan: all that are there at one time agree that
-        # it does, and a call that comes after them tries again.
+        # Steps in which training raised, kept while any driver is on the plan: concurrent drivers agree that they
+        # fail, and a later call tries again.
         self.failed: dict[NodeId, tuple[int, UserFailure]] = {}
-        self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets of each driver; answered ones too
+        self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets by driver, also answered ones
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
-        self.differences: list[StateDiffers | ForkVerified] = []  # where training was found not to be exact
-        self.verified: set[Regime] = set()  # under which a fork was verified
+        self.differences: list[StateDiffers | ForkVerified] = []  # evidence that training is not exact
+        self.verified: set[Regime] = set()  # regimes under which a fork was verified
         self.ended: dict[TrialId, TrialEnded] = {}
-        self.drivers: dict[DriverId, DriverJoined] = {}  # that have not left
-        self.place = ""  # where the last driver that joined keeps its checkpoints
+        self.drivers: dict[DriverId, DriverJoined] = {}  # drivers that have not left
+        self.place = ""  # checkpoint location of the driver that joined last
         self.chains: dict[ChainId, OpenChain] = {}
-        self.losses: dict[StateRef, list[ChainLost]] = {}  # workers that died in a row on the way from a state
+        self.losses: dict[StateRef, list[ChainLost]] = {}  # consecutive worker deaths on the path from a state
         self.milestones = self._tree.milestones
         self.partings = self._tree.partings
         self.searches = Searches()
 
     @property
     def position(self) -> int:
-        """Records of the journal that were folded."""
+        """Number of the journal's records that are folded."""
         return self.cursor.position
 
     # --- folding ------------------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> Charge | Waste | None:
-        """Fold a fact that is in order (:func:`hpstage.plan.checks.check`); returns what somebody has paid for it."""
+        """Fold a fact that passed :func:`hpstage.plan.checks.check`, and return what a trial paid for it, if any."""
         return _HANDLERS[fact.__class__](self, fact)
 
     def _create(self, fact: PlanCreated) -> None:
         self.id = fact.id or fact.workload
 
     def _lose(self, fact: StateLost) -> None:
-        # Two drivers may find the same checkpoint gone, and both say so.
+        # Two drivers may both report the same checkpoint as gone.
         self._keep(self.nodes[fact.node].states[fact.step], None)
 
     def _fail(self, fact: StageFailed) -> None:
@@ -217,41 +217,41 @@ class SearchPlan:
         self.payments.made(fact.trial, len(self.nodes))
 
     def _extend(self, known: PlannedTrial, fact: TrialAdded) -> None:
-        """The trial again, for more steps or other ones than it was asked for. What it was asked for stays as it is."""
+        """Update a trial that was added again with more or other steps. The steps already asked for are unchanged."""
         known.path, known.stops = self._tree.walk(fact)
         known.steps, known.schedules = fact.steps, fact.schedules
 
     def forget(self, driver: DriverId) -> None:
-        """The driver is gone, and with it its chains and what it waits for."""
+        """Drop the chains and targets of a driver that is gone."""
         self.chains = {id: chain for id, chain in self.chains.items() if chain.driver != driver}
         for (trial, _), state in self._open.pop(driver, {}).items():
             if state.waiting.get(trial) == driver:
                 del state.waiting[trial]
 
     def wanted_by(self, driver: DriverId) -> list[State]:
-        """States that the driver waits for."""
+        """Return the states that the driver waits for."""
         open = self._open.get(driver, {})
         return list({id(s): s for (trial, _), s in open.items() if s.waiting.get(trial) == driver}.values())
 
     def wanted(self) -> Iterator[State]:
-        """States that any driver waits for. O(those), amortised: what was answered is looked at once."""
+        """Yield the states that any driver waits for. Amortised O(their number): answered targets are visited once."""
         for driver, open in self._open.items():
             for target in [target for target, state in open.items() if state.waiting.get(target[0]) != driver]:
                 del open[target]
             yield from open.values()
 
     def open_trials(self) -> Iterator[PlannedTrial]:
-        """Trials that an algorithm may train on."""
+        """Yield the trials that an algorithm may train further."""
         for trial in self.searches.open:
             if trial in self.trials:
                 yield self.trials[trial]
 
     def studies(self) -> set[str]:
-        """Identities of the studies that have searched on the plan."""
+        """Return the identities of the studies that have searched on the plan."""
         return {record.started.identity for record in self.searches.values()}
 
     def source_of(self, chain: OpenChain) -> State | None:
-        """The state that a chain starts from; ``None``: the beginning of training."""
+        """Return the state that a chain starts from, or ``None`` for the start of training."""
         first = chain.spans[0]
         node = self.nodes[first.node]
         if first.start > node.start:
@@ -259,11 +259,11 @@ class SearchPlan:
         return None if node.parent is None else node.parent.states.get(first.start)
 
     def will_keep(self, ref: StateRef) -> bool:
-        """Is a chain under way to this state, so that it may keep it (again)?"""
+        """Whether a running chain will pass this state, and so may keep it (again)."""
         return any(chain.will_pass(ref) for chain in self.chains.values())
 
     def beyond(self, failed: StageFailed) -> Iterator[State]:
-        """The states that a failure puts out of reach; those of the evaluation that failed, if it was one."""
+        """Yield the states that a failure puts out of reach; for a failed evaluation, only the evaluated state."""
         node = self.nodes[failed.node]
         if failed.evaluating:
             state = node.states.get(failed.step)
@@ -281,7 +281,7 @@ class SearchPlan:
                     below += [(child, child.start) for child in children.values()]
 
     def failure_on(self, trial: TrialId, step: int) -> UserFailure | None:
-        """Why ``trial`` cannot be trained to ``step`` now."""
+        """Return the failure that currently prevents training ``trial`` to ``step``, if any."""
         if not self.failed:
             return None
         for node, _, stop in self.trials[trial].legs(step):
@@ -293,14 +293,14 @@ class SearchPlan:
     # --- asking -------------------------------------------------------------------------------------------
 
     def touch(self, node: Node, step: int) -> State:
-        """The state at ``step`` of ``node``, made if it was not yet spoken of."""
+        """Return the state at ``step`` of ``node``, creating it if needed."""
         state = node.states.get(step)
         if state is None:
             state = node.states[step] = State(node, step)
         return state
 
     def target(self, trial: TrialId, step: int) -> State:
-        """The state that is ``trial`` trained to ``step``. O(log segments)."""
+        """Return the state of ``trial`` trained to ``step``, creating it if needed. O(log segments)."""
         return self.touch(self._planned(trial, step).node_at(step), step)
 
     def _planned(self, trial: TrialId, step: int) -> PlannedTrial:
@@ -312,11 +312,11 @@ class SearchPlan:
         return planned
 
     def known(self, trial: TrialId, step: int) -> State | None:
-        """The state that is ``trial`` trained to ``step``, if it was spoken of before."""
+        """Return the state of ``trial`` trained to ``step``, if the plan has it."""
         return self._planned(trial, step).node_at(step).states.get(step)
 
     def _ask(self, fact: TargetAsked) -> None:
-        """Account for a target. Whoever asks first for a step of a node pays for it. O(segments)."""
+        """Account for a target. The first trial to ask for a step of a node pays for it. O(segments)."""
         state, planned, step = self.target(fact.trial, fact.step), self.trials[fact.trial], fact.step
         if state.metrics is None and self.failure_on(fact.trial, step) is None:
             state.waiting[fact.trial] = fact.driver
@@ -338,7 +338,7 @@ class SearchPlan:
 
     def _answer(self, planned: PlannedTrial, step: int) -> None:
         if planned.targets[step]:
-            return  # a call that went on asks again
+            return  # a resumed call asks again
         self.tally_of(planned.id).answer(planned, step, self.step_seconds)
         planned.targets[step] = True
         planned.answered = max(planned.answered, step)
@@ -347,12 +347,12 @@ class SearchPlan:
 
     @property
     def steps_asked(self) -> int:
-        """Steps of all trials, as far as asked."""
+        """Total steps asked for, over all trials."""
         return self.totals.steps_asked
 
     @property
     def steps_unique(self) -> int:
-        """Distinct steps among them."""
+        """Distinct steps among those asked for."""
         return self.totals.steps_unique
 
     @property
@@ -360,7 +360,7 @@ class SearchPlan:
         return self.totals.merge_rate
 
     def study_of(self, trial: TrialId) -> str:
-        """The study that has the trial; in a plan that was driven without one, what the trial's id begins with."""
+        """Return the trial's study; in a plan driven without a study, the prefix of the trial's id."""
         proposed = self.searches.proposed.get(trial)
         return proposed.study if proposed is not None else trial.rpartition("/")[0]
 
@@ -371,14 +371,14 @@ class SearchPlan:
         return tally
 
     def tally_of(self, trial: TrialId) -> Tally:
-        """That of the study that has the trial, which was proposed before anything was asked of it."""
+        """Return the tally of the trial's study. A trial is proposed before anything is asked of it."""
         tally = self._tally_of.get(trial)
         if tally is None:
             tally = self._tally_of[trial] = self.tally(self.study_of(trial))
         return tally
 
     def merged(self, trials: Iterable[PlannedTrial]) -> Merged:
-        """What these trials ask for, each alone and all together. O(their segments)."""
+        """Return what these trials ask for, each alone and all together. O(their segments)."""
         steps_asked = steps_unique = 0
         seconds_asked = seconds_unique = 0.0
         reach: dict[NodeId, int] = {}
@@ -395,12 +395,12 @@ class SearchPlan:
         return Merged(steps_asked, steps_unique, seconds_asked, seconds_unique)
 
     def shared_seconds(self, trial: PlannedTrial, until: int | None = None) -> float:
-        """Estimated seconds of the steps, up to ``until``, that another trial had asked for before this one."""
+        """Estimate the seconds of the steps up to ``until`` that another trial had asked for before this one."""
         step = trial.asked if until is None else until
         return sum(shared * self.step_seconds(node) for node, shared in trial.shared_until(step))
 
     def step_seconds(self, node: Node) -> float:
-        """Seconds per step: the node's own where it ran, else its nearest measured ancestor's, else the average."""
+        """Return a node's seconds per step: measured, or its nearest measured ancestor's, or else the average."""
         walk: Node | None = node
         while walk is not None:
             if walk.trained:
@@ -409,16 +409,16 @@ class SearchPlan:
         return self.average_step_seconds()
 
     def average_step_seconds(self) -> float:
-        """Seconds per step over the whole workload; 1.0 until something ran."""
+        """Return the seconds per step over the whole workload, or 1.0 before any training."""
         totals = self.totals
         return totals.train_seconds / totals.steps_trained if totals.steps_trained else 1.0
 
     def key(self, node: Node, step: int) -> StateKey:
-        """The key of a state. O(1) for constant forms, else amortised O(steps) per node."""
+        """Return the key of a state. O(1) for constant forms, otherwise amortised O(steps) per node."""
         return node.seen(step).key(step)
 
 
-# By type, since a match over all of them would take as long as what is done.
+# Dispatched by type, since a match statement over all types would take as long as the handlers.
 _HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     PlanCreated: SearchPlan._create,
     TrialAdded: SearchPlan._add,

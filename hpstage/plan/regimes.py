@@ -1,7 +1,7 @@
-"""What kinds of values training is under: a fork that is verified under some tells nothing of others.
+"""Regimes: the kinds of values under which training runs. A fork verified in one says nothing about others.
 
-Code does other things where a switch is on, a category is another, or a factor is not 0 or 1 any more: what a state
-leaves out may begin to matter there. Pure.
+Code behaves differently when a switch is on, a category changes, or a factor is no longer 0 or 1: something that a
+state leaves out may begin to matter there. Pure.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import chain
 from hpstage.schedule import Constant, Form
 
 Regime = tuple[tuple[str, str], ...]
-"""Of each hyper-parameter, by name: a category or switch as it is, a number by where it lies of 0 and 1, or that it
-varies."""
+"""The kind of each hyper-parameter, by name: a category or switch itself, a number's position relative to 0 and 1, or
+that it varies."""
 _COMBINATIONS = 16
-"""Regimes that are verified though each of their kinds was verified in another."""
+"""Maximum number of regimes to verify when each of their kinds was already verified in another."""
 
 
 def regime(names: Iterable[str], forms: Iterable[Form]) -> Regime:
@@ -23,7 +23,7 @@ def regime(names: Iterable[str], forms: Iterable[Form]) -> Regime:
 
 
 def is_news(regime: Regime, verified: Collection[Regime]) -> bool:
-    """Is a fork to be verified under this regime, too?"""
+    """Whether to verify a fork under this regime too."""
     if regime in verified:
         return False
     return len(verified) < _COMBINATIONS or not set(regime).issubset(chain.from_iterable(verified))

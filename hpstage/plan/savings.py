@@ -1,4 +1,4 @@
-"""What a search took, and what its trials would have taken alone. Pure."""
+"""The cost of a search, and that of its trials without sharing. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hpstage.text import aligned, count_of, worker_hours
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """What a search took and what it would have taken without sharing. Seconds are those of workers.
+    """The cost of a search, with and without sharing. Seconds are worker seconds.
 
-    ``worker_seconds_alone`` is an estimate from the same run: every trial's own steps at the mean measured seconds per
-    step of the nodes that it passes, and one mean evaluation per target. It leaves out loading and saving, so that
-    ``saved_seconds`` is on the careful side.
+    ``worker_seconds_alone`` is an estimate from the same run: all steps of each trial at the mean measured seconds per
+    step of the nodes on its path, and one mean evaluation per target. It excludes loading and saving, so that
+    ``saved_seconds`` is conservative.
     """
 
     trials: int
     steps_asked: int
-    """Steps of all trials, as far as the algorithm asked."""
+    """Steps that the algorithm asked for, over all trials."""
     steps_unique: int
-    """Distinct steps among them: what a perfect stage tree trains."""
+    """Distinct steps among them: the steps that a perfect stage tree trains."""
     steps_trained: int
-    """Steps that were trained for this search (fewer than unique: earlier searches had trained them)."""
+    """Steps trained for this search (fewer than unique if earlier searches had trained some)."""
     steps_wasted: int
     failed: int
-    """Trials that failed."""
+    """Number of failed trials."""
     merge_rate: float
     cost_weighted_merge_rate: float
     worker_seconds: float
@@ -40,16 +40,16 @@ class Savings:
     save_seconds: float
     wasted_seconds: float
     critical_path_seconds: float
-    """The longest trial's own training and evaluations, which no number of workers shortens."""
+    """Training and evaluation time of the longest trial, which more workers cannot shorten."""
     lower_bound_seconds: float | None
-    """No schedule of the same work is shorter: max(critical path, unique work / workers). ``None`` for a call that
-    went on with an interrupted one, or found states on the store: it had less to do."""
+    """Lower bound on the makespan of the same work: max(critical path, unique work / workers). ``None`` for a call that
+    resumed an interrupted one or found states on the store, since it had less to do."""
     kept: int
-    """Checkpoints of the whole plan when the search was over, and the bytes that they take."""
+    """Checkpoints of the whole plan at the end of the search, and below their size in bytes."""
     kept_bytes: int
     makespan: float
-    """Wall seconds of this call, from the first trial to the last result. Of a call that went on with an interrupted
-    search: of all its calls, each from its first stage's beginning to its last report, without the pauses between."""
+    """Wall seconds of this call, from the first trial to the last result. If it resumed an interrupted search: of all
+    its calls, each from the start of its first stage to its last report, without the pauses in between."""
     workers: int
 
     @property
@@ -95,7 +95,7 @@ class Savings:
 
 
 def answered_steps(planned: PlannedTrial) -> list[int]:
-    """The trial's targets that have a result, in order."""
+    """Return the trial's targets that have a result, in order."""
     found = []
     for step in sorted(planned.targets):
         state = planned.node_at(step).states.get(step)
@@ -105,12 +105,12 @@ def answered_steps(planned: PlannedTrial) -> list[int]:
 
 
 def seconds_alone(plan: SearchPlan, planned: PlannedTrial, answered: Sequence[int] | None = None) -> float:
-    """What the trial would have taken of a worker alone, as far as it is known: see :class:`Savings`. O(segments).
+    """Estimate the trial's worker seconds without sharing, as far as known: see :class:`Savings`. O(segments).
 
-    A trial that failed, or is not over, counts up to the last of its targets that was answered.
+    A trial that failed or is still running counts up to its last answered target.
 
     Args:
-        answered: its :func:`answered_steps`, if they are known already.
+        answered: its :func:`answered_steps`, if already known.
     """
     if answered is None:
         answered = answered_steps(planned)
@@ -129,9 +129,9 @@ def _hours(seconds: float) -> str:
 def savings(
     plan: SearchPlan, study: str, trials: Sequence[TrialId], *, failed: int, whole: bool, makespan: float, workers: int
 ) -> Savings:
-    """Sum up a study's search: what its trials paid since it began.
+    """Summarize a study's search: what its trials have paid since it began.
 
-    ``trials``: the ids that it asked for; ``whole``: it was done in one call.
+    ``trials``: the ids of its trials; ``whole``: whether it was done in one call.
     """
     took = plan.tally(study).totals.since(plan.searches[study].before)
     planned_trials = [plan.trials[id] for id in trials]

@@ -1,4 +1,4 @@
-"""The searches of studies, as the journal tells of them. Pure."""
+"""The searches of studies, as recorded in the journal. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpstage.plan.tally import StudyTotals
 
 @dataclass(slots=True)
 class SearchRecord:
-    """A search as its study left it: what an interrupted call needs to go on."""
+    """The recorded progress of a search, from which an interrupted call resumes."""
 
     started: SearchStarted
-    before: StudyTotals  # of the study, when the search began
+    before: StudyTotals  # the study's totals when the search began
     proposed: list[TrialProposed] = field(default_factory=list)
-    open: dict[TrialId, None] = field(default_factory=dict)  # trials that are not over, in order
+    open: dict[TrialId, None] = field(default_factory=dict)  # unfinished trials, in order
     ended: bool = False
 
 
@@ -52,8 +52,8 @@ class Searches(Mapping[str, SearchRecord]):
 
     @property
     def open(self) -> Iterator[TrialId]:
-        """Trials that are not over: an algorithm may train them on. Those of a search that ended, or that another has
-        replaced, are."""
+        """Unfinished trials, which an algorithm may train further. Trials of a search that has ended or was replaced by
+        another count as finished."""
         for record in self.values():
             yield from record.open
 

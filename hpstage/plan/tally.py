@@ -1,4 +1,4 @@
-"""What one study asked for, paid and would have taken without sharing, kept up to date fact by fact. Pure."""
+"""Totals of one study (asked, paid, and estimated without sharing), updated with every fact. Pure."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from hpstage.plan.totals import Totals
 
 @dataclass(slots=True)
 class StudyTotals(Totals):
-    """Sums over a study's trials. Steps are distinct among its own; what was trained is what its trials paid for
-    (:mod:`hpstage.plan.payments`)."""
+    """Sums over a study's trials. Unique steps are distinct within the study; training is counted where one of its
+    trials paid for it (:mod:`hpstage.plan.payments`)."""
 
     paid_seconds: float = 0.0
-    """Of workers, by all trials; rounded, so that the studies of a plan add up exactly."""
+    """Worker seconds paid by all trials, rounded so that the studies of a plan add up exactly."""
     answers: int = 0
     """Targets that have a result."""
     alone_train_seconds: float = 0.0
-    """Estimated seconds of training up to those results, each trial alone."""
+    """Estimated seconds of training up to those results, each trial trained alone."""
 
     def alone_seconds(self, plan: Totals) -> float:
-        """Estimated seconds of workers for the results, each trial alone (:func:`hpstage.plan.savings.seconds_alone`).
+        """Estimate worker seconds for the results, each trial alone (:func:`hpstage.plan.savings.seconds_alone`).
 
         Args:
-            plan: the totals of the whole plan, which tell what an evaluation takes.
+            plan: the totals of the whole plan, which give the mean seconds of an evaluation.
         """
         return self.alone_train_seconds + self.answers * plan.average_evaluate_seconds
 
 
 @dataclass(slots=True)
 class Tally:
-    """A study's totals, and what they are kept up to date by."""
+    """A study's totals, with the state needed to update them."""
 
     totals: StudyTotals = field(default_factory=StudyTotals)
-    _reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step that was asked for
+    _reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step asked for
     _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
 
     def ask(self, trial: PlannedTrial, step: int) -> None:
-        """``step`` is asked of a trial, of which less was asked before. O(segments)."""
+        """Count a target beyond all earlier targets of the trial. O(segments)."""
         self.totals.steps_asked += step - trial.asked
         for node, start, stop in trial.legs(step):
             fresh = stop - self._reach.get(node.id, start)
@@ -49,10 +49,10 @@ class Tally:
                 self._reach[node.id] = stop
 
     def answer(self, trial: PlannedTrial, step: int, pace: Callable[[Node], float]) -> None:
-        """The target is reached. Each is told of once. O(segments).
+        """Count an answered target, once per target. O(segments).
 
         Args:
-            pace: a node's seconds per step.
+            pace: returns a node's seconds per step.
         """
         before = trial.answered
         self.totals.answers += 1
@@ -65,7 +65,7 @@ class Tally:
                 self.totals.alone_train_seconds += steps * pace(node)
 
     def repace(self, node: Node, fact: StateReached) -> None:
-        """What is about to be folded tells more of a node's seconds per step; it was trained before."""
+        """Update estimates before folding ``fact``, which changes the seconds per step of a node trained before."""
         steps = self._answered.get(node.id)
         if steps:
             after = (node.seconds + fact.train_seconds) / (node.trained + fact.step - fact.start)

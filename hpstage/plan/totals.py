@@ -1,4 +1,4 @@
-"""Sums over a plan, or over one of its studies: what was asked, trained and spent. Pure."""
+"""Sums over a plan or one of its studies: steps asked and trained, seconds spent. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hpstage.plan.facts import ChainLost, StateReached
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over all that happened: steps and seconds of workers."""
+    """Totals of steps and worker seconds."""
 
     steps_asked: int = 0
     steps_unique: int = 0
-    """Distinct steps among them."""
+    """Distinct steps among those asked for."""
     steps_trained: int = 0
     steps_wasted: int = 0
     train_seconds: float = 0.0
@@ -33,7 +33,7 @@ class Totals:
 
     @property
     def merge_rate(self) -> float:
-        """Steps of all trials / distinct steps, as far as asked (arXiv 2006.11972, section 2)."""
+        """Steps asked for over all trials / distinct steps asked for (arXiv 2006.11972, section 2)."""
         return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
 
     @property
@@ -62,7 +62,7 @@ class Totals:
         return replace(self, sources=dict(self.sources))
 
     def since(self, before: Self) -> Self:
-        """What has come since a copy was made."""
+        """Return the difference from an earlier copy."""
         gone = {
             each.name: getattr(self, each.name) - getattr(before, each.name)
             for each in fields(self)
@@ -74,7 +74,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Merged:
-    """Training that a set of trials asks for: each trial alone (``asked``), and all of them together (``unique``)."""
+    """Training that a set of trials asks for: the sum over trials (``asked``), and without repetitions (``unique``)."""
 
     steps_asked: int = 0
     steps_unique: int = 0

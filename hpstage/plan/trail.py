@@ -1,4 +1,4 @@
-"""The history of a line under one set of forms, at every step. Pure; the planner and the workers name states by it."""
+"""Histories of a line at every step of one set of forms, from which planner and workers compute state keys. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hpstage.plan.keys import History
 from hpstage.schedule import Form, varies
 from hpstage.schedule.scalars import Scalar, same
 
-# Steps between two histories that are remembered: what finding one costs, in any order of asking.
+# Steps between two remembered histories: the cost of finding one, in any order of look-ups.
 _SPACING = 64
 
 
 class Trail:
-    """What a line has seen before each step from ``start`` on.
+    """The history of values before each step of a line from ``start`` on.
 
-    O(1) where no form varies. Else the line is walked once, as far as is asked, and some digests are remembered.
+    O(1) if no form varies. Otherwise the line is walked once, as far as requested, and some digests are remembered.
 
     Args:
-        seen: the values up to and including those at ``start``.
-        forms: the line's from ``start`` on, by name; the names are sorted.
+        seen: the history up to and including the values at ``start``.
+        forms: the line's forms from ``start`` on, by name; the names are sorted.
     """
 
     __slots__ = ("_last", "_remembered", "_start", "_varying")
@@ -29,10 +29,10 @@ class Trail:
         self._start = start
         self._varying = [(name, form) for name, form in forms.items() if varies(form)]
         self._remembered = [seen]  # up to and including the values at ``start``, ``start + _SPACING``, ...
-        self._last = start, seen  # what was asked for last: most ask for the next
+        self._last = start, seen  # last look-up: most are followed by the next step
 
     def before(self, step: int) -> History:
-        """The values seen before ``step``, which lies after ``start``."""
+        """Return the history before ``step``, which must be after ``start``."""
         last = step - 1
         if not self._varying:
             return self._remembered[0]
@@ -49,11 +49,11 @@ class Trail:
         return self._last[1]
 
     def key(self, step: int) -> StateKey:
-        """Key of the state at ``step``, which lies after ``start``."""
+        """Return the key of the state at ``step``, which must be after ``start``."""
         return self.before(step).key(step)
 
     def _walk(self, history: History, first: int, last: int) -> History:
-        """On from a history that ends with the values at ``first``, to one that ends with those at ``last``."""
+        """Extend a history that ends with the values at ``first`` to one that ends with the values at ``last``."""
         if first == last:
             return history
         past = [form.value(first) for _, form in self._varying]
