@@ -1,1 +1,1 @@
-"""What is to be trained next, and where. Pure."""
+"""Scheduling: which chain to train next, and on which worker. Pure."""

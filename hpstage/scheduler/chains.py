@@ -1,4 +1,4 @@
-"""Laying chains through the stage tree: their way, their boundaries, where states are kept. Pure."""
+"""Laying chains through the stage tree: their path, their boundaries, and where states are kept. Pure."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import step_after
 from hpstage.scheduler.stage_tree import StageTree
 
-# Boundaries that a chain is laid ahead: laying costs no more than that, however many there are on the way.
+# Maximum number of boundaries that a chain is laid ahead, which bounds the cost of laying it.
 _HORIZON = 64
-# Milestones that are looked at on one span.
+# Maximum number of milestones considered on one span.
 _CONSIDERED = 256
-# Seconds that word of a new boundary may take to reach a worker.
+# Seconds that an amendment may take to reach a worker.
 NOTICE = 0.05
-# What a boundary costs besides saving: messages (scripts/bench_overhead.py).
+# Cost of a boundary besides saving: messages (scripts/bench_overhead.py).
 _BOUNDARY_SECONDS = 0.005
 
 
 class Layer:
-    """Lays and lengthens chains.
+    """Lays and prolongs chains.
 
     Args:
-        checkpoint_seconds: bounds the work that the loss of a worker can cost, in seconds of training.
-        checkpoint_every: in place of that, the multiple of steps at which states are kept.
+        checkpoint_seconds: the maximum work lost with a worker, in seconds of training.
+        checkpoint_every: instead of that, the multiple of steps at which states are kept.
         verify: which forks are verified.
-        running: what the workers of the driver's chains were told.
+        running: the orders of the driver's chains.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Layer:
         self.checkpoint_every = checkpoint_every
 
     def prolongation(self, orders: Orders) -> tuple[Span, ...]:
-        """The way on past the chain's last state, if something hangs there that nothing else leads to."""
+        """Return the path beyond the chain's last state, if wanted work there is reached in no other way."""
         if len(orders.marks) > _HORIZON // 2:
-            return ()  # it knows its way far enough for now
+            return ()  # it is laid far enough ahead for now
         last = orders.chain.spans[-1]
         if orders.chain.at == last.stop:
-            return ()  # it stands at its end: it is over before word can reach it
+            return ()  # it is at its end: it will end before an amendment can reach it
         line, step = self._tree.line_of(last), last.stop
         wanted = line.wanted.get(step)
         children = wanted.children if wanted is not None else {}
@@ -72,7 +72,8 @@ class Layer:
         return way
 
     def way(self, line: Line, step: int, marks: int = 0) -> tuple[Span, ...]:
-        """The longest remaining way from a state, as far as a chain with so many boundaries ahead is laid."""
+        """Return the longest remaining path from a state, up to the horizon of a chain with ``marks`` boundaries
+        ahead."""
         spans: list[Span] = []
         while marks < _HORIZON:
             far = self._tree.farthest(line, step)
@@ -93,22 +94,22 @@ class Layer:
 
     @staticmethod
     def _wanted_on(line: Line, start: int, stop: int) -> list[int]:
-        """Wanted steps on a span, as many as are looked ahead; a kept state that is only to be evaluated is its own."""
+        """Return wanted steps on a span, up to the horizon, including the start if it is a kept state to evaluate."""
         steps = line.wanted.steps.irange(start, stop, (start > line.node.start, True))
         return list(islice(steps, _HORIZON))
 
     def lay(self, orders: Orders, spans: Sequence[Span], *, begins: bool = False) -> tuple[list[Stage], list[Boundary]]:
-        """The stages of a chain's latest spans, and the boundaries on them, of which note is taken.
+        """Return the stages of a chain's latest spans and their boundaries, which are recorded in its orders.
 
         Args:
-            begins: the chain begins with these.
+            begins: whether the chain begins with these spans.
         """
         stages: list[Stage] = []
         boundaries: list[Boundary] = []
         for index, span in enumerate(spans):
             line = self._tree.line_of(span)
             node = line.node
-            # Of a first step that another stage follows there is nothing to fork: it is trained from where it began.
+            # A first step followed by another stage offers nothing to fork: it is trained from where it began.
             first = begins and index == 0
             verify = (not first or span.stop - span.start > 1 or len(spans) == 1) and self._verifies(
                 orders, node, first
@@ -129,7 +130,7 @@ class Layer:
         return stages, boundaries
 
     def _verifies(self, orders: Orders, node: Node, first: bool) -> bool:
-        """Is a fork to be verified where the chain comes to this node? One is enough that does so under its regime."""
+        """Whether to verify a fork where the chain reaches this node. One such chain per regime is enough."""
         if self._verify == "off":
             return False
         regime = node.regime
@@ -140,11 +141,11 @@ class Layer:
         return verify
 
     def _likely_forks(self, line: Line, start: int, marks: list[int]) -> list[int]:
-        """Steps between ``marks`` where keeping the state is worth more than it costs, though nobody asks for it yet.
+        """Return steps between ``marks`` where keeping the state is worth its cost, although it is not wanted yet.
 
-        Worth is the training from the last kept state on, times the chance that somebody forks here: an even one
-        where a trial parts that nobody asked to come so far, else the share of the plan's nodes that begin at this
-        step (the milestones that the space names).
+        The worth is the training since the last kept state, times the probability of a fork here: one half where a
+        trial parts that was not yet asked to train that far, otherwise the share of the plan's nodes that begin at
+        this step (the milestones of the space).
         """
         totals = self._plan.totals
         price = _BOUNDARY_SECONDS + (totals.save_seconds / totals.saves if totals.saves else 0.0)
@@ -174,9 +175,9 @@ class Layer:
         )
 
     def rest(self, orders: Orders) -> int:
-        """The next step at which the chain may give way before its next mark; about where its state is kept anyway."""
+        """Return the next step at which the chain may yield before its next mark, near where it keeps a state."""
         place = max(orders.chain.at, orders.passed)
-        if orders.rest is None or orders.rest <= place:  # told once, though estimates change
+        if orders.rest is None or orders.rest <= place:  # fixed once computed, although estimates change
             if self.checkpoint_seconds is not None:
                 orders.rest = step_after(self._tree, orders.chain, place, self.checkpoint_seconds)
             else:

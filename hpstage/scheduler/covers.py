@@ -1,6 +1,6 @@
-"""What chains cover: steps that are not to be trained by another, and workers that are busy. Pure.
+"""Covers of running chains: steps that no other chain may train, and workers that are busy. Pure.
 
-Chains of this driver and of others alike, as the plan has them from the journal.
+This includes the chains of other drivers, which the plan has from the journal.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hpstage.scheduler.workers import Worker
 
 
 class Covers:
-    """The plan's open chains, in the stage tree and on the workers.
+    """Tracks the plan's open chains in the stage tree and on the workers.
 
     Args:
-        workers: of this driver's executor.
+        workers: the workers of this driver's executor.
         driver: this driver.
-        pool: the cluster of these workers: those of the same id in another one are others.
+        pool: the cluster of these workers. Workers with the same id in another pool are different workers.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Covers:
         self.pool = pool
 
     def begin(self, id: ChainId) -> None:
-        """A chain has begun: nobody else trains what it covers, and its worker is not idle."""
+        """Cover the spans of a chain that has begun, and mark its worker as busy."""
         chain = self._plan.chains[id]
         self.extend(id, chain.spans)
         if chain.reached is not None:
@@ -48,7 +48,7 @@ class Covers:
             worker.chain = id
 
     def find_on(self, worker: Worker) -> None:
-        """A worker has joined: does a chain run on it already?"""
+        """Assign to a worker that has joined the chain that already runs on it, if any."""
         for id, chain in self._plan.chains.items():
             if chain.worker == worker.id and self._in_pool(chain):
                 worker.chain = id
@@ -64,18 +64,18 @@ class Covers:
             ahead = line.covers.get(id)
             wanted = line.wanted.get(start)
             if ahead is not None:
-                start = min(start, ahead.start)  # what it is yet to train of the node before this stays its own
+                start = min(start, ahead.start)  # the untrained rest of its earlier cover stays covered
             elif wanted is not None and wanted.evaluate:
-                start -= 1  # the state that it begins with is evaluated by it, too
+                start -= 1  # the chain also evaluates the state that it starts from
             self._tree.cover(id, Span(span.node, start, span.stop))
 
     def advance(self, id: ChainId, step: int) -> None:
-        """A chain has come to a state: what lies behind it is not covered any more."""
+        """Uncover the steps behind a state that a chain has reached."""
         chain = self._plan.chains[id]
         index = chain.index_at(step)
         for behind in range(index - 1, -1, -1):
             if not self._tree.uncover(id, self._tree.line_of(chain.spans[behind])):
-                break  # it had come so far before
+                break  # uncovered earlier
         span = chain.spans[index]
         if step < span.stop:
             self._tree.cover(id, Span(span.node, step, span.stop))
@@ -83,7 +83,7 @@ class Covers:
             self._tree.uncover(id, self._tree.line_of(span))
 
     def end(self, id: ChainId) -> None:
-        """A chain is over, or its driver gone: what it did not reach is open again."""
+        """Uncover the remaining steps of a chain that has ended or whose driver is gone."""
         chain = self._plan.chains[id]
         for span in reversed(chain.spans):
             self._tree.uncover(id, self._tree.line_of(span))

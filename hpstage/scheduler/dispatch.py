@@ -1,6 +1,6 @@
-"""Handing work out: heads to idle workers as chains, and what is newly wanted to the chains that pass it. Pure.
+"""Dispatching work: heads go to idle workers as chains, newly wanted steps to the chains that pass them. Pure.
 
-A claim is proposed first, which changes nothing; once it is in the journal, and folded, it is carried out.
+A claim is first proposed, which changes nothing; it is carried out once it is in the journal and folded.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from hpstage.scheduler.preemption import Yielding
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Worker
 
-# Heads looked at for one that the idle worker holds live.
+# Heads considered in search of one whose source the idle worker holds live.
 _CONSIDERED = 8
 
 Claim = ChainStarted | ChainProlonged
-"""What other drivers must know before it is done."""
+"""A fact that must be in the journal before it is carried out, so that other drivers know it."""
 
 
 class Dispatch:
-    """Starts chains and amends those that run.
+    """Starts chains and amends running ones.
 
     Args:
         driver: makes the ids of chains unique.
-        verify_new: whether chains verify a fork wherever training begins to change something else.
-        workers: of the driver's executor.
-        running: what the workers of the driver's chains were told.
+        verify_new: whether chains verify a fork wherever training begins to change something new.
+        workers: the workers of the driver's executor.
+        running: the orders of the driver's chains.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Dispatch:
         self._workers = workers
         self._running = running
         self._verify_new = verify_new
-        self.started = 0  # chains of this driver
+        self.started = 0  # number of this driver's chains
 
     # --- proposing: changes nothing -----------------------------------------------------------------------
 
     def propose(self, now: float) -> list[Claim]:
-        """How running chains go on, and which heads idle workers are handed, the longest remaining way first.
+        """Propose prolongations of running chains, and heads for idle workers, the longest remaining path first.
 
-        What is proposed together does not overlap: training to a state begins at the last source before it, and what
-        lies behind the end of a chain waits for that chain.
+        Claims proposed together do not overlap: training to a state begins at the last source before it, and work
+        beyond the end of a chain waits for that chain.
         """
         claims: list[Claim] = []
         for id, orders in self._running.items():
@@ -97,7 +97,7 @@ class Dispatch:
             yield worker, line, step
 
     def _source(self, line: Line, step: int) -> StateRef | None:
-        """The state that a head starts from; ``None`` is the beginning of training."""
+        """Return the state that a head starts from, or ``None`` for the start of training."""
         if step > line.node.start:
             return StateRef(line.node.id, step)
         return None if line.node.parent is None else StateRef(line.node.parent.id, step)
@@ -105,10 +105,10 @@ class Dispatch:
     # --- carrying out -------------------------------------------------------------------------------------
 
     def carry_out(self, claims: Iterable[Claim]) -> list[Instruction]:
-        """Start chains and prolong them, as claimed, and bring what is newly wanted to those on whose way it lies."""
+        """Start and prolong chains as claimed, and add newly wanted steps to the running chains that pass them."""
         prolonged = {claim.chain: claim.spans for claim in claims if isinstance(claim, ChainProlonged)}
         started = [claim for claim in claims if isinstance(claim, ChainStarted)]
-        # Those that start find by themselves what is wanted on their way.
+        # New chains already include the wanted steps on their path.
         starts = [self._start(self._running[claim.chain], claim.spans) for claim in started]
         return [*starts, *self._amend(prolonged)]
 
@@ -122,7 +122,7 @@ class Dispatch:
                 continue
             orders = self._running.get(passing)
             if orders is None or orders.stopping:
-                # Another driver's, which sees what is wanted as well; or once it is over, the step is open again.
+                # Either another driver's, which sees the wanted step too, or the step is open again once it ends.
                 continue
             if step not in orders.marks:
                 orders.marks.add(step)

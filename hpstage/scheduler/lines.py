@@ -1,4 +1,4 @@
-"""The lines of a stage tree, one for each node of the plan, and sums over all of them. Pure.
+"""The lines of a stage tree, one per node of the plan, and sums over all of them. Pure.
 
 A step of a line is *wanted* if a trial waits for its metrics, or if a child attached there needs its state. A *cover*
 is the part of a line that a running chain will train.
@@ -12,7 +12,7 @@ from hpstage.plan.ordered import Ordered, StepMap
 
 
 class Wanted:
-    """Why a step of a line is wanted."""
+    """The reasons why a step of a line is wanted."""
 
     __slots__ = ("children", "evaluate")
 
@@ -22,7 +22,7 @@ class Wanted:
 
 
 class Line:
-    """The transient side of a node."""
+    """The transient data of a node."""
 
     __slots__ = ("cost", "covers", "far", "heads", "length", "needy", "node", "sources", "wanted", "weighed")
 
@@ -31,18 +31,18 @@ class Line:
         self.cost = cost  # seconds per step, as used in ``far`` and ``length``
         self.wanted: StepMap[Wanted] = StepMap()
         self.sources: Ordered[int] = Ordered()  # kept steps after the start
-        self.covers: dict[ChainId, Span] = {}  # what each chain will still reach of it
+        self.covers: dict[ChainId, Span] = {}  # the part of the line that each chain will still train
         self.needy = False
-        self.length = 0.0  # seconds of the longest remaining way, from the line's start
-        # Heap of (-seconds from the line's start, step, child node id or -1). Entries go stale and are dropped or
-        # renewed when they come to the top.
+        self.length = 0.0  # seconds of the longest remaining path, from the line's start
+        # Heap of (-seconds from the line's start, step, child node id or -1). Stale entries are dropped or
+        # renewed when they reach the top.
         self.far: list[tuple[float, int, int]] = []
         self.heads: dict[int, float] = {}  # step of each queued head -> the priority it is queued with
         self.weighed = Weight()
 
 
 class Weight:
-    """What of a line is in the sums."""
+    """A line's contribution to the sums."""
 
     __slots__ = ("done", "seconds", "unfinished")
 
@@ -53,7 +53,7 @@ class Weight:
 
 
 class WorkLeft:
-    """Sums over the lines of a stage tree. Each change of a line costs O(log), whatever the number of lines."""
+    """Sums over the lines of a stage tree. Each change of a line costs O(log), regardless of the number of lines."""
 
     __slots__ = ("evaluations", "seconds", "stages_done", "stages_left")
 
@@ -64,7 +64,7 @@ class WorkLeft:
         self.stages_left = 0
 
     def weigh(self, line: Line) -> None:
-        """Take a line's present state into the sums, in place of what was known of it."""
+        """Replace a line's contribution to the sums by that of its current state."""
         steps = steps_left(line)
         seconds = steps * line.cost
         unfinished = steps > 0 or bool(line.wanted)
@@ -77,7 +77,7 @@ class WorkLeft:
 
 
 def steps_left(line: Line) -> int:
-    """Steps of a line that chains will train, and those to the first and to the last step that is wanted beyond."""
+    """Count the steps of a line that chains will train, and the further ones to its first and last wanted steps."""
     covers = line.covers.values()
     left = sum(cover.stop - cover.start for cover in covers)
     if line.wanted:

@@ -1,10 +1,10 @@
-"""What happens when a worker dies in the middle of a chain. Pure.
+"""Handling of a worker's death in the middle of a chain. Pure.
 
-The executor reports it (``WorkerLeft``, or a ``ChainEnded`` whose outcome is ``lost``), after all that the chain had
-reached before. :func:`facts_of_loss` turns that into facts: the chain is closed, and what was trained after its last
-kept state is lost. Folding them (``covers.py``) opens the steps that it did not reach: its last kept state is a ready
-head again, and the next turn (``dispatch.py``) gives that to an idle worker, as it does any other. Where several
-workers in a row have died on the way from one state, the stage is taken to kill them, and its trials fail.
+The executor reports it (``WorkerLeft``, or a ``ChainEnded`` with outcome ``lost``) after all earlier reports of the
+chain. :func:`facts_of_loss` turns that into facts: the chain is closed, and training after its last kept state is
+lost. Folding them (``covers.py``) opens the steps that it did not reach: its last kept state is a ready head again,
+and the next turn (``dispatch.py``) assigns it to an idle worker like any other head. If several workers in a row have
+died on the path from one state, the stage is assumed to be the cause, and its trials fail.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def facts_of_loss(
     message: str,
     max_losses: int,
 ) -> list[Fact]:
-    """What follows from the death of a worker under its chain.
+    """Return the facts that follow from the death of a worker during its chain.
 
     Args:
-        at: when it was noticed.
-        max_losses: workers that may die in a row on the way from one state before its trials fail.
+        at: the time at which it was noticed.
+        max_losses: number of consecutive deaths on the path from one state after which its trials fail.
     """
     step = chain.kept
-    ahead = chain.span_at(min(step + 1, chain.spans[-1].stop))  # that is to be trained from there
+    ahead = chain.span_at(min(step + 1, chain.spans[-1].stop))  # to be trained from there
     node = plan.nodes[ahead.node]
     lost = ChainLost(
         chain=chain.id,
@@ -67,7 +67,7 @@ def facts_of_loss(
 
 
 def _failure(node: Node, step: int, losses: Sequence[ChainLost]) -> UserFailure:
-    """The failure of a stage whose every worker died, with the story of its attempts."""
+    """Describe the failure of a stage on which every worker died, listing the attempts."""
     values = ", ".join(f"{name}={value!r}" for name, value in node.hyperparameters(step).items())
     attempts = [
         f"  {datetime.fromtimestamp(lost.at, UTC):%Y-%m-%d %H:%M:%S} UTC: worker {lost.worker} died, "

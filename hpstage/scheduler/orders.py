@@ -1,4 +1,4 @@
-"""What the workers of this driver's chains were told. Pure."""
+"""The orders given to the workers of this driver's chains. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hpstage.plan.regimes import Regime
 
 @dataclass(slots=True)
 class Orders:
-    """What the worker of a chain was told: where it keeps states, and where it is to end."""
+    """The orders given to a chain's worker: where to keep states, and where to end."""
 
     chain: OpenChain
-    marks: Ordered[int] = field(default_factory=Ordered)  # boundaries ahead, but for those that the worker sets itself
-    evaluated: set[int] = field(default_factory=set)  # marks that are to be evaluated
-    verifying: set[Regime] = field(default_factory=set)  # a fork is verified on it under each of these
-    passed: int = 0  # where it is known to have been, if that is beyond where it was reported
+    marks: Ordered[int] = field(default_factory=Ordered)  # boundaries ahead, except those that the worker sets itself
+    evaluated: set[int] = field(default_factory=set)  # marks to evaluate
+    verifying: set[Regime] = field(default_factory=set)  # regimes under which the chain verifies a fork
+    passed: int = 0  # step that it is known to have passed, if beyond its last reported one
     end: int | None = None
-    cut: int | None = None  # where it is cut so that all workers end together
-    rest: int | None = None  # where it may give way before its next mark
+    cut: int | None = None  # where it is cut so that all workers finish together
+    rest: int | None = None  # where it may yield before its next mark
     stopping: bool = False
 
     @property

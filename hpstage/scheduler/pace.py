@@ -7,7 +7,7 @@ from hpstage.scheduler.stage_tree import StageTree
 
 
 def seconds_between(tree: StageTree, chain: OpenChain, a: int, b: int) -> float:
-    """From one step to a later one."""
+    """Estimate the seconds from step ``a`` to a later step ``b``."""
     total = 0.0
     index = chain.index_at(a)
     while a < b:
@@ -19,7 +19,7 @@ def seconds_between(tree: StageTree, chain: OpenChain, a: int, b: int) -> float:
 
 
 def step_after(tree: StageTree, chain: OpenChain, a: int, seconds: float) -> int:
-    """The step to which training gets from step ``a`` in so many seconds: the next at least, the last at most."""
+    """Return the step that training from step ``a`` reaches in ``seconds``: at least the next, at most the last."""
     left, step = seconds, a
     for span in chain.spans[chain.index_at(a + 1) :]:
         cost = tree.line_of(span).cost
@@ -32,7 +32,7 @@ def step_after(tree: StageTree, chain: OpenChain, a: int, seconds: float) -> int
 
 
 def step_before_end(tree: StageTree, chain: OpenChain, seconds: float) -> int:
-    """The first step with at most so many seconds of training to go on the chain."""
+    """Return the first step with at most ``seconds`` of training left on the chain."""
     left = seconds
     for span in reversed(chain.spans):
         cost = tree.line_of(span).cost

@@ -1,8 +1,9 @@
-"""Where running chains give way: before a longer way, so that the last workers end together, or to nobody. Pure.
+"""Preemption: where running chains end early, for a longer path, so that all workers finish together, or because
+they are no longer wanted. Pure.
 
-Forking is exact and cheap here, so a chain may be cut anywhere and go on elsewhere with the same result. Schedules
-with cuts come closer to the bound max(critical path, work / workers) than those without: three equal chains on two
-workers take 1.5 of their length in place of 2 (McNaughton, "Scheduling with deadlines and loss functions", 1959).
+Forking is exact and cheap here, so a chain may be cut anywhere and continue elsewhere with the same result. Schedules
+with cuts come closer to the bound max(critical path, work / workers) than schedules without: three equal chains on two
+workers take 1.5 times their length instead of 2 (McNaughton, "Scheduling with deadlines and loss functions", 1959).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import seconds_between, step_before_end
 from hpstage.scheduler.stage_tree import StageTree
 
-# A cut must save at least this many times what it costs.
+# A cut must save at least this multiple of its cost.
 _WORTH = 10.0
 
 
@@ -32,18 +33,18 @@ class Yielding:
         self._layer = layer
 
     def switch_seconds(self) -> float:
-        """What it costs to leave a line and come back: a message, a save, a load."""
+        """Return the cost of leaving a line and returning to it: a message, a save, a load."""
         totals = self._plan.totals
         save = totals.save_seconds / totals.saves if totals.saves else 0.0
         load = totals.load_seconds / totals.loads if totals.loads else save
         return 0.01 + load + save
 
     def settle(self, running: list[Orders], workers: int, now: float) -> list[Instruction]:
-        """Instructions that bring the chains' ends to where they are to be now."""
+        """Return the instructions that update the ends of the running chains."""
         going, instructions = self._going(running)
         waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), workers)]
         if not self._plan.sharing:
-            waiting = []  # a trial that is trained alone gives way to none: cut, it would go on from a state
+            waiting = []  # a trial trained alone never yields: after a cut it would continue from a kept state
         cuts = self._cuts([orders for orders, _ in going], waiting, workers, now)
         for orders, last in going:
             end = last
@@ -63,7 +64,7 @@ class Yielding:
         return instructions
 
     def part(self, running: list[Orders]) -> list[Instruction]:
-        """Instructions that end all chains at their next steps, those that somebody wants with their states kept."""
+        """Return the instructions that end all chains at their next steps, keeping the states of wanted chains."""
         going, instructions = self._going(running)
         for orders, _ in going:
             orders.stopping = True
@@ -71,7 +72,8 @@ class Yielding:
         return instructions
 
     def _going(self, running: list[Orders]) -> tuple[list[tuple[Orders, int]], list[Instruction]]:
-        """The chains that somebody wants, each with the last mark that is wanted; the others are stopped."""
+        """Return the chains that are still wanted, each with its last wanted mark, and instructions to stop the
+        others."""
         instructions: list[Instruction] = []
         going = []
         for orders in running:
@@ -89,11 +91,11 @@ class Yielding:
         return self._tree.line_of(orders.chain.span_at(step))
 
     def _beyond(self, chain: OpenChain) -> float:
-        """Seconds of the way that hangs at the chain's last state and is not laid yet."""
+        """Return the seconds of the path beyond the chain's last state, which is not laid yet."""
         return self._tree.remaining(self._tree.line_of(chain.spans[-1]), chain.spans[-1].stop)
 
     def _before_longer(self, orders: Orders, last: int, waiting: float) -> int:
-        """The first place to rest behind which the chain's own way is shorter than the one that waits."""
+        """Return the first resting step after which the chain's own path is shorter than the waiting one."""
         end = last
         rivals = waiting - self.switch_seconds()
         if rivals <= 0:
@@ -110,24 +112,25 @@ class Yielding:
         return end
 
     def _rests(self, orders: Orders, last: int) -> Iterator[int]:
-        """Places before ``last`` at which the state is kept anyway, the last first."""
+        """Yield the steps before ``last`` at which the state is kept anyway, in descending order."""
         yield from orders.marks.rrange(last, inclusive=False)
         rest = self._layer.rest(orders)
         if rest < orders.marks[0]:
             yield rest
 
     def _cuts(self, running: list[Orders], waiting: list[float], workers: int, now: float) -> dict[str, int]:
-        """Where chains are cut when less waits than there are workers, so that all workers end about together."""
+        """Return where to cut chains when fewer heads wait than there are workers, so that all workers finish at about
+        the same time."""
         if not waiting or len(waiting) >= workers or len(running) < workers:
             return {}
         if not self._plan.totals.saves:
-            return {}  # what a step takes, and what a cut costs, is not known yet
+            return {}  # the duration of a step and the cost of a cut are not known yet
         left = [(self._left(orders.chain, now), orders) for orders in running]
         left.sort(key=lambda pair: (pair[0], pair[1].chain.id))
         together = (sum(seconds for seconds, _ in left) + sum(waiting)) / workers
         together = max(together, left[-1][0], waiting[0])
         cuts: dict[str, int] = {}
-        # The chain that ends first is followed by the longest way that waits: what does not fit is left for others.
+        # The chain that ends first is followed by the longest waiting path; the part that does not fit goes to others.
         for length, (seconds, orders) in zip(waiting, left, strict=False):
             over = seconds + length - together
             if over > _WORTH * self.switch_seconds() and over < seconds:
@@ -137,15 +140,15 @@ class Yielding:
         return cuts
 
     def _left(self, chain: OpenChain, now: float) -> float:
-        """Estimated seconds to the end of the chain's way."""
+        """Estimate the seconds to the end of the chain's path."""
         whole = seconds_between(self._tree, chain, chain.at, chain.spans[-1].stop) + self._beyond(chain)
         spent = max(0.0, now - chain.since)
         return max(0.0, whole - spent)
 
     def _place(self, orders: Orders, left: float, now: float) -> int | None:
-        """The place on the chain with ``left`` seconds to go, if word can still reach it before it is there."""
+        """Return the step of the chain with ``left`` seconds to go, if an amendment can still reach it in time."""
         if orders.end is not None and orders.end in orders.marks and orders.cut == orders.end:
-            return orders.end  # once cut, the place stays: moving it would leave states behind
+            return orders.end  # a cut is never moved, since that would leave states behind
         chain = orders.chain
         left -= self._beyond(chain)
         if left < 0:

@@ -1,4 +1,4 @@
-"""What is still to train, as far as anybody has asked. Pure."""
+"""Estimates of the work that is asked for and not yet done. Pure."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from hpstage.scheduler.stage_tree import StageTree
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Estimated seconds of what is asked for and not yet trained, at the measured seconds per step.
+    """Estimated seconds of the work asked for and not yet done, at the measured seconds per step.
 
-    Loading and saving are counted in at the share of training that they have taken so far.
+    Loading and saving are included in proportion to training, as measured so far.
     """
 
     path_seconds: float
-    """Of the longest way, which no number of workers shortens."""
+    """Seconds of the longest path, which more workers cannot shorten."""
     work_seconds: float
-    """Of all of it together, on one worker."""
+    """Seconds of all the work on one worker."""
     stages_done: int
     """Nodes of the plan that were trained and have nothing left to train."""
     stages_left: int
-    """Nodes with something left to train or to evaluate."""
+    """Nodes with steps left to train or states left to evaluate."""
 
 
 def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[Orders], now: float) -> Outlook:
-    """What is left at ``now`` on the clock of the chains. O(running chains x their spans)."""
+    """Estimate the work left at ``now`` on the chains' clock. O(running chains x their spans)."""
     with closing(tree.heads()) as heads:
         longest = next(heads, None)
     path = 0.0 if longest is None else longest[0]
@@ -53,7 +53,7 @@ def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[Orders], now: 
 
 
 def _way(tree: StageTree, chain: OpenChain) -> float:
-    """Seconds from where the chain was last to the end of the longest way that begins on its own."""
+    """Return the seconds from the chain's last reported position to the end of the longest path that starts on it."""
     at, tail = chain.at, chain.spans[-1]
     beyond = tree.remaining(tree.line_of(tail), tail.stop)
     best = seconds_between(tree, chain, at, tail.stop) + beyond + tree.evaluate_seconds

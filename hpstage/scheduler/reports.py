@@ -1,4 +1,4 @@
-"""What follows from the reports of workers: facts, which are folded once they are written. Pure."""
+"""Turning the reports of workers into facts, which are folded once written. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hpstage.scheduler.workers import Worker
 
 
 class Reports:
-    """Reads reports against what the plan and its running chains are now.
+    """Interprets reports against the current plan and its running chains.
 
     Args:
         running: the ids of the driver's chains.
-        max_losses: workers that may die at the same place before its trials fail.
+        max_losses: number of consecutive worker deaths at the same place after which its trials fail.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Reports:
         self._max_losses = max_losses
 
     def is_over(self, report: Report) -> bool:
-        """Whether the report is of a chain that is not running any more (a zombie). It is to be ignored then."""
+        """Whether the report is from a chain that is no longer running (a zombie), and must be ignored."""
         match report:
             case BoundaryReached(reached):
                 return reached.chain not in self._running
@@ -56,7 +56,7 @@ class Reports:
         return False
 
     def facts(self, report: Report) -> list[Fact]:
-        """What follows from a report that is not of a chain that is over."""
+        """Return the facts that follow from a report, which must not be from a chain that is over."""
         match report:
             case BoundaryReached():
                 return self._boundary(report)
@@ -75,7 +75,7 @@ class Reports:
                 return []
 
     def differs(self, reached: StateReached) -> bool:
-        """Was the state kept before, as another than it is now?"""
+        """Whether the state was kept before with different content."""
         state = self._plan.nodes[reached.node].states.get(reached.step)
         known = None if state is None else state.digest
         return known is not None and reached.kept is not None and known != reached.kept.digest

@@ -1,12 +1,12 @@
 """The scheduler: which chain next, on which worker, and where to keep states. Pure.
 
-One turn of it: what follows from reports (``decide``) is written to the journal, then folded (``fold``); what is to be
-done next (``propose``) is written, folded, and carried out (``carry_out``). Deciding and proposing change nothing. What
-no other driver has to know, such as which workers there are, is taken from the reports as they are (``take_note``).
+In each turn, the facts that follow from reports (``decide``) are written to the journal and folded (``fold``); then the
+next claims (``propose``) are written, folded, and carried out (``carry_out``). Deciding and proposing change nothing.
+Information that no other driver needs, such as which workers exist, is read directly from the reports (``take_note``).
 
-The rule is the critical path's: a free worker gets the head with the longest remaining way and runs on through
-boundaries along it (Hippo, arXiv 2006.11972, section 4.2). A chain yields at a boundary when a longer way waits
-elsewhere and no worker is idle, as a list scheduler would (Kunde 1981 bounds that rule by 2 - 2/(m+1) times the optimum
+Scheduling is by critical path: a free worker gets the head with the longest remaining path and continues through
+boundaries along it (Hippo, arXiv 2006.11972, section 4.2). A chain yields at a boundary when a longer path waits
+elsewhere and no worker is idle, as in list scheduling (Kunde 1981 bounds that rule by 2 - 2/(m+1) times the optimum
 on trees).
 """
 
@@ -61,13 +61,13 @@ from hpstage.scheduler.reports import Reports
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Workers
 
-# The driver of a plan that no other works on.
+# The id of a plan's only driver.
 _ALONE = DriverId("")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a target: its metrics, or the failure that keeps it from being reached."""
+    """The outcome of a target: its metrics, or the failure that prevents reaching it."""
 
     trial: TrialId
     step: int
@@ -76,16 +76,16 @@ class Answer:
 
 
 class Scheduler:
-    """Decides what runs where, for one plan and the workers of one executor.
+    """Schedules the chains of one plan on the workers of one executor.
 
     Args:
-        plan: the plan, as folded so far.
-        driver: this driver among those of the plan; makes the ids of its chains unique.
-        pool: the workers' cluster; workers of the same id in another pool are others.
-        checkpoint_seconds: bounds the work that the loss of a worker can cost, in seconds of training.
-        checkpoint_every: in place of that, the multiple of steps at which states are kept.
+        plan: the plan folded so far.
+        driver: the id of this driver on the plan; makes the ids of its chains unique.
+        pool: the workers' cluster. Workers with the same id in another pool are different workers.
+        checkpoint_seconds: the maximum work lost with a worker, in seconds of training.
+        checkpoint_every: instead of that, the multiple of steps at which states are kept.
         verify: which forks are verified (see :mod:`hpstage.execution.verification`).
-        max_losses: workers that may die at the same place before its trials fail.
+        max_losses: number of consecutive worker deaths at the same place after which its trials fail.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Scheduler:
         self._plan = plan
         self._tree = StageTree(plan)
         self.driver = driver
-        self._now = 0.0  # the latest time that was told
+        self._now = 0.0  # the latest known time
         self.workers = Workers()
-        self._running: dict[ChainId, Orders] = {}  # of this driver's chains
+        self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
         layer = Layer(
             plan,
             self._tree,
@@ -119,11 +119,11 @@ class Scheduler:
         self._dispatch = Dispatch(
             plan, self._tree, layer, self._yielding, driver, self.workers, self._running, verify != "off"
         )
-        self.draining = False  # no chain is started or prolonged any more
-        self.leaving = False  # and those that run end as soon as can be
-        plan.forget(driver)  # what an earlier life of this driver left
+        self.draining = False  # start and prolong no more chains
+        self.leaving = False  # also end the running chains as soon as possible
+        plan.forget(driver)  # leftovers of an earlier process with this driver id
         if not plan.drivers:
-            plan.failed.clear()  # nor does anybody know of it any more
+            plan.failed.clear()  # failures are shared only among concurrent drivers
         for other in plan.drivers:
             for state in plan.wanted_by(other):
                 self._tree.want(state.node, state.step)
@@ -134,7 +134,7 @@ class Scheduler:
     # --- deciding: changes nothing ------------------------------------------------------------------------
 
     def known(self, trial: TrialId, step: int) -> Answer | None:
-        """What is known of a target already."""
+        """Return the answer to a target, if already known."""
         state = self._plan.known(trial, step)
         if state is not None and state.metrics is not None:
             return Answer(trial, step, state.metrics)
@@ -142,26 +142,26 @@ class Scheduler:
         return None if failure is None else Answer(trial, step, None, failure)
 
     def is_over(self, report: Report) -> bool:
-        """Is the report of a chain that is not running any more? It tells nothing then."""
+        """Whether the report is from a chain that is no longer running, and must be ignored."""
         return self._reports.is_over(report)
 
     def decide(self, report: Report) -> list[Fact]:
-        """What follows from a report that is not of a chain that is over. That of a chain or worker that is lost is
-        decided on when all that came before it is folded."""
+        """Return the facts that follow from a report, which must not be from a chain that is over. All earlier facts
+        must be folded before the loss of a chain or worker is decided on."""
         return self._reports.facts(report)
 
     def differs(self, reached: StateReached) -> bool:
-        """Was a state that is reached kept before, as another than it is now?"""
+        """Whether the reached state was kept before with different content."""
         return self._reports.differs(reached)
 
     def propose(self) -> list[Claim]:
-        """What to train next: other drivers must know it before it is carried out."""
+        """Return claims on the next work, to be written to the journal before they are carried out."""
         return [] if self.draining else self._dispatch.propose(self._now)
 
     # --- what happened ------------------------------------------------------------------------------------
 
     def take_note(self, report: Report) -> list[str]:
-        """What only this driver has to know of a report; returns what people are told. Its facts are folded before."""
+        """Process what only this driver needs of a report, after its facts are folded. Return messages for the user."""
         match report:
             case BoundaryReached(reached):
                 self.tick(reached.at)
@@ -186,7 +186,7 @@ class Scheduler:
         return []
 
     def tick(self, now: float) -> None:
-        """It is ``now``, on the clock of reports."""
+        """Advance the time to ``now`` on the clock of the reports."""
         self._now = max(self._now, now)
 
     def _missed(self, report: BoundaryMissed) -> None:
@@ -204,7 +204,7 @@ class Scheduler:
     # --- what is known ------------------------------------------------------------------------------------
 
     def fold(self, fact: Fact) -> list[Answer]:
-        """Take a fact of the journal, this driver's or another's, into the plan and all that is derived from it."""
+        """Fold a fact, this driver's or another's, into the plan and all structures derived from it."""
         match fact:
             case StateReached():
                 return self._reached(fact)
@@ -275,13 +275,13 @@ class Scheduler:
         metrics: dict[str, float] | None,
         failure: UserFailure | None,
     ) -> list[Answer]:
-        """What this driver's trials, among those that waited for the state, are told."""
+        """Return the answers for this driver's trials among those that waited for the state."""
         self._tree.unwant(state.node, state.step)
         mine = (trial for trial, driver in waiting.items() if driver == self.driver)
         return [Answer(trial, state.step, metrics, failure) for trial in mine]
 
     def _fail(self, fact: StageFailed) -> list[Answer]:
-        """The user's code raised. In training: every state beyond is out of reach."""
+        """Fold a failure of the user's code. If it was in training, every state beyond is out of reach."""
         out_of_reach = [(state, dict(state.waiting)) for state in self._plan.beyond(fact) if state.waiting]
         self._plan.apply(fact)
         return [
@@ -302,7 +302,7 @@ class Scheduler:
             self._covers.extend(fact.chain, fact.spans)
 
     def _part(self, fact: DriverLeft) -> None:
-        """A driver is gone: its chains are over, and what only it wanted is not."""
+        """End the chains of a driver that is gone, and drop states that only it wanted."""
         for id in [id for id, chain in self._plan.chains.items() if chain.driver == fact.driver]:
             self._covers.end(id)
             self._running.pop(id, None)
@@ -315,7 +315,7 @@ class Scheduler:
     # --- what to do ---------------------------------------------------------------------------------------
 
     def carry_out(self, claims: Iterable[Claim]) -> list[Instruction]:
-        """Start and amend chains as it was claimed, and by what is new, and set where chains yield."""
+        """Start and amend chains as claimed, add newly wanted steps, and set where chains yield."""
         instructions = self._dispatch.carry_out(claims)
         running = list(self._running.values())
         if self.leaving:
@@ -327,11 +327,11 @@ class Scheduler:
     # --- reading ------------------------------------------------------------------------------------------
 
     def back_at(self) -> float | None:
-        """When the next benched worker is tried again; ``None`` if none is benched."""
+        """Return when the next benched worker is tried again, or ``None`` if none is benched."""
         return self.workers.back_at(self._now)
 
     def source_of(self, chain: ChainId) -> StateKey | None:
-        """The key of the state that one of this driver's chains starts from."""
+        """Return the key of the state that one of this driver's chains starts from, if any."""
         orders = self._running.get(chain)
         source = None if orders is None else self._plan.source_of(orders.chain)
         return None if source is None else self._plan.key(source.node, source.step)
@@ -341,19 +341,19 @@ class Scheduler:
         return len(self._running)
 
     def running_on(self) -> dict[ChainId, WorkerId]:
-        """The workers of this driver's chains."""
+        """Return the workers of this driver's chains."""
         return {id: orders.chain.worker for id, orders in self._running.items()}
 
     def outlook(self, now: float) -> Outlook:
-        """What is left of what anybody asked for, ``now`` on the executor's clock."""
+        """Estimate the remaining work of all drivers at ``now`` on the executor's clock."""
         return look_out(self._plan, self._tree, self._running.values(), now)
 
     def idle(self) -> bool:
-        """Is nothing running and nothing wanted?"""
+        """Whether nothing is running and nothing is wanted."""
         return not self._running and self._tree.is_done()
 
     def validate(self) -> None:
-        """Assert every cross-collection invariant. For tests: O(plan)."""
+        """Assert every cross-collection invariant, for tests. O(plan)."""
         validate(self._plan)
         self._tree.validate()
         for worker in self.workers.values():

@@ -1,13 +1,13 @@
-"""The stage tree: what is still to train, where it can start, and how long the way from there is. Pure.
+"""The stage tree: steps still to train, where training can start, and the length of the path from there. Pure.
 
-The tree is transient: it is derived from the plan (what is kept), from the targets (what is wanted) and from the
-chains that run. It is kept incrementally; an event costs O(depth x log), whatever the number of trials.
+The tree is transient: it is derived from the plan (kept states), the targets (wanted states) and the running
+chains. It is updated incrementally; an event costs O(depth x log), regardless of the number of trials.
 
 Vocabulary of this file. A state is a *source* if training can start from it (it is kept, or it is the beginning).
 A step of a line is *wanted* if a trial waits for its metrics, or if a child attached there needs its state. A
-*cover* is the part of a line that a running chain will train. A line is *needy* if something on it is wanted that
-neither a source on the line nor a cover leads to: then it needs its parent's state. A *head* is a source from which
-something wanted and uncovered can be trained now.
+*cover* is the part of a line that a running chain will train. A line is *needy* if a wanted step on it is reached
+neither from a source on the line nor by a cover: then it needs its parent's state. A *head* is a source from which
+a wanted, uncovered step can be trained now.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.lines import Line, Wanted, WorkLeft, steps_left
 
-# A change of a node's measured seconds per step below this fraction does not re-sort anything.
+# Relative changes of a node's measured seconds per step below this do not trigger re-sorting.
 _DRIFT = 0.1
 
 
 class StageTree:
-    """Wanted steps, sources and covers of a plan's lines; ready heads by the longest remaining way."""
+    """Wanted steps, sources and covers of a plan's lines; ready heads by the longest remaining path."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
         self._lines: list[Line] = []
-        self._queue: list[tuple[float, int, int]] = []  # (-seconds, node id, step) of heads; stale ones among them
+        self._queue: list[tuple[float, int, int]] = []  # heads as (-seconds, node id, step), including stale ones
         self._default_cost = plan.average_step_seconds()
         self._drifted = 0
         self.evaluate_seconds = 0.0  # estimate for one evaluation
         self.left = WorkLeft()
-        self.fresh: list[tuple[Line, int]] = []  # newly wanted steps; the scheduler takes them from here
+        self.fresh: list[tuple[Line, int]] = []  # newly wanted steps, consumed by the scheduler
         for node in plan.nodes:
             line = self.line(node)
             line.sources.extend(sorted(step for step, state in node.states.items() if state.kept is not None))
@@ -53,7 +53,7 @@ class StageTree:
     # --- changes ------------------------------------------------------------------------------------------
 
     def want(self, node: Node, step: int) -> None:
-        """A trial waits for the metrics of this state."""
+        """Mark the metrics of a state as waited for by a trial."""
         line = self.line(node)
         wanted = line.wanted.get(step)
         if wanted is None:
@@ -66,7 +66,7 @@ class StageTree:
             self.fresh.append((line, step))
 
     def unwant(self, node: Node, step: int) -> None:
-        """The metrics of this state are known, or nobody waits for them any more."""
+        """Clear :meth:`want`: the metrics of this state are known, or no longer waited for."""
         line = self.line(node)
         wanted = line.wanted.get(step)
         if wanted is not None and wanted.evaluate:
@@ -78,7 +78,7 @@ class StageTree:
             self._settle(line, step)
 
     def kept(self, node: Node, step: int) -> None:
-        """The state became a source."""
+        """Make a state a source."""
         line = self.line(node)
         if step in line.sources:
             return
@@ -95,7 +95,7 @@ class StageTree:
         self._settle(line, step)
 
     def lost(self, node: Node, step: int) -> None:
-        """The state is no source any more."""
+        """Make a state no longer a source."""
         line = self.line(node)
         line.sources.discard(step)
         line.heads.pop(step, None)
@@ -107,17 +107,17 @@ class StageTree:
         self._settle(line, step)
 
     def cover(self, chain: ChainId, span: Span) -> None:
-        """A chain will train this span; replaces what it covered of the line."""
+        """Cover a span that a chain will train, replacing the chain's earlier cover of the line."""
         line = self.line_of(span)
         before = line.covers.pop(chain, span)
         line.covers[chain] = span
         self._settle(line, span.stop)
-        # What the chain has passed without stopping there, since word of it came too late, is open again.
+        # Wanted steps that the chain passed without stopping, since the amendment came too late, are open again.
         for step in list(line.wanted.steps.irange(before.start, span.start, inclusive=(False, True))):
             self._settle(line, step)
 
     def uncover(self, chain: ChainId, line: Line) -> bool:
-        """The chain trains nothing more of this line. Did it cover any?"""
+        """Remove the chain's cover of a line. Return whether it had one."""
         cover = line.covers.pop(chain, None)
         if cover is None:
             return False
@@ -127,7 +127,7 @@ class StageTree:
         return True
 
     def measured(self, node: Node) -> None:
-        """The plan has learnt a node's seconds per step; re-sort if it matters."""
+        """Update the estimates after the plan measured a node's seconds per step; re-sort if they changed enough."""
         line = self.line(node)
         cost = self._estimate(node)
         default = self._plan.average_step_seconds()
@@ -147,7 +147,7 @@ class StageTree:
         return max(self._plan.step_seconds(node), 1e-9)
 
     def _reestimate(self) -> None:
-        """Every line anew, leaves first: O(tree), once per as many drifts."""
+        """Recompute every line, leaves first. O(tree), once per as many drifts."""
         self._drifted = 0
         for line in self._lines:
             line.cost = self._estimate(line.node)
@@ -161,7 +161,8 @@ class StageTree:
     # --- needs and heads ----------------------------------------------------------------------------------
 
     def source_of(self, line: Line, step: int) -> int | None:
-        """The source from which ``step`` of the line can be trained now; ``None``: it waits for a chain or parent."""
+        """Return the source from which ``step`` of the line can be trained now; ``None`` if it waits for a chain or the
+        parent."""
         source = self._last_source(line, step)
         for cover in line.covers.values():
             if cover.start < step and (source is None or cover.stop >= source):
@@ -175,18 +176,18 @@ class StageTree:
         return line.sources.last(step)
 
     def _begins(self, line: Line) -> bool:
-        """Can the line be started: is its parent's state a source?"""
+        """Whether the line can be started: its parent's state is a source."""
         parent = line.node.parent
         return parent is None or line.node.start in self.line(parent).sources
 
     def _settle(self, line: Line, step: int) -> None:
-        """Restore neediness and queued heads after a change at ``step`` of the line, and of those above it."""
+        """Update neediness and queued heads of the line, and of the lines above it, after a change at ``step``."""
         while self._settle_one(line, step):
             assert line.node.parent is not None
             line, step = self.line(line.node.parent), line.node.start
 
     def _settle_one(self, line: Line, step: int) -> bool:
-        """Is its parent to be settled, too?"""
+        """Settle one line. Return whether its parent must be settled too."""
         needy = above = False
         if line.wanted:
             first = line.wanted.steps[0]
@@ -222,7 +223,7 @@ class StageTree:
         self.fresh.append((parent, step))
 
     def _relieve(self, parent: Line, child: Line) -> bool:
-        """Did the parent wait for it?"""
+        """Remove ``child`` from the parent's wanted step. Return whether it was there."""
         step = child.node.start
         wanted = parent.wanted.get(step)
         if wanted is None or wanted.children.pop(child.node.id, None) is None:
@@ -242,7 +243,7 @@ class StageTree:
             heapq.heappush(self._queue, (-priority, line.node.id, step))
 
     def _open(self, line: Line, step: int) -> int | None:
-        """The first wanted step that training from the source at ``step`` would serve."""
+        """Return the first wanted step that training from the source at ``step`` would serve, if any."""
         at_start = step == line.node.start
         if at_start:
             if not line.needy or not self._begins(line):
@@ -255,9 +256,9 @@ class StageTree:
         return first
 
     def heads(self) -> Generator[tuple[float, Line, int], None, None]:
-        """Ready heads ``(remaining seconds, line, step)``, longest first; consuming one does not remove it.
+        """Yield ready heads ``(remaining seconds, line, step)``, longest first; consuming one does not remove it.
 
-        Deterministic: ties go to the older node.
+        The order is deterministic: ties go to the older node.
         """
         given: list[tuple[float, int, int]] = []
         seen: set[tuple[int, int]] = set()
@@ -267,7 +268,7 @@ class StageTree:
                 negative, id, step = entry
                 line = self._lines[id]
                 if line.heads.get(step) != -negative or (id, step) in seen:
-                    continue  # stale: queued again since, or gone
+                    continue  # stale: queued again since, or removed
                 if self._open(line, step) is None:
                     del line.heads[step]
                     continue
@@ -286,14 +287,14 @@ class StageTree:
     # --- lengths ------------------------------------------------------------------------------------------
 
     def remaining(self, line: Line, step: int) -> float:
-        """Seconds of the longest way that starts at the source ``step`` of the line (its remaining critical path)."""
+        """Return the seconds of the longest path from the source ``step`` of the line (its remaining critical path)."""
         best = self.farthest(line, step)
         if best is None:
             return 0.0
         return best[0] - (step - line.node.start) * line.cost
 
     def farthest(self, line: Line, step: int) -> tuple[float, int, int] | None:
-        """``(seconds from the line's start, step, child id or -1)``: where the longest way from ``step`` leads."""
+        """Return the end of the longest path from ``step``: ``(seconds from line start, step, child id or -1)``."""
         limit = self.limit(line, step)
         if limit is None:
             top = self._top(line)
@@ -315,7 +316,8 @@ class StageTree:
         return best
 
     def limit(self, line: Line, step: int) -> int | None:
-        """The first step after ``step`` that is reached from elsewhere: a later source, or beyond a cover's start."""
+        """Return the first step after ``step`` that is reached from elsewhere: a later source, or just after a cover's
+        start."""
         later = line.sources.first(step, inclusive=False)
         for cover in line.covers.values():
             if cover.start >= step and (later is None or cover.start + 1 < later):
@@ -323,7 +325,7 @@ class StageTree:
         return later
 
     def _value(self, line: Line, step: int, child: int) -> float | None:
-        """Seconds from the line's start to the far end of the way by ``child`` (-1: to the evaluation there)."""
+        """Return the seconds from the line's start to the end of the path via ``child`` (-1: the evaluation there)."""
         wanted = line.wanted.get(step)
         if wanted is None:
             return None
@@ -358,14 +360,14 @@ class StageTree:
         line.length = -top[0] if top is not None else 0.0
 
     def _lengthen(self, line: Line, step: int, child: int) -> None:
-        """A new way on the line; tell those above if it is the longest."""
+        """Add a new path on the line, and propagate it upwards if it is the longest."""
         value = self._value(line, step, child)
         assert value is not None
         heapq.heappush(line.far, (-value, step, child))
         self._raise(line, step)
 
     def _raise(self, line: Line, step: int) -> None:
-        """Recompute the length of a line whose ways by ``step`` changed; carry it to heads and parents."""
+        """Recompute the length of a line whose paths via ``step`` changed, and propagate it to heads and parents."""
         while True:
             top = self._top(line)
             length = -top[0] if top is not None else 0.0
@@ -386,11 +388,11 @@ class StageTree:
     # --- reading ------------------------------------------------------------------------------------------
 
     def is_done(self) -> bool:
-        """Is nothing wanted? O(lines): for tests and the end of a run."""
+        """Whether nothing is wanted. O(lines): for tests and the end of a run."""
         return not any(line.wanted for line in self._lines)
 
     def validate(self) -> None:
-        """Assert that the incremental structures equal what a recomputation gives. O(tree)."""
+        """Assert that the incremental structures equal a recomputation. O(tree)."""
         for line in self._lines:
             node = line.node
             assert list(line.sources) == sorted(s for s, state in node.states.items() if state.kept is not None)

@@ -1,4 +1,4 @@
-"""The workers of an executor, as one driver knows them. Pure."""
+"""One driver's view of its executor's workers. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, StateRef, WorkerId
 
-# States that a worker may still hold live; only a preference hangs on it.
+# Remembered states that a worker may still hold live; they only affect a preference.
 _REMEMBERED = 64
-# Seconds for which a worker is benched at first and at most; twice as long each time in a row.
+# Initial and maximum seconds for which a worker is benched; doubled each time in a row.
 _BENCHED = (1.0, 60.0)
 
 
 @dataclass(slots=True)
 class Worker:
-    """What runs on a worker, which states it may hold live, and whether it can use the checkpoints.
+    """The chain running on a worker, the states it may hold live, and whether it can use the checkpoints.
 
-    One that cannot is *benched*: it is given no chain for a while, and then tried again.
+    A worker that cannot is *benched*: it gets no chain for a while and is then tried again.
     """
 
     id: WorkerId
-    chain: ChainId | None = None  # that runs there, this driver's or another's
+    chain: ChainId | None = None  # running there, this driver's or another's
     live: dict[StateRef, None] = field(default_factory=dict)
-    benched: int = 0  # times in a row
+    benched: int = 0  # consecutive times
     back_at: float = 0.0  # when it is tried again
     trouble: str = ""  # why it was benched
 
@@ -34,7 +34,7 @@ class Worker:
             del self.live[next(iter(self.live))]
 
     def bench(self, trouble: str, now: float) -> float:
-        """Give it no chain for a while; the seconds."""
+        """Bench the worker, and return for how many seconds."""
         first, longest = _BENCHED
         seconds = min(first * 2.0 ** min(self.benched, 30), longest)
         self.benched, self.back_at, self.trouble = self.benched + 1, now + seconds, trouble
@@ -44,16 +44,16 @@ class Worker:
         self.benched, self.back_at, self.trouble = 0, 0.0, ""
 
     def is_ready(self, now: float) -> bool:
-        """May it be given a chain?"""
+        """Whether the worker can be given a chain."""
         return self.chain is None and self.back_at <= now
 
 
 class Workers(dict[WorkerId, Worker]):
-    """Those that are there, by their ids."""
+    """The present workers by id."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0  # that were there at one time
+        self.most = 0  # largest number present at one time
 
     def join(self, id: WorkerId) -> Worker:
         if id in self:
@@ -63,7 +63,7 @@ class Workers(dict[WorkerId, Worker]):
         return worker
 
     def bench(self, id: WorkerId, trouble: str, now: float) -> list[str]:
-        """A worker cannot use the checkpoints; returns what people are told."""
+        """Bench a worker that cannot use the checkpoints, and return messages for the user."""
         worker = self.get(id)
         if worker is None:
             return []
@@ -77,7 +77,7 @@ class Workers(dict[WorkerId, Worker]):
         ]
 
     def unbench(self, id: WorkerId) -> list[str]:
-        """A worker has used the checkpoints; returns what people are told."""
+        """Unbench a worker that has used the checkpoints, and return messages for the user."""
         worker = self.get(id)
         if worker is None or not worker.benched:
             return []
@@ -85,14 +85,14 @@ class Workers(dict[WorkerId, Worker]):
         return [f"Worker {id} can use the checkpoints again."]
 
     def able(self, now: float) -> int:
-        """How many are not benched."""
+        """Return the number of workers that are not benched."""
         return sum(worker.back_at <= now for worker in self.values())
 
     def back_at(self, now: float) -> float | None:
-        """When the next benched worker is tried again; ``None`` if none is benched."""
+        """Return when the next benched worker is tried again, or ``None`` if none is benched."""
         return min((worker.back_at for worker in self.values() if worker.back_at > now), default=None)
 
     def trouble(self) -> str | None:
-        """Why no worker can use the checkpoints, if none can."""
+        """Return why no worker can use the checkpoints, or ``None`` if any can."""
         troubles = [worker.trouble for worker in self.values() if worker.benched]
         return troubles[0] if troubles and len(troubles) == len(self) else None
