@@ -1,1 +1,1 @@
-"""One call of ``optimize``: from its arguments to its result."""
+"""The implementation of ``optimize``, from its arguments to its result."""

@@ -1,4 +1,4 @@
-"""One call of ``optimize`` under way: what it asks for, and all that is opened for it."""
+"""The context of a running call of ``optimize``: its request and the resources opened for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("hpstage")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What stays the same whichever driver carries the call out."""
+    """The parts of a call that do not depend on the driver that carries it out."""
 
     request: Request
     executor: Executor
@@ -51,7 +51,7 @@ class Call:
     interruption: Interruption
     deadline: float | None
     join: Callable[[Iterable[WorkerId]], AbstractContextManager[Driver]]
-    """Take part in the plan, with workers that an earlier driver has left idle."""
+    """Join the plan, with workers that an earlier driver has left idle."""
 
     def session(self, driver: Driver) -> Session:
         request, study = self.request, self.request.study
@@ -101,10 +101,10 @@ def open_call(
     display: Display | None,
     interruption: Interruption,
 ) -> Iterator[Call]:
-    """Bring up the workers, and open the places where the plan and its states are kept."""
+    """Start the workers, and open the stores of the plan and its checkpoints."""
     with ExitStack() as closing:
         if display is not None:
-            display.tell("Setting up the workers")  # which takes seconds
+            display.tell("Setting up the workers")  # takes seconds
         workers = as_executor(executor)
         closing.callback(workers.close)
         environment = workers.open(request.trainable, None)
@@ -116,7 +116,7 @@ def open_call(
         described = dict(environment.identity or code_identity(request.trainable))
         described["sharing"] = "on" if request.sharing else "off"
         described |= {f"environment:{name}": text for name, text in environment.described.items()}
-        # Where it is not deterministic, the user has said that equal steps may give other bits.
+        # A non-deterministic environment means that the user allows equal steps to give different bits.
         exact = environment.described.get("deterministic") != "no"
         workload = workload_key(described)
         name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
@@ -156,7 +156,7 @@ def open_call(
 
 
 def as_executor(executor: object) -> Executor:
-    """The executor that ``executor=`` names."""
+    """Return the executor for the argument ``executor=``."""
     if isinstance(executor, Executor):
         return executor
     from hpstage.cluster import DaskExecutor

@@ -1,4 +1,4 @@
-"""What earlier calls have left of a study's searches, as a call finds it. Changes nothing."""
+"""Reading what earlier calls have left of a study's searches. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpstage.schedule.space import Space, describe, grown
 
 logger = logging.getLogger("hpstage")
 
-# User attribute of a trial: the plan on which it is searched. One study may be searched on several.
+# User attribute of a trial: the id of its plan. One study may be searched on several plans.
 PLAN = "hpstage:plan"
 
 
@@ -36,13 +36,13 @@ def check_extension(last: SearchStarted, now: SearchStarted) -> None:
 def lengthened(
     plan: SearchPlan, ledger: Ledger, space: Space, steps: int, trials: Sequence[tuple[TrialProposed, FrozenTrial]]
 ) -> list[TrialAdded]:
-    """The trials of an earlier search with schedules of so many steps."""
+    """Return the trials of an earlier search with schedules of at least ``steps`` steps."""
     longer: dict[TrialId, TrialAdded] = {}
     origins: dict[TrialId, TrialId] = {}
     for proposed, frozen in trials:
         planned = plan.trials.get(proposed.trial or TrialId(""))
         if planned is None:
-            continue  # a fork that could not be
+            continue  # a fork that could not be made
         origins[planned.id] = planned.id if proposed.extends is None else origins[proposed.extends]
         schedules = dict(planned.schedules)
         if planned.steps < steps:
@@ -51,7 +51,7 @@ def lengthened(
                 schedules = describe(space, ledger.stand_in(frozen, first), steps)
             except UsageError:
                 raise
-            except ValueError as error:  # of Optuna, about its parameters
+            except ValueError as error:  # raised by Optuna about the parameters
                 raise UsageError(
                     f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
                     f"proposed with ({error}); extend a search with its own space"
@@ -70,7 +70,7 @@ def lengthened(
 
 
 def warn_of_what_is_left(plan: SearchPlan, ledger: Ledger, record: SearchRecord | None, now: SearchStarted) -> None:
-    """Say what a new search leaves behind."""
+    """Warn about earlier trials that a new search does not continue or reuse."""
     name = now.study
     if record is not None and not record.ended and record.open:
         logger.warning(

@@ -1,4 +1,4 @@
-"""What a call of ``optimize`` asks for, checked before a worker is started."""
+"""The arguments of ``optimize``, checked before any worker is started."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ BLIND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The arguments of a call; :func:`hpstage.optimize` says what they mean.
+    """The arguments of a call, as documented by :func:`hpstage.optimize`.
 
     Raises:
-        UsageError: they cannot be searched with; the one to blame is named.
+        UsageError: an argument is invalid; it is named.
     """
 
     study: optuna.Study

@@ -1,4 +1,4 @@
-"""What ``optimize`` returns."""
+"""The result of ``optimize``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Result:
     study: optuna.Study
     savings: Savings
     store: Path | None
-    """The folder of journal and checkpoints."""
+    """The folder of the journal and checkpoints."""
     plan: SearchPlan
-    """The search plan as this call left it."""
+    """The search plan at the end of this call."""
     journal: tuple[Fact, ...]
-    """The facts that it is folded from."""
+    """The facts that the plan is folded from."""
     search: str = ""
-    """The study's name in the plan, if it is another than its own."""
+    """The study's name in the plan, if it differs from its own."""
 
     @property
     def name(self) -> str:
@@ -40,11 +40,11 @@ class Result:
         return self.search or self.study.study_name
 
     def trial_id(self, number: int) -> TrialId:
-        """A trial's id in the plan."""
+        """Return a trial's id in the plan."""
         return TrialId(f"{self.name}/{number}")
 
     def write_report(self, folder: str | PathLike[str]) -> Path:
-        """Write the report into a folder (made if needed) and return its first page."""
+        """Write the report into a folder (created if needed) and return its first page."""
         from hpstage.report import write_report
 
         return write_report(folder, self)
@@ -59,9 +59,9 @@ class Result:
         return self.study.best_trials
 
     def schedules(self, trial: FrozenTrial | int) -> dict[str, Schedule]:
-        """The schedules under which a trial was trained: a space that returns them trains it again, bit for bit.
+        """Return the schedules of a trial: a space that returns them retrains it bit for bit.
 
-        The way to replay a trial of population based training, whose parameters tell its last stretch only.
+        Use this to replay a trial of population based training, whose parameters describe only its last segment.
 
         Raises:
             UsageError: the trial is not on this plan.

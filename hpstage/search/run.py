@@ -1,4 +1,4 @@
-"""A call of ``optimize`` carried out, by one driver or several in a row, and summed up."""
+"""Running a call of ``optimize``, with one driver or several in a row, and summarizing it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("hpstage")
 
 
 def run(call: Call) -> Result:
-    """Search until the search is over; where others have taken this driver's part over, join them again."""
+    """Run the search to its end, rejoining the plan if other drivers took this one for dead."""
     began = time.monotonic()
     workers: list[WorkerId] = []
     while True:
@@ -52,7 +52,7 @@ def _result(call: Call, driver: Driver, session: Session, steps_before: int, mak
     plan, name = driver.plan, session.name
     search, facts = plan.searches[name], tuple(read_facts(call.places.journal))
     whole = search.before.steps_trained == steps_before
-    if not whole:  # all else counts from where the search began, in an earlier call
+    if not whole:  # the other totals also count from the start of the search, in an earlier call
         makespan = seconds_at_work(dropwhile(lambda fact: fact != search.started, facts))
     saved = savings(
         plan,

@@ -1,4 +1,4 @@
-"""One call of ``optimize`` at work: an Optuna study and an algorithm on one side, the driver on the other."""
+"""The main loop of ``optimize``, between an Optuna study and an algorithm on one side and the driver on the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("hpstage")
 
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
-# How long to wait for reports before the clock, the progress line and Ctrl-C are looked at again.
+# Seconds to wait for reports before checking the clock, the progress display and Ctrl-C again.
 _HEARTBEAT = 0.5
 
 _STATES: dict[TrialState, Literal["COMPLETE", "PRUNED", "FAIL"]] = {
@@ -53,11 +53,11 @@ class Session:
         interruption: Interruption,
         on_change: Callable[[Session], None],
     ) -> None:
-        self.states: Counter[TrialState] = Counter()  # of trials that are over
-        self.failed = 0  # trials that failed, each time that one did
-        self.best: float | None = None  # value of a trial that was completed in this call, if there is one objective
-        self.leading: tuple[float, int] | None = None  # the best value that was told at any step, and the step
-        self.steps_over = 0  # steps that were asked of them
+        self.states: Counter[TrialState] = Counter()  # of finished trials
+        self.failed = 0  # number of failures of trials
+        self.best: float | None = None  # best value of a trial completed in this call, if there is one objective
+        self.leading: tuple[float, int] | None = None  # the best value told at any step, and the step
+        self.steps_over = 0  # steps asked of finished trials
         self._better = max if setting.maximize else min
         self._ledger = ledger
         self._driver = driver
@@ -70,8 +70,8 @@ class Session:
         self._deadline = deadline
         self._interruption = interruption
         self._on_change = on_change
-        self._order: deque[tuple[int, int]] = deque()  # targets in the order of asking, if they are told in it
-        self._open: set[tuple[int, int]] = set()  # targets that were asked for and not told
+        self._order: deque[tuple[int, int]] = deque()  # targets in the order of asking, if synchronous
+        self._open: set[tuple[int, int]] = set()  # targets asked for and not yet told
         self._known: dict[tuple[int, int], Answer] = {}  # answered, not yet told
         self._warned: set[str] = set()
         self._stopping = False
@@ -90,7 +90,7 @@ class Session:
 
     @property
     def expected(self) -> int | None:
-        """Trials that there will be, as far as it is known; ``None``: as many as time, or the space, allows."""
+        """Expected number of trials; ``None`` if limited only by time or the space."""
         known, n_trials = len(self._roster.trials), self._started.n_trials
         if self._exhausted:
             return known
@@ -98,22 +98,22 @@ class Session:
 
     @property
     def stopping(self) -> bool:
-        """Is no trial proposed any more, though more were asked for?"""
+        """Whether proposing has stopped before all requested trials were proposed."""
         return self._stopping
 
     # --- the loop -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until the algorithm is done, the time is up, or a failure that is not caught stops the study.
+        """Run until the algorithm is done, the time is up, or an uncaught failure stops the study.
 
-        An interruption ends it early. Nothing is told any more then: the next call tells it, in the right order.
+        An interruption ends it early. No further results are told then: the next call tells them in the right order.
         """
         self._roster.begin()
         for trial in self._roster.trials:
             if trial.finished:
                 self._count(trial, 1)
                 if trial.id not in self._driver.plan.ended:
-                    self._note_end(trial)  # the study was told, and then the call was interrupted
+                    self._note_end(trial)  # the study was updated, and then the call was interrupted
         for trial in list(self._roster.trials):
             if trial.fork is None:
                 self._perform(self._search.added(trial.index))
@@ -156,7 +156,7 @@ class Session:
             self._known[self._roster.by_id[answer.trial].index, answer.step] = answer
 
     def _drain(self) -> None:
-        """Let what runs come to its end and start nothing more. Open trials stay open: the next call goes on."""
+        """Complete running chains and start no more. Open trials stay open: the next call continues them."""
         self._stopping = True
         self._driver.drain()
         while self._driver.scheduler.running:
@@ -206,7 +206,7 @@ class Session:
                     self._count(trial, -1)
                     self._roster.carry_on(trial)
             elif not self._driver.knows(trial.id, step):
-                # An asynchronous search that was interrupted decided otherwise then.
+                # The interrupted run of an asynchronous search decided otherwise.
                 trial.barred = UserFailure(summary="ended in an earlier session", traceback="")
         if trial.barred is not None and not self._driver.knows(trial.id, step):
             self._known[target] = Answer(trial.id, step, None, trial.barred)
@@ -216,11 +216,11 @@ class Session:
     # --- telling ------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        """Tell the algorithm what is known: in the order of asking if it is synchronous, else as it comes."""
+        """Tell the algorithm the known results: in the order of asking if it is synchronous, else as they arrive."""
         if self.synchronous:
             while self._order and self._order[0] in self._known and not self._interruption.asked:
                 self._tell_one(self._order.popleft())
-                # Before the next result is told: what a proposal knows must not hang on what came in together.
+                # Before the next result is told: proposals must not depend on which results arrived together.
                 self._propose()
         else:
             for target in list(self._known):
@@ -247,7 +247,7 @@ class Session:
                 self._report(trial, step, values)
                 self._perform(self._search.told(index, step, values[0]))
                 return
-            # As in Optuna: the trial fails, and the study goes on whatever `catch` says.
+            # As in Optuna: the trial fails, and the study continues regardless of `catch`.
             failure = UserFailure(summary=f"{unknown[0]} is NaN at step {step}", traceback="")
         assert failure is not None
         self.failed += 1
@@ -262,13 +262,13 @@ class Session:
         self._perform(self._search.failed(index))
 
     def _report(self, trial: SessionTrial, step: int, values: tuple[float, ...]) -> None:
-        # Optuna keeps intermediate values of one objective only.
+        # Optuna stores intermediate values for a single objective only.
         if not trial.finished and step not in trial.reported and len(values) == 1:
             trial.reported.add(step)
             self._ledger.report(trial.storage_id, step, values[0])
 
     def _warn(self, trial: SessionTrial, failure: UserFailure) -> None:
-        """Say each failure once: many trials may fail of the same one."""
+        """Log each failure once, since many trials may fail with the same one."""
         if failure.traceback in self._warned and failure.traceback:
             return
         self._warned.add(failure.traceback)
@@ -279,7 +279,7 @@ class Session:
             return  # told in an earlier session
         planned = self._driver.plan.trials.get(trial.id)
         if planned is not None:
-            # An earlier session may have asked for more than it came to tell, and this one decided otherwise.
+            # An earlier session may have asked for more than it told, and this one decided otherwise.
             steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
             attrs = {
                 "hpstage:steps": steps,
@@ -298,14 +298,14 @@ class Session:
         self._stopping |= self._ledger.stopped
 
     def _count(self, trial: SessionTrial, by: Literal[1, -1]) -> None:
-        """Trials that are over, by state: one more, or one less that goes on."""
+        """Count a trial as finished, or with ``by=-1`` as no longer finished."""
         self.states[trial.state] += by
         planned = self._driver.plan.trials.get(trial.id)
         if planned is not None:
             self.steps_over += by * planned.asked
 
     def _note_end(self, trial: SessionTrial) -> None:
-        """Let the plan know what the study knows of a trial that is over."""
+        """Note the end of a trial for the plan, as recorded in the study."""
         planned = self._driver.plan.trials.get(trial.id)
         values = trial.values
         if values is None and trial.state == TrialState.COMPLETE:  # told in an earlier session

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a search: the first signal asks it to stop cleanly, the second stops it at once."""
+"""Handling of Ctrl-C and SIGTERM: the first signal stops a search cleanly, the second stops it at once."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from hpstage.training.identity.source import is_users
 
 logger = logging.getLogger("hpstage")
 
-# Signals that it takes to tear apart what is coming up; it takes one less to tear apart a search, or its closing.
+# Number of signals that abort a start-up; a search, or its closing, takes one less.
 _WHILE_FRAGILE = 3
 
 _KEPT = "interrupted; all that was reached is kept, and the same call goes on with a study in storage"
 
 
 class Interruption:
-    """Takes SIGINT and SIGTERM over while its context lasts, in the main thread and where Python's defaults stand.
+    """Context manager that handles SIGINT and SIGTERM in the main thread where Python's default handlers are set.
 
-    Handlers of the user's own stay, and so does a SIGINT that is ignored. The first signal only sets ``asked``, for the
-    search to see between two of its deeds; a later one raises ``KeyboardInterrupt`` wherever it is: the second, or
-    the third while a cluster is brought up or closed, which torn apart would leave things behind.
+    User-defined handlers stay, and so does an ignored SIGINT. The first signal only sets ``asked``, which the search
+    checks between operations; a later one raises ``KeyboardInterrupt`` wherever it is: the second, or the third while
+    a cluster is being started or closed, since aborting that would leave resources behind.
 
-    Whoever was asked to stop and leaves the context all the same is interrupted there. A process that was asked by
-    SIGTERM then ends by it, under the default action, as its parent expects.
+    If the context is left normally after a signal, ``KeyboardInterrupt`` is raised there. A process that received
+    SIGTERM is then ended by it, under the default action, as its parent expects.
     """
 
     def __init__(self) -> None:
-        self.asked = False  # to stop
+        self.asked = False  # whether a stop was requested
         self._wake: Callable[[], None] | None = None
-        self._left = _WHILE_FRAGILE  # signals until it is torn apart
+        self._left = _WHILE_FRAGILE  # signals left until it aborts
         self._terminated = False
         self._taken: list[tuple[signal.Signals, object]] = []
 
@@ -57,16 +57,16 @@ class Interruption:
             raise KeyboardInterrupt(_KEPT)
 
     def started(self, wake: Callable[[], None]) -> None:
-        """All that takes part is up: from now on the second signal stops at once.
+        """Mark the start-up as complete: from now on the second signal stops at once.
 
         Args:
-            wake: brings a search that is training to see ``asked``; called from the signal handler.
+            wake: makes a search that is training check ``asked``; called from the signal handler.
         """
         self.check()
         self._wake, self._left = wake, self._left - 1
 
     def check(self) -> None:
-        """Raises ``KeyboardInterrupt`` where the search was asked to stop; all is closed then."""
+        """Raise ``KeyboardInterrupt`` if a stop was requested; the context managers then close everything."""
         if self.asked:
             self._raise()
 
@@ -88,7 +88,7 @@ class Interruption:
 
 
 def _from_users(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame of the user's own on: where in hpstage it was interrupted tells nobody."""
+    """Return the traceback from the first frame of user code on, since hpstage's own frames are of no interest."""
     while trace is not None and not is_users(trace.tb_frame.f_globals.get("__name__", "")):
         trace = trace.tb_next
     return trace

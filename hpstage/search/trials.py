@@ -1,4 +1,4 @@
-"""The trials of one search: proposed by the sampler, forked by the algorithm, or taken over from an earlier call."""
+"""The trials of a search: proposed by the sampler, forked by the algorithm, or taken over from an earlier call."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from hpstage.schedule import Scalar, Schedule
 from hpstage.schedule.space import Space, describe, grown
 from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_what_is_left
 
-# User attributes of a fork: the donor's number, and the step up to which it is the donor.
+# User attributes of a fork: the donor's number, and the step up to which it equals the donor.
 _ORIGIN = ("hpstage:donor", "hpstage:forked_at")
 _NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
 class SessionTrial:
-    """A trial of a search: who it is in the study and in the plan, and how far it has come."""
+    """A trial of a search: its identity in the study and in the plan, and its progress."""
 
     index: int
     number: int  # in the study
     storage_id: int
     id: TrialId
-    origin: TrialId  # its id before it was carried on, which names it as a donor
+    origin: TrialId  # its id before it was carried on, which identifies it as a donor
     fork: ForkedFrom | None = None
     state: TrialState = TrialState.RUNNING
     values: tuple[float, ...] | None = None
     reported: set[int] = field(default_factory=set)
-    told: int = 0  # the farthest step of which the study and the algorithm know the values
-    barred: UserFailure | None = None  # why nothing more can be trained of it
+    told: int = 0  # the farthest step whose values the study and the algorithm know
+    barred: UserFailure | None = None  # why it cannot be trained further
 
     @property
     def finished(self) -> bool:
@@ -49,7 +49,7 @@ class SessionTrial:
 
 
 class Roster(Trials):
-    """Makes the trials of a search, in the study and in the plan at once, and answers what algorithms look up."""
+    """Creates the trials of a search, in both the study and the plan, and implements the look-ups of algorithms."""
 
     def __init__(
         self,
@@ -62,22 +62,22 @@ class Roster(Trials):
     ) -> None:
         self.trials: list[SessionTrial] = []
         self.by_id: dict[TrialId, SessionTrial] = {}
-        self.proposed = 0  # how many of them the sampler proposed
-        self.unclaimed: list[SessionTrial] = []  # forks of an earlier call that the algorithm has not made again
-        self._cut_off: list[FrozenTrial] = []  # that an earlier call was making, and had not written into the plan
+        self.proposed = 0  # number of trials proposed by the sampler
+        self.unclaimed: list[SessionTrial] = []  # forks of an earlier call not yet recreated by the algorithm
+        self._cut_off: list[FrozenTrial] = []  # trials that an earlier call created but did not write into the plan
         self._ledger = ledger
         self._driver = driver
         self._started = started
         self._space = space
         self._before_first = before_first
         self._sampler = SamplerState(ledger.study.sampler)
-        # Where trials have one training in common: the plan, or what it would be if it shared.
+        # The plan with sharing, where trials have training in common: the plan itself if it shares.
         self._lines = driver.plan if driver.plan.sharing else SearchPlan(driver.plan.workload)
 
     # --- beginning ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start a search, or take over the trials of the one that was interrupted or is extended."""
+        """Start a search, or take over the trials of the interrupted or extended one."""
         self._begin()
         known = {trial.number for trial in self.trials}
         for frozen in self._ledger.trials():
@@ -89,7 +89,7 @@ class Roster(Trials):
                     self._cut_off.append(frozen)
 
     def end(self) -> None:
-        """The search is over: take back what nobody made again."""
+        """Withdraw cut-off trials that were not recreated by the end of the search."""
         for frozen in self._cut_off:
             self._ledger.withdraw(frozen)
         self._cut_off.clear()
@@ -115,7 +115,7 @@ class Roster(Trials):
             self._driver.log.write([self._started, TrialProposed(self._started.study, None, None, state)])
 
     def _take_over(self, record: SearchRecord, begin: list[SearchStarted]) -> None:
-        """Go on with the trials of a search; one that extends it begins with them."""
+        """Continue with the trials of a search; ``begin`` holds the start of one that extends it."""
         by_number = {trial.number: trial for trial in self._ledger.trials()}
         trials = [(p, by_number[p.number]) for p in record.proposed if p.number is not None]
         longer = lengthened(self._driver.plan, self._ledger, self._space, self._started.steps, trials)
@@ -141,7 +141,7 @@ class Roster(Trials):
     # --- new trials ---------------------------------------------------------------------------------------
 
     def propose(self) -> SessionTrial:
-        """One more trial of the sampler's."""
+        """Create a trial proposed by the sampler."""
         trial, schedules = self._make(self._attrs(), self._ledger.propose)
         if not self.trials:
             try:
@@ -152,7 +152,7 @@ class Roster(Trials):
         return self._add(trial, schedules, None)
 
     def fork(self, fork: Fork) -> SessionTrial:
-        """The trial that an algorithm wants to grow out of another: made now, or by the call that was interrupted."""
+        """Return the trial that an algorithm forks from another, either new or made by an earlier call."""
         donor = self.trials[fork.donor]
         forked = ForkedFrom(donor.origin, fork.step, {name: repr(value) for name, value in fork.params.items()})
         for made in self.unclaimed:
@@ -170,11 +170,11 @@ class Roster(Trials):
         return self._add(trial, schedules, forked)
 
     def reach(self, trial: SessionTrial) -> int:
-        """The farthest step of which a trial has, or was asked for, its value."""
+        """Return the farthest step at which a trial has a value or was asked for one."""
         return max([0, self._driver.plan.trials[trial.id].asked, *trial.reported])
 
     def carry_on(self, trial: SessionTrial) -> None:
-        """Let a finished trial gain a longer result, in a trial of the study that takes its place."""
+        """Replace a finished trial by a new trial of the study that will get its longer result."""
         before = self._ledger.trial(trial.storage_id)
         origin = {name: before.user_attrs[name] for name in _ORIGIN if name in before.user_attrs}
         attrs = self._attrs({**origin, "hpstage:extends": trial.number})
@@ -190,7 +190,7 @@ class Roster(Trials):
         self.by_id[id] = trial
 
     def _attrs(self, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
-        """By which a trial is known whose making was cut off."""
+        """Return the user attributes that identify a trial whose creation was cut off."""
         return {"hpstage:search": self._started.study, PLAN: self._driver.plan.id, **more}
 
     def _cut_off_with(self, attrs: Mapping[str, Any]) -> FrozenTrial | None:
@@ -203,8 +203,8 @@ class Roster(Trials):
     def _make(
         self, attrs: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trial]
     ) -> tuple[Trial, dict[str, Schedule]]:
-        """A trial of the study, and what the space says of it: the one that was being made when an earlier call was
-        cut off, if it becomes the same again; else a new one."""
+        """Return a trial of the study and its schedules: the one whose creation was cut off in an earlier call if it
+        can be recreated identically, else a new one."""
         cut_off = self._cut_off_with(attrs)
         if cut_off is not None:
             again = self._ledger.make_again(cut_off)
@@ -227,7 +227,7 @@ class Roster(Trials):
             raise
 
     def _add(self, trial: Trial, schedules: dict[str, Schedule] | None, fork: ForkedFrom | None) -> SessionTrial:
-        """Write a trial into the plan. ``schedules``: None for one that cannot be trained."""
+        """Write a trial into the plan. ``schedules`` is None for a trial that cannot be trained."""
         id = self._id(trial.number)
         proposed = TrialProposed(
             self._started.study, trial.number, id, self._sampler.take(), fork, params=_written(trial.params)
@@ -263,14 +263,14 @@ class Roster(Trials):
     def should_prune(self, index: int, step: int) -> bool:
         trial = self.trials[index]
         if any(later > step for later in trial.reported):
-            return False  # as an earlier session decided: the pruner knows more by now
+            return False  # as an earlier session decided, when the pruner knew less
         if trial.finished:
             return trial.state == TrialState.PRUNED
         return self._ledger.should_prune(trial.storage_id)
 
 
 def _written(params: Mapping[str, Any]) -> dict[str, bool | int | float | str | None]:
-    """An Optuna trial's parameters as JSON scalars; of others (infinities, other choices) what Python writes."""
+    """Return an Optuna trial's parameters as JSON scalars, or their ``repr`` (infinities, other choices)."""
     written: dict[str, bool | int | float | str | None] = {}
     for name, value in params.items():
         match value:
@@ -279,14 +279,14 @@ def _written(params: Mapping[str, Any]) -> dict[str, bool | int | float | str | 
             case int() if -(2**63) <= value < 2**63:
                 written[name] = int(value)
             case float() if isfinite(value):
-                written[name] = float(value)  # NumPy's are floats, too
+                written[name] = float(value)  # NumPy floats are floats too
             case _:
                 written[name] = repr(value)
     return written
 
 
 def name_in(plan: SearchPlan, ledger: Ledger) -> str:
-    """The study's name in the plan: its own, unless another study of that name was there first."""
+    """Return the study's name in the plan: its own, unless another study with that name was there first."""
     identity = ledger.identity()
     record = plan.searches.get(ledger.name)
     if record is None or record.started.identity == identity:
