@@ -1,1 +1,1 @@
-"""The loop between plan and workers, and this process's part among several."""
+"""The driver: the loop between plan and workers, and this process's membership among several."""

@@ -1,4 +1,4 @@
-"""A state that was kept, trained again, and is another: what differs, and the two ways of getting there. Pure."""
+"""Describing differences of retrained states: what differs, and how each of the two was reached. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SOURCES = {
 
 
 def difference(facts: Iterable[Fact], again: StateReached, names: Sequence[str]) -> StateDiffers:
-    """What to remember of a state that differs from the one kept first.
+    """Return the fact about a state that differs from the one kept first.
 
     Args:
         facts: the journal.
-        again: how it was reached now.
-        names: of its leaves, if they are known.
+        again: how the state was reached now.
+        names: the names of its leaves, if known.
     """
     first = next(
         fact

@@ -1,4 +1,4 @@
-"""The driver: performs the scheduler's instructions, remembers facts, feeds reports back. It decides nothing."""
+"""The driver: performs the scheduler's instructions, records facts, feeds reports back. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from hpstage.store.journal import NO_FENCES, Journal
 
 logger = logging.getLogger("hpstage")
 
-# Seconds between two looks at what other drivers have written, where there are others, and at what is being read.
+# Seconds between checks for records of other drivers, if there are any, and for finished inquests.
 _OTHERS = 0.02
-# Seconds between two looks whether they are still there, and at most for which benched workers alone are waited for.
+# Seconds between checks whether other drivers are alive, and the longest wait for benched workers only.
 _WATCH = 1.0
 
 
@@ -58,16 +58,16 @@ class Driver:
     """One search on one plan and one executor.
 
     Args:
-        plan: as folded from the journal.
-        scheduler: made for this plan.
+        plan: the plan folded from the journal.
+        scheduler: the scheduler of this plan.
         executor: opened, with its checkpoint store in use.
-        journal: where facts go before anyone acts on them.
-        presence: this driver's, where others may work on the plan at the same time.
-        workers: those that an earlier driver on the executor has left idle.
-        eviction: what keeps the checkpoints within their budget, and makes room where the disk is full.
-        exact: whether equal steps must give equal bits (not so where the user allows kernels that add in any order).
-        strict: whether nothing is built on what anybody, earlier ones included, has found not to be exact.
-        inquest: what looks for itself before a state is written off; without it workers are believed.
+        journal: where facts are written before they are acted on.
+        presence: this driver's presence, if others may work on the plan at the same time.
+        workers: workers that an earlier driver on the executor has left idle.
+        eviction: keeps the checkpoints within their budget, and makes room if the disk is full.
+        exact: whether equal steps must give equal bits (not if the user allows kernels with unordered sums).
+        strict: whether to refuse to build on training that any driver, earlier ones included, has found inexact.
+        inquest: re-reads a state before it is written off; without it workers are believed.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Driver:
         self._executor = executor
         self.log = Log(plan, journal, self._fold, lambda: NO_FENCES if presence is None else presence.fences)
         self._answers: list[Answer] = []
-        self._taken: list[Report] = []  # from the executor, and not yet taken note of
+        self._taken: list[Report] = []  # reports from the executor, not yet processed
         self._presence = presence
         self._left = False
         self._eviction = eviction
@@ -102,19 +102,19 @@ class Driver:
             scheduler.take_note(WorkerJoined(worker, executor.clock()))
 
     def leave(self) -> None:
-        """Let the others have what this driver was about to train."""
+        """Leave the plan, so that other drivers can train this driver's remaining work."""
         self._left = True
         self.log.write([DriverLeft(self.scheduler.driver, time.time(), "ended")])
 
     def bury(self) -> None:
-        """Say of those drivers that are gone that they are, so that what they had begun is begun anew."""
+        """Record drivers that are gone, so that their unfinished chains are started again."""
         others = [other for other in self.plan.drivers.values() if other.driver != self.scheduler.driver]
         for other in others:
             if self._presence is not None and self._presence.is_gone(other, self.plan.studies()):
                 self.log.write([DriverLeft(other.driver, time.time(), "gone")])
 
     def abandon(self) -> list[WorkerId]:
-        """Stop what runs and write nothing of it; returns the workers that are there, all idle."""
+        """Stop running chains without writing any facts, and return the present workers, all idle."""
         held = set() if self._inquest is None else self._inquest.held
         running = {chain: worker for chain, worker in self.scheduler.running_on().items() if chain not in held}
         workers = dict.fromkeys(self.scheduler.workers)
@@ -136,9 +136,9 @@ class Driver:
             reports = self._executor.wait(1.0)
 
     def add(self, trials: Sequence[TrialAdded], along: Sequence[Fact] = ()) -> None:
-        """Add trials to the plan, and remember further facts with them; those that are there stay as they are."""
+        """Add trials to the plan and write further facts with them. Trials already in the plan are unchanged."""
         if self.log.asks_of(trial.trial for trial in trials):
-            self.log.write()  # what was asked of a trial bounds what may become of it
+            self.log.write()  # earlier targets of a trial restrict how it may change
         self.log.write([*(trial for trial in trials if not self._knows(trial)), *along])
 
     def _knows(self, trial: TrialAdded) -> bool:
@@ -146,31 +146,31 @@ class Driver:
         return known is not None and known.steps >= trial.steps and dict(known.schedules) == dict(trial.schedules)
 
     def ask(self, trial: TrialId, step: int) -> None:
-        """Have ``trial`` trained to ``step`` and evaluated; :meth:`wait` brings the answer."""
+        """Request ``trial`` trained to ``step`` and evaluated; :meth:`wait` returns the answer."""
         known = self.scheduler.known(trial, step)
         if known is not None and step in self.plan.trials[trial].targets:
             self._answers.append(known)
         else:
-            # Written with whatever comes next: an ask that is lost before anything was trained for it is asked again.
+            # Written with the next facts: a target lost before anything was trained for it is asked for again.
             self.log.note(TargetAsked(trial, step, self.scheduler.driver))
 
     def knows(self, trial: TrialId, step: int) -> bool:
-        """Are the metrics of this target known already?"""
+        """Whether the metrics of this target are already known."""
         state = self.plan.known(trial, step) if trial in self.plan.trials else None
         return state is not None and state.metrics is not None
 
     def outlook(self) -> Outlook:
-        """What is left of what anybody asked for, now."""
+        """Estimate the remaining work of all drivers."""
         return self.scheduler.outlook(self._executor.clock())
 
     def wait(self, timeout: float | None = None) -> list[Answer]:
-        """Set idle workers to work and return answers; blocks until something happens, or for ``timeout`` seconds.
+        """Dispatch work to idle workers and return answers. Blocks until there is a report, or for ``timeout`` seconds.
 
         Raises:
             StateError: training changes something that no state holds.
-            CheckpointError: there was no room for a checkpoint, and no other could go for it; or no worker could use
-                the checkpoints for the executor's ``worker_timeout``. What was reached before is kept.
-            ClusterError: there have been no workers for the executor's ``worker_timeout``, or the executor says so.
+            CheckpointError: there was no room for a checkpoint and no other could be evicted, or no worker could use
+                the checkpoints for the executor's ``worker_timeout``. Everything reached before is kept.
+            ClusterError: there were no workers for the executor's ``worker_timeout``, or the executor raised it.
         """
         if self._strict and self.plan.differences:
             raise StateError(
@@ -191,7 +191,7 @@ class Driver:
             left = max(0.0, back_at - self._executor.clock())
             timeout = min(left, _WATCH if timeout is None else timeout)
         if self._answers:
-            timeout = 0.0  # reports that are there come along, but nobody waits for more
+            timeout = 0.0  # take available reports, but do not wait for more
         self._take(self._executor.wait(timeout))
         if self._eviction is not None:
             self._eviction.keep(self.log)
@@ -200,11 +200,11 @@ class Driver:
         return answers
 
     def drain(self) -> None:
-        """Start no chain from now on; those that run go on."""
+        """Start no more chains; running chains continue."""
         self.scheduler.draining = True
 
     def finish(self) -> None:
-        """End what runs at its next step; what somebody waits for with its state kept there."""
+        """End all chains at their next steps, keeping the states of wanted chains."""
         self.scheduler.draining = self.scheduler.leaving = True
         while self.scheduler.running:
             self.scheduler.tick(self._executor.clock())  # reports may be rare
@@ -244,8 +244,7 @@ class Driver:
         self._patience.check(self._executor.worker_timeout)
 
     def _understood(self, reports: Iterable[Report]) -> Iterator[Report]:
-        """Reports as they are to be understood; of a state that a worker could not read, once it is clear whose fault
-        that is."""
+        """Yield reports, holding back that of an unreadable state until the inquest has found the cause."""
         for report in reports:
             if self._inquest is not None and isinstance(report, ChainEnded) and report.outcome == "unreadable":
                 key = self.scheduler.source_of(report.chain)
@@ -257,12 +256,12 @@ class Driver:
             yield from self._inquest.decided()
 
     def _names(self, reached: StateReached) -> list[str]:
-        """Names of the leaves of a state."""
+        """Return the names of a state's leaves."""
         assert reached.kept is not None
         return [] if self._inquest is None else self._inquest.names(reached.kept.key)
 
     def _moved(self) -> list[Fact]:
-        """What the others are to know when the workers belong to another cluster than before."""
+        """Return the fact for other drivers if the workers now belong to another cluster than before."""
         me = self.plan.drivers.get(self.scheduler.driver)
         if me is None or me.pool == self._executor.pool:
             return []
@@ -272,7 +271,7 @@ class Driver:
         self.log.settle()
         if self.scheduler.back_at() is not None:
             self.scheduler.tick(self._executor.clock())
-        # Of two drivers that would begin the same, one finds the other's claim, and thinks again.
+        # If two drivers claim the same work, the second one finds the other's claim and proposes again.
         while not self.log.commit(claims := self.scheduler.propose()):
             pass
         if self._eviction is not None:
@@ -288,12 +287,12 @@ class Driver:
 
     def _fold(self, fact: Fact) -> None:
         if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver and not self._left:
-            raise LeaseLost([f"driver/{fact.driver}"])  # what it wants, nobody trains any more
+            raise LeaseLost([f"driver/{fact.driver}"])  # its targets are no longer trained
         self._answers += self.scheduler.fold(fact)
 
 
 def _batches(reports: Iterable[Report]) -> Iterator[list[Report]]:
-    """Reports that are decided on together. What is lost with a chain is told by what came before it."""
+    """Yield batches of reports to decide on together. A loss is separate, since it depends on the reports before it."""
     batch: list[Report] = []
     for report in reports:
         loses = isinstance(report, WorkerLeft) or (isinstance(report, ChainEnded) and report.outcome == "lost")

@@ -1,7 +1,7 @@
-"""Inquest: before a state is written off that a worker could not read, the driver reads it itself.
+"""Inquest: the driver itself reads a state that a worker could not read, before it is written off.
 
-A worker that alone does not see a state has a missing mount, a stale cache or bad memory: it is the worker that is
-written off, for a while. The end of its chain is held back meanwhile, as if it ran on, so that no other begins there.
+A worker that alone cannot read a state has a missing mount, a stale cache or bad memory: then the worker is benched
+instead. Meanwhile the end of its chain is held back, as if it still ran, so that no other chain begins there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hpstage.plan.messages import ChainEnded
 
 
 class Inquest:
-    """Reads what workers could not, each in a thread of its own: reading takes as long as the state is large, and for
-    ever where a server does not answer."""
+    """Reads states that workers could not read, each in a separate thread: reading takes time in proportion to the
+    state's size, and blocks forever if a server does not answer."""
 
     def __init__(self, checkpoints: CheckpointStore) -> None:
         self._checkpoints = checkpoints
@@ -28,12 +28,12 @@ class Inquest:
         self.held: set[ChainId] = set()
 
     def hold(self, report: ChainEnded, key: StateKey) -> None:
-        """Hold a report back until it is clear what it means."""
+        """Hold a report back until the cause is known."""
         self.held.add(report.chain)
         threading.Thread(target=self._look, args=(report, key), name="hpstage-inquest", daemon=True).start()
 
     def decided(self) -> list[ChainEnded]:
-        """Reports as they are to be understood: ``unreadable`` for everybody, or the worker is ``cut_off``."""
+        """Return decided reports: the state is ``unreadable`` for all workers, or this worker is ``cut_off``."""
         reports = []
         while not self._decided.empty():
             reports.append(self._decided.get())
@@ -41,7 +41,7 @@ class Inquest:
         return reports
 
     def names(self, key: StateKey) -> list[str]:
-        """Names of the leaves of a state; none if it cannot be read."""
+        """Return the names of a state's leaves, or none if it cannot be read."""
         try:
             return [leaf.name for leaf in flatten(self._checkpoints.load(key)).leaves]
         except CheckpointError:
@@ -52,7 +52,7 @@ class Inquest:
             self._checkpoints.verify(key)
         except (CheckpointMissing, CheckpointCorrupt):
             self._decided.put(report)
-        except Exception as error:  # whatever it is, it is no proof; and a report that stays held back is a hang
+        except Exception as error:  # proves nothing about the state, and a report held back forever would hang
             message = f"{report.message}; the driver cannot tell whether that is so ({error})"
             self._decided.put(replace(report, outcome="cut_off", message=message))
         else:

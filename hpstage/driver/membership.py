@@ -1,4 +1,4 @@
-"""One process's part in a plan: from folding the journal and joining the other drivers until it leaves them."""
+"""One process's membership in a plan: folding the journal, joining the other drivers, and leaving."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def taking_part(
     eviction: Eviction,
     workers: Iterable[WorkerId] = (),
 ) -> Iterator[Driver]:
-    """A driver that has joined the plan of ``journal``; it leaves at the end.
+    """Join the plan of ``journal`` with a new driver, which leaves at the end of the context.
 
     Args:
         executor: opened, with ``checkpoints`` in use.
-        eviction: of ``checkpoints``.
-        workers: those that an earlier driver has left idle.
+        eviction: the eviction of ``checkpoints``.
+        workers: workers that an earlier driver has left idle.
 
     Raises:
         UsageError: another process drives the study, or others on the plan keep their checkpoints elsewhere.
-        LeaseLost: this process stood still for so long that others have taken it for dead. Nothing it wrote after that
-            has counted, and it may join again.
-        HistoryChanged: the journal has lost records that this process has folded. It may join again, too.
+        LeaseLost: this process was suspended for so long that others took it for dead. Later writes have not counted,
+            and it may join again.
+        HistoryChanged: the journal has lost records that this process has folded. It may also join again.
     """
     plan = open_plan(journal, workload, described, loaded, sharing=sharing)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
@@ -85,10 +85,10 @@ def taking_part(
         try:
             yield driver
         except (LeaseLost, HistoryChanged):
-            raise  # it has left already, as the others see it; or they may not know it any more
+            raise  # for the others it has already left, or they may no longer know it
         except BaseException:
-            executor.close()  # nothing runs here any more when the others hear of it
-            with suppress(StoreError):  # of a store that is gone; the lease runs out by itself
+            executor.close()  # nothing may run here once the others know that it left
+            with suppress(StoreError):  # if the store is gone, the lease expires
                 driver.leave()
             raise
         if presence is not None:
@@ -96,7 +96,7 @@ def taking_part(
 
 
 def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStore) -> None:
-    """Say that states were kept elsewhere, which may be meant: the folder was removed, or another was given."""
+    """Warn that states were kept elsewhere. This may be intended: the folder was removed, or another was given."""
     if place and plan.place and place != plan.place and plan.kept:
         logger.warning(
             "The %d states that this plan keeps were saved in another place than %r is now; those that are not here "
@@ -107,7 +107,7 @@ def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStor
 
 
 def _check_place(place: str, others: Iterable[DriverJoined], driver: Driver) -> None:
-    """Drivers that keep checkpoints in different places would each take the other's for lost."""
+    """Check that all drivers use the same checkpoint location; otherwise each would take the other's for lost."""
     for other in others:
         if place and other.checkpoints and other.checkpoints != place:
             driver.leave()

@@ -1,4 +1,4 @@
-"""How long a search waits for workers that can work."""
+"""Time limits on waiting for usable workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpstage.scheduler.scheduler import Scheduler
 
 
 class Patience:
-    """Ends the search when all workers have been gone, or none could use the checkpoints, for ``seconds``."""
+    """Ends the search if all workers have been gone, or unable to use the checkpoints, for ``seconds``."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
