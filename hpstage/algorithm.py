@@ -1,10 +1,10 @@
-"""Algorithm port: what decides which trial is trained how far, and which trials grow out of others.
+"""Algorithm port: decides how far each trial is trained, and which trials are forked from others.
 
-An algorithm is a frozen description (``SuccessiveHalving(min_steps=15)``); ``start`` makes a :class:`Search`, the state
-machine of one run. A search is pure: it sees trials as indices, numbered in the order in which they were
+An algorithm is a frozen description (``SuccessiveHalving(min_steps=15)``); ``start`` creates a :class:`Search`, the
+state machine of one run. A search is pure: it sees trials as indices, numbered in the order in which they were
 proposed, asks for *targets* (train trial ``i`` to step ``n`` and evaluate it), is told values, forks trials and
-finishes them. Pausing is not asking. Its state is a function of what it was told and of what it looked up, so that an
-interrupted search is resumed by telling it again: what was trained before is answered at once.
+finishes them. A trial is paused by not asking for it. The state of a search depends only on the values told and its
+look-ups, so that an interrupted search is resumed by replay: targets trained before are answered at once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Propose a trial that is trial ``donor`` up to ``step``, and from there on the space's trial under ``params``.
+    """Propose a trial that equals trial ``donor`` up to ``step``, and the space's trial under ``params`` from there on.
 
-    It comes in addition to the ``n_trials`` that the sampler proposes, and to :meth:`Search.forked`.
+    It is in addition to the ``n_trials`` that the sampler proposes, and is passed to :meth:`Search.forked`.
     """
 
     donor: int
@@ -40,9 +40,9 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Trial ``index`` is over; its result is the last value told.
+    """Finish trial ``index``; its result is the last value told.
 
-    ``complete``: it was trained to its last step; ``pruned``: the algorithm gave it up before.
+    ``complete``: it was trained to its last step; ``pruned``: the algorithm stopped it earlier.
     """
 
     index: int
@@ -54,10 +54,11 @@ Action = Ask | Fork | Finish
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a search is about.
+    """The setting of a search.
 
-    ``steps``: of a full trial. ``n_trials``: how many the sampler will propose (``None``: no bound). ``maximize``:
-    larger values are better. ``adaptive``: does the sampler learn from results, so that proposals gain by waiting?
+    ``steps``: steps of a full trial. ``n_trials``: trials that the sampler will propose (``None``: unlimited).
+    ``maximize``: whether larger values are better. ``adaptive``: whether the sampler learns from results, so that
+    later proposals are better informed.
     """
 
     steps: int
@@ -67,18 +68,18 @@ class Setting:
 
 
 class Trials:
-    """What a search may look up about its trials. These are trials that have nothing in common and no parameters."""
+    """Look-ups of a search about its trials. This base class has trials with nothing in common and no parameters."""
 
     def prefix(self, index: int, step: int) -> Hashable:
-        """Names what trial ``index`` is trained on up to ``step``: equal for two trials if they are one until there."""
+        """Identify the training of trial ``index`` up to ``step``: equal for two trials if they are one until there."""
         return index
 
     def params(self, index: int) -> Mapping[str, tuple[Any, BaseDistribution]]:
-        """The trial's parameters as the space asked for them: values, and what they were drawn from."""
+        """Return the trial's parameters as suggested in the space: values and their distributions."""
         return {}
 
     def should_prune(self, index: int, step: int) -> bool:
-        """Does the study's pruner give the trial up, knowing its values up to ``step``?"""
+        """Whether the study's pruner prunes the trial, given its values up to ``step``."""
         return False
 
 
@@ -87,40 +88,40 @@ class Search(ABC):
 
     @abstractmethod
     def room(self) -> int:
-        """How many trials the sampler may propose now, beyond those that it did."""
+        """Return how many more trials the sampler may propose now."""
 
     @abstractmethod
     def added(self, index: int) -> list[Action]:
-        """The sampler proposed a trial. Indices increase; forks have their own among them."""
+        """Handle a trial proposed by the sampler. Indices increase, and forks take indices too."""
 
     def forked(self, index: int, fork: Fork) -> list[Action]:
-        """The trial that ``fork`` asked for is there."""
+        """Handle the trial created for ``fork``."""
         raise NotImplementedError(f"{type(self).__name__} was told of a fork that it cannot have asked for")
 
     @abstractmethod
     def told(self, index: int, step: int, value: float) -> list[Action]:
-        """The value of a target (of the first objective, where there are several). Never NaN; may be infinite."""
+        """Handle the value of a target (of the first objective, if there are several). Never NaN; may be infinite."""
 
     @abstractmethod
     def failed(self, index: int) -> list[Action]:
-        """The trial failed; what was asked of it will not be told. It is over already."""
+        """Handle the failure of a trial. It is already finished, and its targets will not be told."""
 
     def closed(self) -> list[Action]:
-        """No more trials will be proposed (the space is exhausted, or time is up)."""
+        """Handle the end of proposals (the space is exhausted, or time is up)."""
         return []
 
 
 class Algorithm(ABC):
-    """Description of an algorithm; immutable, with a ``repr`` that tells it from others."""
+    """Description of an algorithm; immutable, with a distinctive ``repr``."""
 
     @property
     def synchronous(self) -> bool:
-        """Are its decisions independent of the order in which results arrive?"""
+        """Whether its decisions are independent of the order in which results arrive."""
         return True
 
     @property
     def multi_objective(self) -> bool:
-        """Can it search with several objectives, that is without comparing values?"""
+        """Whether it supports several objectives, that is, does not compare values."""
         return False
 
     @abstractmethod

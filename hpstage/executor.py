@@ -1,4 +1,4 @@
-"""Executor port: trains chains on workers and reports; it decides nothing."""
+"""Executor port: trains chains on workers and reports; it makes no decisions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """What a worker is and what it would train: ``described`` and ``identity`` go into the workload's key.
+    """Description of a worker and its trainable; ``described`` and ``identity`` are part of the workload's key.
 
     Attributes:
-        described: short names to texts, e.g. ``{"torch": "2.13.0", "device": "cpu", "isa": "AVX512", "threads": "1",
+        described: short names to strings, e.g. ``{"torch": "2.13.0", "device": "cpu", "isa": "AVX512", "threads": "1",
             "numerics": "eager-v1", "data": "1797 x 0f3a..."}``.
-        identity: of the trainable's code and attributes, as they are loaded there (see
-            :mod:`hpstage.training.identity.workload`). Empty where nothing is loaded: the driver's own is taken.
-        loaded: what each function and module is there, and versions of packages, to find out what differs.
-        remarks: lines for people, logged once by the driver.
-        warnings: the same, of what they had better change.
+        identity: identity of the trainable's code and attributes as loaded on the worker (see
+            :mod:`hpstage.training.identity.workload`). If empty, nothing is loaded there and the driver's own is used.
+        loaded: digests of the functions and modules loaded there, and package versions, to find differences.
+        remarks: messages for the user, logged once by the driver.
+        warnings: warnings for the user, logged once by the driver.
     """
 
     described: dict[str, str]
@@ -43,44 +43,44 @@ class Environment(msgspec.Struct, frozen=True):
 class Executor(ABC):
     """Trains chains on workers.
 
-    Obligations. ``open`` is called once, first; it sends the trainable to the workers, sets it up far enough to
+    Contract. ``open`` is called once, first; it sends the trainable to the workers, sets it up far enough to
     describe the environment, and fails with a clear error before anything is trained: :class:`UsageError` for a
     trainable that cannot be sent, :class:`ClusterError` for a cluster without workers or devices, or whose workers
     differ in environment. ``start`` hands one chain to one idle worker and returns at once. At most one chain per
-    worker is in flight. Every started chain ends in exactly one ``ChainEnded`` (a chain on a worker that left, in
-    ``WorkerLeft`` alone). Reports of one chain come in order. ``amend`` and ``stop`` are best effort: they may
-    come too late, and the reports tell. Only the driver's thread calls these methods.
+    worker is in flight. Every started chain ends in exactly one ``ChainEnded`` (or, if its worker left, only in
+    ``WorkerLeft``). Reports of a chain arrive in order. ``amend`` and ``stop`` are best effort: they may
+    come too late, which the reports show. Only the driver's thread calls these methods.
     """
 
     worker_timeout: float = 60.0
-    """Seconds without any worker, with work to do, after which the driver gives up."""
+    """Seconds without any worker, while there is work to do, after which the driver gives up."""
 
     @abstractmethod
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         """Prepare the workers and return the environment that they share.
 
-        ``checkpoints`` may be ``None`` here: the store may depend on the environment's key. It must then be
+        ``checkpoints`` may be ``None`` here, since the store may depend on the environment's key. It must then be
         given with :meth:`use` before the first ``start``.
         """
 
     @property
     def pool(self) -> str:
-        """Names the workers' cluster, after ``open``: workers of equal pool and id are one worker for all drivers.
+        """Identifier of the workers' cluster, after ``open``. Drivers identify workers by pool and id.
 
-        It may be another one when workers join after all had left.
+        It may change when workers join after all had left.
         """
         return f"{socket.gethostname()}/{os.getpid()}/{id(self):x}"
 
     @abstractmethod
     def use(self, checkpoints: CheckpointStore) -> None:
-        """Tell the workers where checkpoints are kept. Called once, before the first ``start``."""
+        """Set the workers' checkpoint store. Called once, before the first ``start``."""
 
     @abstractmethod
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        """Set the trainable up on a worker and evaluate it untrained: its metrics.
+        """Set up the trainable on a worker, evaluate it untrained, and return its metrics.
 
-        By this, a metric that is never returned is noticed before anything is trained. ``None`` if it cannot be
-        told: not everything can be evaluated before it was trained.
+        This detects a missing metric before anything is trained. Return ``None`` if it cannot be determined: not
+        everything can be evaluated before it is trained.
         """
 
     @abstractmethod
@@ -91,39 +91,39 @@ class Executor(ABC):
 
     @abstractmethod
     def stop(self, chain: ChainId, *, keep: bool = False) -> None:
-        """Ask a chain to stop at its next step; it ends as ``stopped`` (or ``done``, when it was faster).
+        """Request a chain to stop at its next step; it ends as ``stopped`` (or ``done``, if it was faster).
 
-        With ``keep`` its state there is kept and reported first: nothing of it is trained again. A trainable that must
-        be told before a step that its state will be kept (``announce``) trains one step more, unless it was.
+        With ``keep`` its state there is first kept and reported, so that nothing is trained again. A trainable that
+        needs notice that the state after a step will be kept (``announce``) trains one more step, unless notified.
         """
 
     @abstractmethod
     def wait(self, timeout: float | None) -> list[Report]:
-        """Reports since the last call, in order; blocks until there is one or ``timeout`` seconds have passed.
+        """Return the reports since the last call, in order; block until there is one or for ``timeout`` seconds.
 
         The first call reports ``WorkerJoined`` for each worker present.
         """
 
-    def wake(self) -> None:  # noqa: B027  # most need none
-        """Have a ``wait`` that trains in the caller's own thread return at the next step, even if with no report.
+    def wake(self) -> None:  # noqa: B027  # not needed by most
+        """Make a ``wait`` that trains in the caller's thread return at the next step, even without a report.
 
-        Others return in time by themselves. Called from signal handlers: takes no lock.
+        Other executors return in time anyway. Called from signal handlers: must not take a lock.
         """
 
     def show(self, journal: Journal) -> AbstractContextManager[object]:
-        """Where the workers' cluster has a page that shows plans to people, keep that of ``journal`` on it until the
-        context is left. The page is a reader like others: nothing waits for it, and it may be out of reach."""
+        """Show the plan of ``journal`` on the cluster's web page, if it has one, until the context is left.
+        The page is an ordinary reader: nothing waits for it, and it may be unreachable."""
         return nullcontext()
 
     @property
     def page(self) -> str | None:
-        """The address of that page, after ``open``, for people; ``None`` where there is none."""
+        """The address of that page, after ``open``, for the user; ``None`` if there is none."""
         return None
 
     @abstractmethod
     def clock(self) -> float:
-        """Now, in seconds, on the clock of the reports' ``at``."""
+        """Return the current time, in seconds, on the clock of the reports' ``at``."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what this executor started and nothing else. Idempotent."""
+        """Shut down everything that this executor started and nothing else. Idempotent."""

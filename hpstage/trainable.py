@@ -1,4 +1,4 @@
-"""The Trainable port: what is trained, one step at a time, from state to state."""
+"""The Trainable port: user-defined training, one step at a time, from state to state."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hpstage.schedule import Scalar
 class Trainable(Protocol):
     """Any object with these five methods can be trained on a stage tree.
 
-    Obligation: exactness. After ``setup(hp)`` and ``load_state_dict(s)``, ``train(step, hp)`` must do to the
-    state what it would have done in the process that made ``s``: data order and randomness are functions of
-    (seed, step) or are in the state. hpstage re-keys Python's, NumPy's and torch's global generators before each
+    Training must be exact: after ``setup(hp)`` and ``load_state_dict(s)``, ``train(step, hp)`` must change the
+    state as it would have in the process that produced ``s``. Data order and randomness must be functions of
+    (seed, step) or part of the state. hpstage re-keys Python's, NumPy's and torch's global generators before each
     step from ``hp["seed"]`` (0 if there is none) and the step. ``hp`` maps every hyper-parameter to its value at
     that step (whole numbers are ``int``, others ``float``, ``str``, ``bool`` or ``None``).
 
-    More methods are called where there are any: ``synchronize()`` before time is taken, ``announce(report)`` before
+    Optional methods are called if defined: ``synchronize()`` before time is measured, ``announce(report)`` before
     each step with whether the state after it will be evaluated or kept, ``close()`` at the end, ``portrait()`` (paths
-    and short texts of all that training has changed, by which two runs are compared), ``describe_data()`` (a short
-    text) and ``describe_environment()`` (a dict of short texts) for what else decides bits.
+    and short strings of everything that training has changed, by which two runs are compared), ``describe_data()`` (a
+    short string) and ``describe_environment()`` (a dict of short strings) for anything else that affects bits.
     """
 
     @abstractmethod
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        """Start afresh, under the values at step 0; forget all earlier training."""
+        """Start afresh with the values at step 0, discarding all earlier training."""
 
     @abstractmethod
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
@@ -35,15 +35,15 @@ class Trainable(Protocol):
 
     @abstractmethod
     def evaluate(self) -> Mapping[str, float]:
-        """Metrics of the present state, which must not change."""
+        """Return the metrics of the current state, without changing it."""
 
     @abstractmethod
     def state_dict(self) -> object:
-        """Everything that training so far has produced; tensors may be those in use (they are copied)."""
+        """Return everything that training has produced so far; tensors may be those in use (they are copied)."""
 
     @abstractmethod
     def load_state_dict(self, state: object) -> None:
-        """Take over a state, after ``setup`` under the same values; must copy what it keeps."""
+        """Load a state, after ``setup`` with the same values. Tensors that are kept must be copied."""
 
 
 METHODS = ("setup", "train", "evaluate", "state_dict", "load_state_dict")
