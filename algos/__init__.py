@@ -1,4 +1,4 @@
-"""Algorithms that propose how far each trial is trained. One file each, behind ``hpstage.algorithm``."""
+"""Search algorithms, which decide how far each trial is trained. One file each, implementing ``hpstage.algorithm``."""
 
 from hpstage.algos.asha import ASHA
 from hpstage.algos.full_training import FullTraining

@@ -16,45 +16,45 @@ from hpstage.errors import UsageError
 
 @dataclass(frozen=True)
 class ASHA(Algorithm):
-    """Successive halving that never waits for a rung to fill: trials go on as soon as they are among the best so far.
+    """Successive halving that never waits for a rung to fill: trials continue once they are among the best so far.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), Algorithm 2.
     Rungs lie at ``min_steps * reduction_factor**k`` below the last step, and at the last step.
 
-    ``variant="promotion"`` is the paper's: a trial pauses at each rung. Whenever a target is free, the highest rung
-    is sought where one of the best ``len(rung) // reduction_factor`` trials was not yet promoted; the best such trial
-    goes on to the next rung; if there is none, a new trial is proposed. Paused trials are pruned when no promotion
-    can come any more. If no trial has reached the last step by then, the best trial of the highest rung goes on
-    first (of the best candidate, as many trials as the window holds), so that a search with few trials ends with a
-    complete one (the paper's searches do not end).
+    ``variant="promotion"`` is the paper's: a trial pauses at each rung. Whenever a target is free, the best trial
+    not yet promoted among the best ``len(rung) // reduction_factor`` of a rung, for the highest rung with such a trial,
+    is promoted to the next rung; if there is none, a new trial is proposed. Paused trials are pruned once no further
+    promotion is possible. If no trial has reached the last step by then, the best trial of the highest rung is
+    promoted first (of the best candidate, as many trials as the window holds), so that a search with few trials ends
+    with a complete one (the paper's searches do not end).
 
-    ``variant="stopping"`` decides once, as Optuna's and Ray's pruners do: a trial that is among the best
-    ``max(1, len(rung) // reduction_factor)`` of those told at its rung so far, itself included, goes on; otherwise it
-    is pruned at once. Take it with samplers that learn, which see a trial only when it has ended.
+    ``variant="stopping"`` decides once, as Optuna's and Ray's pruners do: a trial among the best
+    ``max(1, len(rung) // reduction_factor)`` of those told at its rung so far, itself included, continues; otherwise it
+    is pruned at once. Use it with samplers that learn, which see a trial only once it has ended.
 
-    *Tree-aware* (the default): trials that are one state at a rung, having trained on the same values up to it, are
-    one *candidate* there, whose value is the one told first. A rung ranks and counts candidates instead of trials.
-    All paused trials of a candidate that is among the best may be promoted, one after the other as the window allows;
-    so may those that come to the rung later, if their candidate is among the best then. The paper's rule takes trials
-    for independent draws; in a discrete space many begin alike and tie: copies of one good state fill the best places
-    of a rung, and copies of a bad one make room in them for what is not good. So the trials that go on may be more or
-    fewer than the paper's. Where all trials are different, the two rules are one. With ``tree_aware=False`` it is the
-    paper's algorithm in any space.
+    *Tree-aware* (the default): trials that share their state at a rung, having trained on the same values up to it,
+    are one *candidate* there, whose value is the one told first. A rung ranks and counts candidates instead of trials.
+    All paused trials of a candidate among the best may be promoted, one after the other as the window allows; so may
+    trials that reach the rung later, if their candidate is among the best then. The paper's rule treats trials as
+    independent draws; in a discrete space many begin alike and tie: copies of one good state fill the best places of
+    a rung, and copies of a bad one enlarge a rung and so admit worse trials. So more or fewer trials may continue than
+    in the paper. If all trials are different, the two rules coincide. ``tree_aware=False`` gives the paper's algorithm
+    in any space.
 
-    Equal values are ranked in the order of the trials (of candidates: of the trials that were told first). A trial
-    that fails keeps its places in the rungs that it reached.
+    Equal values are ranked in the order of the trials (for candidates, of the trials told first). A trial that fails
+    keeps its places in the rungs that it reached.
 
-    Asynchronous: results are told as they arrive. Which trials go on, hence what a learning sampler proposes and how
+    Asynchronous: results are told as they arrive. Which trials continue, hence what a learning sampler proposes and how
     long the search takes, may differ between runs with the number and speed of workers, and after an interruption.
     The value of a given trial at a given step never differs.
 
     Args:
         min_steps: steps before the first decision.
-        reduction_factor: the share that goes on, as its inverse; at least 2.
-        variant: do trials outside the best pause, or stop?
-        window: how many targets are open at a time (the paper's workers); at least the number of workers, to keep
-            them busy. More let more stages merge, and make decisions with less knowledge.
-        tree_aware: are trials that are the same so far one candidate, or several that tie?
+        reduction_factor: the inverse of the share of trials that continue; at least 2.
+        variant: whether trials outside the best pause or stop.
+        window: number of targets open at a time (the paper's workers); at least the number of workers, to keep
+            them busy. A larger window lets more stages merge, but bases decisions on less information.
+        tree_aware: whether trials that are the same so far count as one candidate, instead of several that tie.
     """
 
     min_steps: int = 1
@@ -74,7 +74,7 @@ class ASHA(Algorithm):
         check_whole("window", self.window, least=1)
 
     def rungs(self, steps: int) -> list[int]:
-        """The steps at which trials are compared; the last is the end."""
+        """Return the steps at which trials are compared; the last is the end."""
         return rung_steps(self.min_steps, self.reduction_factor, steps)
 
     def start(self, setting: Setting, trials: Trials) -> Search:
@@ -86,12 +86,12 @@ class ASHA(Algorithm):
         )
 
 
-# A candidate's place in a rung: its value, in the sense in which less is better, and the first trial that was told.
+# A candidate's place in a rung: its value, with sign such that less is better, and the first trial told.
 _Place = tuple[float, int]
 
 
 class _Rung:
-    """What was told at one rung: candidates, best first, and the trials that wait for their promotion."""
+    """One rung: its candidates, best first, and the trials that wait for promotion."""
 
     def __init__(self, step: int, trials: Trials) -> None:
         self.step = step
@@ -101,7 +101,7 @@ class _Rung:
         self.paused: list[tuple[_Place, int]] = []  # a heap
 
     def record(self, index: int, value: float) -> _Place:
-        """The place of a trial's candidate, which is new or was told of another trial."""
+        """Return the place of a trial's candidate, recording it if it is new."""
         prefix = self._trials.prefix(index, self.step)
         if prefix not in self._places:
             place = self._places[prefix] = (value, index)
@@ -109,19 +109,19 @@ class _Rung:
         return self._places[prefix]
 
     def among_the_best(self, place: _Place, factor: int, *, least: int) -> bool:
-        """Is it one of the best ``1 / factor`` candidates, or of the best ``least``?"""
+        """Whether the place is among the best ``1 / factor`` of the candidates, or among the best ``least``."""
         return bisect_left(self._ranked, place) < max(least, len(self._ranked) // factor)
 
     def promotable(self, factor: int) -> bool:
-        """Does a trial of one of the best candidates wait? If so, the first that waits is one."""
+        """Whether a trial of one of the best candidates waits. If so, the first waiting trial is one."""
         return bool(self.paused) and self.among_the_best(self.paused[0][0], factor, least=0)
 
 
 class PromotionSearch(Search):
-    """Algorithm 2 in one bracket or several that share a window: a trial's is ``bracket_of(index)``.
+    """Algorithm 2 in one or several brackets that share a window: a trial's bracket is ``bracket_of(index)``.
 
-    ``brackets``: their rungs, of which the last is the end for all. Of several brackets, the one with a promotion at
-    the highest step takes a free target; at the same step, the one that comes first.
+    ``brackets``: the rungs of each bracket; the last is the end for all. A free target goes to the bracket with a
+    possible promotion at the highest step, or the first such bracket.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class PromotionSearch(Search):
         return self._ask(index, self._above[where])
 
     def _conclude(self) -> list[Action]:
-        """Nothing is promotable any more: end, but not without a complete trial."""
+        """End the search once nothing is promotable, but not without a complete trial."""
         waiting = [where for where in self._downwards if self._rungs[where].paused]
         if waiting and not self._completed:
             highest = [where for where in waiting if where[1] == waiting[0][1]]

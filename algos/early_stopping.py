@@ -1,6 +1,6 @@
-"""Early stopping: trials are evaluated at intervals, a window of them at a time, and each is stopped by itself.
+"""Early stopping: trials are evaluated at intervals, a window of them at a time, and stopped individually.
 
-What tells such algorithms apart is :meth:`EarlyStoppingSearch.should_continue`, which is all that one has to write.
+Such algorithms differ only in :meth:`EarlyStoppingSearch.should_continue`, the method to implement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EarlyStoppingAlgorithm(Algorithm):
             )
 
     def evaluations(self, steps: int) -> list[int]:
-        """The steps at which trials are evaluated; the last is the end."""
+        """Return the steps at which trials are evaluated; the last is the end."""
         return [*range(self.grace, steps, self.interval), steps]
 
 
@@ -41,12 +41,12 @@ class EarlyStoppingSearch(Search):
     def __init__(self, steps: list[int], window: int) -> None:
         self._steps = steps
         self._window = window
-        self._levels: dict[int, int] = {}  # of open trials: which evaluation they are asked for
-        self._later: deque[int] = deque()  # trials that wait for a place in the window
+        self._levels: dict[int, int] = {}  # the index of the requested evaluation of each open trial
+        self._later: deque[int] = deque()  # trials waiting for a place in the window
 
     @abstractmethod
     def should_continue(self, index: int, level: int, value: float) -> bool:
-        """Whether the trial goes on to its next evaluation, given the value at ``level``; asked at the last as well."""
+        """Whether the trial continues to its next evaluation, given the value at ``level``; also called at the last."""
 
     def room(self) -> int:
         return self._window - len(self._levels)
@@ -75,8 +75,8 @@ class EarlyStoppingSearch(Search):
     def _begin(self) -> list[Action]:
         """Ask for proposed trials, as the window allows.
 
-        A resumed search proposes all its trials at once: those beyond the window wait, so that it is told in the
-        order in which the search that was interrupted was.
+        A resumed search proposes all its trials at once: those beyond the window wait, so that results are told in the
+        same order as in the interrupted search.
         """
         actions: list[Action] = []
         while self._later and len(self._levels) < self._window:

@@ -1,4 +1,4 @@
-"""How population-based training explores: parameters drawn anew or perturbed, within what they were drawn from."""
+"""Exploration of population-based training: parameters are resampled or perturbed within their distributions."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def explore(
     resample_probability: float,
     rng: Random,
 ) -> dict[str, Any]:
-    """Values for all of ``params``, each drawn anew with ``resample_probability`` and otherwise perturbed.
+    """Return values for all of ``params``, each resampled with ``resample_probability`` and otherwise perturbed.
 
-    Jaderberg et al., arXiv 1711.09846, section 4.1.1, *explore*: "resample" and "perturb". Each parameter is taken by
-    itself; the result does not depend on their order in ``params``.
+    Jaderberg et al., arXiv 1711.09846, section 4.1.1, *explore*: "resample" and "perturb". Parameters are treated
+    independently; the result does not depend on their order in ``params``.
 
-    Drawn anew: from the parameter's distribution, as Optuna's RandomSampler does. Perturbed: multiplied by one of the
-    factors, which are equally likely, and
+    Resampled: drawn from the parameter's distribution, as by Optuna's RandomSampler. Perturbed: multiplied by one of
+    the factors, which are equally likely, and
 
     - clipped to the distribution's bounds, which Ray does not do;
-    - where the distribution has steps (every whole number has): rounded to the nearest, but moved by at least one
-      step unless it is at the bound: up by a factor above 1, down by one below 1, for negative values the other way;
-    - where it is a choice among numbers: not multiplied but replaced by the next larger number for a factor above 1,
-      by the next smaller for one below 1, if there is one. Ray moves along the list as it is written; lists in order
-      make no difference;
-    - where it is a choice among anything else: kept.
+    - for distributions with steps (including all integers): rounded to the nearest, but moved by at least one
+      step unless at the bound: up for a factor above 1, down for one below 1, the other way for negative values;
+    - for a choice among numbers: not multiplied but replaced by the next larger number for a factor above 1,
+      by the next smaller for one below 1, if there is one. Ray moves along the list as written; for sorted lists
+      there is no difference;
+    - for any other choice: kept.
 
-    A factor of 1 keeps a value, and any factor keeps a 0 where there are no steps.
+    A factor of 1 keeps a value, and any factor keeps a 0 if there are no steps.
     """
     explored = {}
     for name in sorted(params):
@@ -49,7 +49,7 @@ def explore(
 
 
 def pick(items: Sequence[T], rng: Random) -> T:
-    """One of ``items``, equally likely. Of ``rng`` it calls ``random`` alone, which Python promises not to change."""
+    """Return one of ``items``, equally likely, using only ``rng.random``, which Python guarantees not to change."""
     return items[int(rng.random() * len(items))]
 
 
@@ -61,7 +61,7 @@ def _drawn(distribution: BaseDistribution, rng: Random) -> Any:
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     low, high = distribution.low, distribution.high
     if distribution.log and isinstance(distribution, IntDistribution):
-        # Half a step more at either end: the bounds get the share that rounding gives to every other number.
+        # Extended by half a step at either end, so that rounding gives the bounds the same share as other numbers.
         return _clipped(round(_between(math.log(low - 0.5), math.log(high + 0.5), rng, exp=True)), low, high)
     if distribution.log:
         return _clipped(_between(math.log(low), math.log(high), rng, exp=True), low, high)
@@ -78,7 +78,7 @@ def _perturbed(value: Any, distribution: BaseDistribution, factor: float) -> Any
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     low, high, step = distribution.low, distribution.high, distribution.step
     if isinstance(distribution, FloatDistribution):
-        value = float(value)  # Optuna proposes a NumPy float where an interval is tiny; ours are plain
+        value = float(value)  # Optuna proposes a NumPy float for tiny intervals; ours are plain
     scaled = _clipped(value * factor, low, high)
     if step is None:
         return float(scaled)
@@ -106,15 +106,15 @@ def _between(low: float, high: float, rng: Random, *, exp: bool) -> float:
 
 
 def _last(distribution: FloatDistribution | IntDistribution) -> int:
-    """How many steps there are from the lower to the upper bound."""
+    """Return the number of steps from the lower to the upper bound."""
     assert distribution.step is not None
     return round((distribution.high - distribution.low) / distribution.step)
 
 
 def _at(distribution: FloatDistribution | IntDistribution, k: int) -> float:
-    """The value ``k`` steps above the lower bound, or the bound, to the last bit as Optuna's samplers propose it.
+    """Return the value ``k`` steps above the lower bound, clipped, bit for bit as Optuna's samplers propose it.
 
-    Were it another float, a value that was explored would share no training with the same value proposed.
+    With a different float, an explored value would share no training with the same value when proposed.
     """
     assert distribution.step is not None
     return _clipped(k * distribution.step + distribution.low, distribution.low, distribution.high)

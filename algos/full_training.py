@@ -1,4 +1,4 @@
-"""Full training: every trial to its end. With Optuna's samplers: grid search, random search, TPE, ..."""
+"""Full training of every trial. With Optuna's samplers: grid search, random search, TPE, ..."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
 from hpstage.algos.rungs import check_whole
 
-# Open trials at a time under a sampler that learns: enough to keep several workers busy and stages merging.
+# Trials open at a time with a sampler that learns: enough to keep several workers busy and to merge stages.
 _LEARNING_WINDOW = 16
 
 
@@ -16,11 +16,11 @@ _LEARNING_WINDOW = 16
 class FullTraining(Algorithm):
     """Trains every trial to the last step.
 
-    Synchronous: a trial is proposed when the one ``window`` places before it has been told, whatever the number
+    Synchronous: a trial is proposed when the one ``window`` places before it has been told, regardless of the number
     of workers, so that one seed gives the same trials on any cluster.
 
     Args:
-        window: how many trials are open at a time. ``None``: all of them when the sampler ignores results (grid,
+        window: number of trials open at a time. ``None``: all of them if the sampler ignores results (grid,
             brute force, random, quasi-random), else 16.
     """
 

@@ -17,7 +17,7 @@ from hpstage.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """One successive halving of Hyperband: ``n_trials`` that are compared at ``rungs``, the last of them the end."""
+    """One successive halving of Hyperband: ``n_trials`` trials compared at ``rungs``, of which the last is the end."""
 
     n_trials: int
     rungs: tuple[int, ...]
@@ -30,44 +30,44 @@ class Hyperband(Algorithm):
     Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18 (2018), Algorithm 1.
     With a sampler that learns, such as TPE, it is BOHB (Falkner et al., ICML 2018).
 
-    All brackets share :class:`~hpstage.algos.SuccessiveHalving`'s rungs; each begins one rung later than the one
-    before. With ``s`` rungs after its first, of ``s_max`` in the first bracket, a bracket has
+    All brackets share :class:`~hpstage.algos.SuccessiveHalving`'s rungs; each begins one rung later than the previous
+    one. With ``s`` rungs after its first, of ``s_max`` in the first bracket, a bracket has
     ``ceil((s_max + 1) / (s + 1) * reduction_factor**s)`` trials: for 81 steps and factor 3 these are 81, 34, 15, 8
-    and 5, as in the journal's Table 1 (the code on the authors' blog rounds otherwise: 81, 27, 9, 6 and 5).
-    Where ``steps`` is not ``min_steps`` times a power of the factor, the last rung comes early; the paper would move
-    the first. Trials are dealt to brackets in the order in which they are proposed; after the last bracket it begins
-    again, until ``n_trials`` were proposed: with fewer than ``trials_per_cycle(steps)`` the later brackets are short
+    and 5, as in the journal's Table 1 (the code on the authors' blog rounds differently: 81, 27, 9, 6 and 5).
+    If ``steps`` is not ``min_steps`` times a power of the factor, the last rung comes early; the paper would move
+    the first. Trials are dealt to brackets in the order in which they are proposed, starting over after the last
+    bracket, until ``n_trials`` are proposed: with fewer than ``trials_per_cycle(steps)`` the later brackets are short
     or missing.
 
     ``variant="synchronous"`` is the journal's. A rung is decided when all its trials have been told, so that one seed
-    gives the same search on any cluster. Under a sampler that learns, or without ``n_trials``, a cycle begins when the
-    one before is over; else all cycles run side by side. Trials that fail leave their rung; what is promoted is
-    counted from the trials that were proposed, and at least one is.
+    gives the same search on any cluster. With a sampler that learns, or without ``n_trials``, a cycle begins when the
+    previous one is over; otherwise all cycles run side by side. Trials that fail leave their rung; the number of
+    promotions is computed from the trials proposed, and is at least one.
 
     ``variant="asynchronous"`` never waits for a rung to fill: each bracket is an :class:`~hpstage.algos.ASHA` in its
     promotion variant, as in the asynchronous Hyperband of Li et al., "A System for Massively Parallel Hyperparameter
-    Tuning", MLSys 2020. A bracket goes on over the cycles: its rungs know the trials of those before. Whenever a
-    target is free, a trial is promoted in the bracket where that is possible at the highest step, the first of
+    Tuning", MLSys 2020. A bracket continues over the cycles: its rungs include the trials of earlier cycles. Whenever
+    a target is free, a trial is promoted in the bracket where that is possible at the highest step, the first of
     these; if in none, a new trial is proposed (the paper's workers look for promotions in one bracket at a time).
-    Paused trials are pruned when no promotion can come any more; if no trial has reached the last step by then, the
-    best trial of the highest rung of all brackets goes on first. A sampler that learns sees a trial only when it has
-    ended. Results are told as they arrive: which trials go on, hence what a learning sampler proposes and how long
-    the search takes, may differ between runs with the number and speed of workers, and after an interruption. To
-    which bracket the i-th trial belongs, and the value of a given trial at a given step, never differ.
+    Paused trials are pruned once no further promotion is possible; if no trial has reached the last step by then, the
+    best trial of the highest rung of all brackets is promoted first. A sampler that learns sees a trial only once it
+    has ended. Results are told as they arrive: which trials continue, hence what a learning sampler proposes and how
+    long the search takes, may differ between runs with the number and speed of workers, and after an interruption.
+    The bracket of the i-th trial, and the value of a given trial at a given step, never differ.
 
-    *Tree-aware* (the default): trials of a bracket that are one state at a rung are one candidate there, as
+    *Tree-aware* (the default): trials of a bracket that share their state at a rung are one candidate there, as
     :class:`~hpstage.algos.SuccessiveHalving` and :class:`~hpstage.algos.ASHA` explain; the number of trials that a
-    bracket begins with is the paper's. With ``tree_aware=False`` it is the paper's algorithm in any space.
+    bracket begins with is the paper's. ``tree_aware=False`` gives the paper's algorithm in any space.
 
     Equal values are ranked in the order of the trials.
 
     Args:
         min_steps: steps before the first decision of the first bracket.
-        reduction_factor: the share that goes on, as its inverse; at least 2.
-        variant: do rungs wait until they are full, or not?
-        window: how many targets the asynchronous variant has open at a time in all brackets together; at least the
-            number of workers, to keep them busy. The synchronous one has whole rungs open.
-        tree_aware: are trials that are the same so far one candidate, or several that tie?
+        reduction_factor: the inverse of the share of trials that continue; at least 2.
+        variant: whether rungs wait until they are full.
+        window: number of targets that the asynchronous variant has open at a time in all brackets together; at least
+            the number of workers, to keep them busy. The synchronous variant has whole rungs open.
+        tree_aware: whether trials that are the same so far count as one candidate, instead of several that tie.
     """
 
     min_steps: int = 1
@@ -87,7 +87,7 @@ class Hyperband(Algorithm):
         check_whole("window", self.window, least=1)
 
     def brackets(self, steps: int) -> list[Bracket]:
-        """The brackets of one cycle, in the order in which they are filled."""
+        """Return the brackets of one cycle, in the order in which they are filled."""
         rungs = rung_steps(self.min_steps, self.reduction_factor, steps)
         return [
             Bracket(-(-len(rungs) * self.reduction_factor**s // (s + 1)), tuple(rungs[len(rungs) - 1 - s :]))
@@ -95,7 +95,7 @@ class Hyperband(Algorithm):
         ]
 
     def trials_per_cycle(self, steps: int) -> int:
-        """Trials of all brackets together."""
+        """Return the number of trials of all brackets together."""
         return sum(bracket.n_trials for bracket in self.brackets(steps))
 
     def start(self, setting: Setting, trials: Trials) -> Search:
@@ -116,7 +116,7 @@ class Hyperband(Algorithm):
 
 
 class _Deal:
-    """Which trial belongs where, if the brackets are filled one after the other, over and over."""
+    """Assigns trials to brackets, which are filled one after the other, cyclically."""
 
     def __init__(self, brackets: list[Bracket]) -> None:
         self.brackets = brackets
@@ -124,18 +124,18 @@ class _Deal:
         self.cycle = self._ends[-1]
 
     def bracket_in_turn(self) -> Callable[[int], int]:
-        """The bracket of each trial, dealt when it is first asked for: between indices there may be gaps."""
+        """Return a function from trial to bracket, which deals on first use, since indices may have gaps."""
         dealt: dict[int, int] = {}
         return lambda index: dealt.setdefault(index, self.place(len(dealt))[1])
 
     def place(self, index: int) -> tuple[int, int]:
-        """The cycle of a trial, and the bracket in it."""
+        """Return the cycle of a trial, and its bracket in that cycle."""
         cycle, place = divmod(index, self.cycle)
         return cycle, bisect_right(self._ends, place)
 
 
 class _HyperbandSearch(Search):
-    """``bound``: how many trials may be open together; ``None`` for one cycle after the other."""
+    """``bound``: number of trials that may be open together; ``None`` for one cycle after the other."""
 
     def __init__(self, deal: _Deal, factor: int, trials: Trials, *, maximize: bool, bound: int | None) -> None:
         self._deal = deal
@@ -145,7 +145,7 @@ class _HyperbandSearch(Search):
         self._admitted = deal.cycle if bound is None else bound
         self._halvings: dict[tuple[int, int], HalvingSearch] = {}
         self._added: list[int] = []
-        self._places: dict[int, tuple[int, int]] = {}  # of trials of open cycles; those after them wait for theirs
+        self._places: dict[int, tuple[int, int]] = {}  # for trials of open cycles; later trials wait for theirs
         self._over = 0
         self._closed = False
 
@@ -168,7 +168,7 @@ class _HyperbandSearch(Search):
         return self._count(self._close())
 
     def _close(self) -> list[Action]:
-        """The brackets that are not full will not become so."""
+        """Close the halvings, whose brackets will receive no more trials."""
         return [action for halving in list(self._halvings.values()) for action in halving.closed()]
 
     def _halving(self, index: int) -> HalvingSearch:
@@ -181,10 +181,10 @@ class _HyperbandSearch(Search):
         return self._halvings[place]
 
     def _begin(self) -> list[Action]:
-        """Ask for the trials that were proposed and admitted.
+        """Ask for proposed and admitted trials.
 
-        A resumed search proposes all its trials at once: those of a later cycle wait, so that it is told in the order
-        in which the search that was interrupted was.
+        A resumed search proposes all its trials at once: those of a later cycle wait, so that results are told in the
+        same order as in the interrupted search.
         """
         actions: list[Action] = []
         while len(self._places) < min(len(self._added), self._admitted):

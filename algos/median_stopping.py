@@ -18,31 +18,31 @@ class MedianStopping(EarlyStoppingAlgorithm):
 
     Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2. Trials are evaluated
     after ``grace`` steps, every ``interval`` steps from there on, and at the end. A trial's running average is the
-    mean of its values up to a step. As in Ray's MedianStoppingRule, and other than in Vizier and in Optuna's
-    MedianPruner, which compare with trials that were trained to the end, *others* are all that were told at that step
-    before, whatever became of them.
+    mean of its values up to a step. As in Ray's MedianStoppingRule, and unlike Vizier and Optuna's MedianPruner, which
+    compare with fully trained trials, the *others* are all trials told at that step before, regardless of their
+    outcome.
 
-    *Tree-aware* (the default): trials that are one state at a step, having trained on the same values up to it, are
-    one of the *others* there, and none to each other. The paper's rule takes trials for independent draws; in a
-    discrete space many begin alike, and a state that many trials share would decide the median as often, and be
-    compared with itself. Where all trials are different, the two rules are one. With ``tree_aware=False`` it is the
-    paper's rule in any space.
+    *Tree-aware* (the default): trials that share their state at a step, having trained on the same values up to it,
+    are one of the *others* there, and are not compared with each other. The paper's rule treats trials as independent
+    draws; in a discrete space many begin alike, and a state shared by many trials would count many times in the
+    median, and be compared with itself. If all trials are different, the two rules coincide. ``tree_aware=False``
+    gives the paper's rule in any space.
 
-    A value that equals the median goes on. The median of an even number of averages is the mean of the middle two.
-    Where a mean is of infinite values of both signs, the bad ones count: a trial that once diverged has the worst
-    running average. Trials that fail keep what was told of them.
+    A trial whose value equals the median continues. The median of an even number of averages is the mean of the middle
+    two. The mean of infinite values of both signs is the bad one: a trial that once diverged has the worst running
+    average. The values of trials that fail later still count.
 
     Synchronous: results are told in the order in which they were asked for, so that each trial is compared with the
-    same others on any cluster, and one seed gives the same search. The price is that a slow trial holds up the
+    same others on any cluster, and one seed gives the same search. The price is that a slow trial delays the
     decisions about the others in the window.
 
     Args:
         interval: steps between evaluations, each of which may stop the trial.
         grace: steps before the first evaluation.
-        min_trials: how many others there must be at a step for a trial to be stopped there.
-        window: how many trials are open at a time; at least the number of workers, to keep them busy. The wider, the
+        min_trials: minimum number of others at a step for a trial to be stopped there.
+        window: number of trials open at a time; at least the number of workers, to keep them busy. The larger, the
             fewer trials a trial is compared with.
-        tree_aware: do trials that are the same so far count as one of the others?
+        tree_aware: whether trials that are the same so far count as one of the others.
     """
 
     interval: int = 1
@@ -67,14 +67,14 @@ class MedianStopping(EarlyStoppingAlgorithm):
 
 @dataclass(slots=True)
 class _Curve:
-    """What was told of an open trial, in the sense in which less is better."""
+    """The values told of an open trial, with sign such that less is better."""
 
     count: int = 0
     total: float = 0.0
     best: float = float("inf")
 
     def add(self, value: float) -> float:
-        """The running average with one more value."""
+        """Add a value and return the running average."""
         self.count += 1
         self.total = _sum(self.total, value)
         self.best = min(self.best, value)
@@ -82,7 +82,7 @@ class _Curve:
 
 
 class _Level:
-    """The running averages of the states that were told at one step."""
+    """The running averages of the states told at one step."""
 
     def __init__(self, step: int, trials: Trials) -> None:
         self._step = step
@@ -97,7 +97,8 @@ class _Level:
             insort(self._ordered, average)
 
     def median_of_others(self, index: int, *, least: int) -> float | None:
-        """The median of all states but the trial's own, which was recorded; ``None`` of fewer than ``least``."""
+        """Return the median of all states but the trial's own, which must be recorded; ``None`` if fewer than
+        ``least``."""
         count = len(self._ordered) - 1
         if count < least:
             return None
@@ -123,6 +124,6 @@ class _MedianSearch(EarlyStoppingSearch):
 
 
 def _sum(one: float, other: float) -> float:
-    """Of a best and a worst possible value the worst, where there is no sum."""
+    """Return the sum, or the worst possible value for infinities of both signs."""
     total = one + other
     return float("inf") if isnan(total) else total

@@ -17,38 +17,38 @@ from hpstage.errors import UsageError
 
 @dataclass(frozen=True)
 class PopulationBasedTraining(Algorithm):
-    """Trains a population side by side; every few steps the worst continue the best under perturbed hyper-parameters.
+    """Trains a population side by side; every few steps the worst continue the best with perturbed hyper-parameters.
 
     Jaderberg et al., "Population Based Training of Neural Networks", arXiv 1711.09846, Algorithm 1, with the
-    *exploit* and *explore* of section 4.1.1: truncation selection, perturbing and drawing anew.
+    *exploit* and *explore* of section 4.1.1: truncation selection, perturbing and resampling.
 
-    ``n_trials`` trials are the population. Every ``interval`` steps, when all were told, the worst ``quantile`` of
-    them are pruned. In the place of each comes a new trial, in addition to ``n_trials``: a fork of a *donor* drawn
-    from the best ``quantile``, trained as the donor up to that step and under explored parameters from there on. So
-    a member is an ordinary trial whose schedules hold all that its line went through, and the best one can be trained
-    again, with the same result, from its schedules alone. At the last step the population is complete.
+    ``n_trials`` trials are the population. Every ``interval`` steps, when all have been told, the worst ``quantile`` of
+    them are pruned. Each is replaced by a new trial, in addition to ``n_trials``: a fork of a *donor* drawn from the
+    best ``quantile``, which equals the donor up to that step and has explored parameters from there on. So a member is
+    an ordinary trial whose schedules contain the whole history of its line, and the best one can be retrained, with
+    the same result, from its schedules alone. At the last step the population is complete.
 
     A quantile is rounded up, and is at most half of the population. Equal values are ranked in the order of the
-    trials. A member that failed counts as worse than all others and is replaced at the next round, even if more
-    failed than the quantile has; when all have failed, the search is over.
+    trials. A failed member counts as worse than all others and is replaced at the next round, even if more failed
+    than the quantile has; if all have failed, the search is over.
 
-    Exploring draws a parameter anew from what the space asked for, or multiplies it by one of the factors and clips
-    it to its range. Whole numbers and steps move by at least one step, a choice among numbers to the next larger or
-    smaller one; other choices change only when they are drawn anew. A parameter that takes effect before the fork
-    alone is explored without effect.
+    Exploring resamples a parameter from its distribution, or multiplies it by one of the factors and clips it to its
+    range. Integers and values with steps move by at least one step, a choice among numbers to the next larger or
+    smaller one; other choices change only when resampled. Exploring a parameter that acts only before the fork has no
+    effect.
 
-    Synchronous, as Ray Tune's with ``synch=True``: in the paper every member is compared with what others last
-    reported whenever it is ready itself. Here a round is decided when all of it has been told, so that one seed gives
-    the same search on any cluster, at the price that a round takes as long as its slowest member. What is drawn
-    hangs on the seed, the round and the member's place alone.
+    Synchronous, as in Ray Tune with ``synch=True``: in the paper each member, when ready, is compared with the last
+    reports of the others. Here a round is decided when all its members have been told, so that one seed gives the
+    same search on any cluster, at the price that a round takes as long as its slowest member. Random draws depend
+    only on the seed, the round and the member's place.
 
     Args:
         interval: steps between rounds (the paper's *ready*; Ray's ``perturbation_interval``).
         quantile: the share that is replaced, and the share of the donors; above 0, at most 0.5 (Ray's
-            ``quantile_fraction``). The paper's value; Ray's is 0.25.
-        perturbation_factors: what a value may be multiplied by, equally likely. The paper's values, and Ray's.
-        resample_probability: how often a parameter is drawn anew instead. Ray's value.
-        seed: of all that is drawn.
+            ``quantile_fraction``). The default is the paper's; Ray's is 0.25.
+        perturbation_factors: the factors for a value, equally likely. The default is the paper's and Ray's.
+        resample_probability: the probability that a parameter is resampled instead. The default is Ray's.
+        seed: the seed of all random draws.
     """
 
     interval: int
@@ -78,7 +78,7 @@ class PopulationBasedTraining(Algorithm):
             )
 
     def rounds(self, steps: int) -> list[int]:
-        """The steps at which the population is compared; the last is the end."""
+        """Return the steps at which the population is compared; the last is the end."""
         return [*range(self.interval, steps, self.interval), steps]
 
     def start(self, setting: Setting, trials: Trials) -> Search:
@@ -86,7 +86,7 @@ class PopulationBasedTraining(Algorithm):
 
 
 class _PopulationSearch(Search):
-    """Members keep their places: a fork stands where the trial stood that it replaces."""
+    """Members keep their places: a fork takes the place of the trial that it replaces."""
 
     def __init__(self, algorithm: PopulationBasedTraining, setting: Setting, trials: Trials) -> None:
         assert setting.n_trials is not None
@@ -98,7 +98,7 @@ class _PopulationSearch(Search):
         self._round = 0
         self._members: list[int] = []
         self._waiting: set[int] = set()
-        self._vacant: deque[int] = deque()  # places of the forks that were asked for, in that order
+        self._vacant: deque[int] = deque()  # places of the requested forks, in order
         self._values: dict[int, float] = {}  # told in this round
         self._closed = False
 
@@ -150,9 +150,9 @@ class _PopulationSearch(Search):
         return actions
 
     def _select(self, told: dict[int, float]) -> tuple[list[int], set[int]]:
-        """Truncation selection: the donors, and those who were told and are to be replaced."""
+        """Select by truncation: return the donors, and the told members to be replaced."""
         size = len(self._members)
-        # The quantile as it is written: as a product of floats, 7 % of 100 are more than 7.
+        # The quantile in decimal: as a product of floats, 7 % of 100 is more than 7.
         count = min(math.ceil(Fraction(str(self._algorithm.quantile)) * size), size // 2)
         ranked = sorted(told, key=lambda index: (self._sign * told[index], index))
         failed = size - len(ranked)

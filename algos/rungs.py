@@ -1,4 +1,4 @@
-"""Rungs: the steps at which trials are compared, and what they have in common there; shared by several algorithms."""
+"""Helpers shared by several algorithms: rungs (steps at which trials are compared), tree-awareness, and checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hpstage.errors import UsageError
 
 
 def rung_steps(min_steps: int, reduction_factor: int, steps: int) -> list[int]:
-    """``min_steps * reduction_factor**k`` below the last step, and the last step."""
+    """Return all ``min_steps * reduction_factor**k`` below the last step, and the last step."""
     rungs = []
     step = min_steps
     while step < steps:
@@ -25,11 +25,11 @@ def check_rungs(min_steps: int, reduction_factor: int, steps: int) -> None:
 
 
 def known(trials: Trials, *, tree_aware: bool) -> Trials:
-    """What an algorithm may know of its trials: where it is not tree-aware, that they are all different."""
+    """Return the look-ups for an algorithm: if it is not tree-aware, all trials appear different."""
     return trials if tree_aware else Trials()
 
 
 def check_whole(name: str, value: object, *, least: int) -> None:
-    """Raise :class:`UsageError` if a parameter is no whole number from ``least`` on."""
+    """Raise :class:`UsageError` if a parameter is not a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} is {value!r}; it must be a whole number, {least} or more")

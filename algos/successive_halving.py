@@ -17,22 +17,22 @@ class SuccessiveHalving(Algorithm):
 
     Rungs lie at ``min_steps * reduction_factor**k`` below the last step, and at the last step. Synchronous: a rung
     is decided when all its trials have been told, so that one seed gives the same search on any cluster. Equal
-    values are ranked in the order of the trials. Trials that fail leave their rung; what is promoted is counted
-    from the trials that were proposed, and at least one is.
+    values are ranked in the order of the trials. Trials that fail leave their rung; the number of promotions is
+    computed from the trials proposed, and is at least one.
 
-    *Tree-aware* (the default): trials that are one state at a rung, having trained on the same values up to it, are
-    one *candidate* there. Candidates are ranked and counted instead of trials, and a candidate is promoted with all of
-    its trials, which nothing has told apart yet. The paper's rule takes trials for independent draws; in a discrete
-    space many begin alike and tie, and the places of a rung fill with copies of one state, chosen among by their
-    numbers alone. So more trials than the paper's may go on, which costs little where they share their training, and
-    a rung further up counts the candidates into which those that were promoted have parted; places that failures left
-    empty on one rung are counted on the next. Where all trials are different, the two rules are one. With
-    ``tree_aware=False`` it is the paper's algorithm in any space.
+    *Tree-aware* (the default): trials that share their state at a rung, having trained on the same values up to it,
+    are one *candidate* there. Candidates are ranked and counted instead of trials, and a candidate is promoted with all
+    of its trials, which do not differ yet. The paper's rule treats trials as independent draws; in a discrete space
+    many begin alike and tie, and the places of a rung fill with copies of one state, chosen only by their numbers.
+    So more trials may continue than in the paper, which costs little where they share their training, and a later
+    rung counts the candidates into which the promoted ones have parted; places left empty by failures on one rung
+    are counted on the next. If all trials are different, the two rules coincide. ``tree_aware=False`` gives the
+    paper's algorithm in any space.
 
     Args:
         min_steps: steps before the first decision.
-        reduction_factor: the share that goes on, as its inverse; at least 2.
-        tree_aware: are trials that are the same so far one candidate, or several that tie?
+        reduction_factor: the inverse of the share of trials that continue; at least 2.
+        tree_aware: whether trials that are the same so far count as one candidate, instead of several that tie.
     """
 
     min_steps: int = 1
@@ -45,7 +45,7 @@ class SuccessiveHalving(Algorithm):
             raise UsageError("SuccessiveHalving compares a fixed number of trials; give n_trials")
 
     def rungs(self, steps: int) -> list[int]:
-        """The steps at which trials are compared; the last is the end."""
+        """Return the steps at which trials are compared; the last is the end."""
         return rung_steps(self.min_steps, self.reduction_factor, steps)
 
     def start(self, setting: Setting, trials: Trials) -> Search:
@@ -60,7 +60,7 @@ class SuccessiveHalving(Algorithm):
 
 
 class HalvingSearch(Search):
-    """One halving of ``n_trials``, whatever their indices, by the candidates that ``trials`` tells apart."""
+    """One halving of ``n_trials`` trials with any indices, by the candidates that ``trials`` distinguishes."""
 
     def __init__(self, rungs: list[int], factor: int, n_trials: int, trials: Trials, *, maximize: bool) -> None:
         self._rungs = rungs
@@ -69,8 +69,8 @@ class HalvingSearch(Search):
         self._trials = trials
         self._sign = -1.0 if maximize else 1.0
         self._rung = 0
-        self._asked: list[int] = []  # at this rung, failed trials included
-        self._vacant = 0  # places at this rung for which there was nothing left to promote
+        self._asked: list[int] = []  # trials at this rung, including failed ones
+        self._vacant = 0  # places at this rung that no trial was left to fill
         self._waiting: set[int] = set()
         self._values: dict[int, float] = {}
         self._added = 0
@@ -115,11 +115,11 @@ class HalvingSearch(Search):
         return pruned + [self._ask(index) for index in told if index in promoted]
 
     def _promoted(self) -> set[int]:
-        """The trials of the best candidates."""
+        """Return the trials of the best candidates."""
         candidates: dict[Hashable, list[int]] = {}
         for index in sorted(self._asked):
             candidates.setdefault(self._trials.prefix(index, self._rungs[self._rung]), []).append(index)
-        # With as many candidates as trials and whatever failures, n // factor**k of n trials are promoted to rung k.
+        # With as many candidates as trials, n // factor**k of n trials reach rung k, regardless of failures.
         places = max(1, (len(candidates) + self._vacant) // self._factor)
         alive = [told for one in candidates.values() if (told := [index for index in one if index in self._values])]
         alive.sort(key=lambda one: (self._sign * self._values[one[0]], one[0]))
