@@ -43,7 +43,7 @@ class Trainable(Protocol):
 
     @abstractmethod
     def load_state_dict(self, state: object) -> None:
-        """Load a state, after ``setup`` with the same values. Tensors that are kept must be copied."""
+        """Load a state, after ``setup`` with the same values; must copy anything it keeps."""
 
 
 METHODS = ("setup", "train", "evaluate", "state_dict", "load_state_dict")

@@ -158,7 +158,7 @@ class Scheduler:
         """Return claims on the next work, to be written to the journal before they are carried out."""
         return [] if self.draining else self._dispatch.propose(self._now)
 
-    # --- what happened ------------------------------------------------------------------------------------
+    # --- reports ------------------------------------------------------------------------------------------
 
     def take_note(self, report: Report) -> list[str]:
         """Process what only this driver needs of a report, after its facts are folded. Return messages for the user."""
@@ -201,7 +201,7 @@ class Scheduler:
         if cover is not None and cover.start < report.step <= cover.stop and report.position < cover.stop:
             self._tree.cover(report.chain, Span(report.node, report.position, cover.stop))
 
-    # --- what is known ------------------------------------------------------------------------------------
+    # --- folding ------------------------------------------------------------------------------------------
 
     def fold(self, fact: Fact) -> list[Answer]:
         """Fold a fact, this driver's or another's, into the plan and all structures derived from it."""
@@ -312,7 +312,7 @@ class Scheduler:
             if not state.waiting:
                 self._tree.unwant(state.node, state.step)
 
-    # --- what to do ---------------------------------------------------------------------------------------
+    # --- carrying out -------------------------------------------------------------------------------------
 
     def carry_out(self, claims: Iterable[Claim]) -> list[Instruction]:
         """Start and amend chains as claimed, add newly wanted steps, and set where chains yield."""

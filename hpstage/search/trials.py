@@ -249,7 +249,7 @@ class Roster(Trials):
         self.proposed += trial.fork is None
         return trial
 
-    # --- what the algorithm looks up ----------------------------------------------------------------------
+    # --- look-ups of the algorithm ------------------------------------------------------------------------
 
     def prefix(self, index: int, step: int) -> Hashable:
         trial = self.trials[index]
