@@ -263,7 +263,7 @@ def test_folding_piece_by_piece_as_the_journal_grows_comes_to_the_same_account()
     for record in journal.read():
         growing.append([record])
         grown.catch_up(growing)
-    assert grown.used == whole.used and grown.plan.totals == whole.plan.totals
+    assert grown.plan.payments.used == whole.plan.payments.used and grown.plan.totals == whole.plan.totals
     assert whole.plan.position == sum(1 for _ in read_facts(journal))
 
 
