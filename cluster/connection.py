@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from distributed import Client, LocalCluster, Scheduler
+from distributed import LocalCluster, Scheduler
 from distributed.security import Security
 
+from hpstage.cluster.private import ClientOnce
 from hpstage.errors import ClusterError
 from hpstage.plan.facts import WorkerId
 
@@ -19,14 +20,6 @@ Departure = Literal["died", "closed"]
 
 _ECHO = 60.0
 """Seconds in which a scheduler must pass on an event of ours."""
-
-
-class _Client(Client):  # type: ignore[misc]
-    """Connected once. Dask's would try again when it has lost its scheduler, and hear nothing from the next one:
-    topics, plugins and futures belong to the one that is gone."""
-
-    async def _reconnect(self) -> None:
-        pass
 
 
 class Connection:
@@ -60,7 +53,7 @@ class Connection:
         self._heard = threading.Event()
         self._all = False
         limit = {} if timeout is None else {"timeout": timeout}
-        self.client = _Client(where, name=topic, security=security, set_as_default=False, **limit)
+        self.client = ClientOnce(where, name=topic, security=security, set_as_default=False, **limit)
         # Dask's client collects messages for 10 ms; a worker would stand idle meanwhile.
         self.client.scheduler_comm.interval = 0.001
         self.pool = str(self.client.scheduler_info(n_workers=0)["id"])

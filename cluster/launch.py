@@ -16,6 +16,7 @@ from distributed import LocalCluster
 from hpstage.cluster.dashboard import install_on
 from hpstage.cluster.devices import environment_of, first_devices, visible_devices
 from hpstage.cluster.main_guard import require_main_guard
+from hpstage.cluster.private import start_workers
 from hpstage.cluster.script import leave_it_to_training_processes
 from hpstage.errors import ClusterError
 
@@ -67,7 +68,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
         for _ in range(n_workers):
             self.worker_spec.update(self.new_worker_spec())
         try:
-            self.sync(self._correct_state)  # scale() would do it in the background, and swallow what goes wrong
+            start_workers(self)
         except BaseException as error:
             self.close()
             if isinstance(error, RuntimeError):

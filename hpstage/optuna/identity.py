@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import uuid
 
-from optuna.storages import BaseStorage, RDBStorage, _CachedStorage
+from optuna.storages import BaseStorage, RDBStorage
 
+from hpstage.optuna import private
 from hpstage.optuna.patience import PatientStorage
 
 _ATTRIBUTE = "hpstage:identity"
@@ -32,8 +33,8 @@ def _propose(storage: BaseStorage, study: int, identity: str) -> None:
     """Propose an identity. Optuna's way to set an attribute would overwrite what another process has set meanwhile."""
     if isinstance(storage, PatientStorage):
         storage.again(lambda inner: _propose(inner, study, identity))
-    elif isinstance(storage, _CachedStorage):
-        _propose(storage._backend, study, identity)
+    elif (database := private.behind(storage)) is not None:
+        _propose(database, study, identity)
     elif isinstance(storage, RDBStorage):
         _insert(storage, study, identity)
     else:
@@ -43,11 +44,10 @@ def _propose(storage: BaseStorage, study: int, identity: str) -> None:
 def _insert(storage: RDBStorage, study: int, identity: str) -> None:
     """Insert the attribute. A database holds one attribute of a name per study: the first of several inserts wins."""
     import sqlalchemy
-    from optuna.storages._rdb.models import StudySystemAttributeModel
 
     row = {"study_id": study, "key": _ATTRIBUTE, "value_json": json.dumps(identity)}
     try:
         with storage.engine.begin() as connection:
-            connection.execute(sqlalchemy.insert(StudySystemAttributeModel).values(**row))
+            connection.execute(sqlalchemy.insert(private.table_of_attributes()).values(**row))
     except sqlalchemy.exc.IntegrityError:
         return

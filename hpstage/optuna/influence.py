@@ -8,30 +8,25 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from hpstage.optuna.private import Drawn, contains
 from hpstage.schedule import Schedule, agreement
 from hpstage.schedule.space import Space, describe
 
 Draw = Callable[[str, BaseDistribution], Any]
 
 
-class Probe(optuna.trial.FixedTrial):
+class Probe(Drawn):
     """Stands in for a trial: each parameter gets its value from ``draw`` when it is first suggested."""
 
     def __init__(self, draw: Draw, number: int, study: optuna.Study | None = None) -> None:
-        super().__init__({}, number)
+        super().__init__(draw, number)
         self.study = study
-        self._draw = draw
-
-    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
-        if name not in self._params:
-            self._params[name] = self._draw(name, distribution)
-        return super()._suggest(name, distribution)
 
 
 def takes(distribution: BaseDistribution, value: Any) -> bool:
     """Whether the distribution can take the value."""
     try:
-        return distribution._contains(distribution.to_internal_repr(value))
+        return contains(distribution, distribution.to_internal_repr(value))
     except ValueError:  # not one of its choices, or not of its kind
         return False
 

@@ -18,6 +18,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from hpstage.errors import UsageError
+from hpstage.optuna import private
 from hpstage.optuna.identity import study_identity
 
 # Attributes that a grid sampler sets on its trials, and their values for a trial that is not a point of the grid.
@@ -62,13 +63,17 @@ class Ledger:
         return self.study.study_name
 
     @property
+    def _storage(self) -> BaseStorage:
+        return private.storage_of(self.study)
+
+    @property
     def stopped(self) -> bool:
         """Whether ``study.stop()`` was called."""
-        return self.study._stop_flag
+        return private.is_stopped(self.study)
 
     def identity(self) -> str:
         """Return a string that is unique to the study, whatever its name; assigned when it is first requested."""
-        return study_identity(self.study._storage, self.study._study_id)
+        return study_identity(self._storage, private.id_of_study(self.study))
 
     def trials(self) -> list[FrozenTrial]:
         """Return all trials of the study, in the order of their numbers. They must not be modified."""
@@ -76,19 +81,19 @@ class Ledger:
 
     def trial(self, storage_id: int) -> FrozenTrial:
         """Return the current state of the trial. It must not be modified."""
-        return self.study._storage.get_trial(storage_id)
+        return self._storage.get_trial(storage_id)
 
     @contextmanager
     def optimize_loop(self) -> Iterator[None]:
         """Let callbacks and samplers call ``study.stop()``, as within ``study.optimize``."""
-        local = self.study._thread_local
-        if local.in_optimize_loop:
+        if private.is_running(self.study):
             raise UsageError("optimize() was called from within a running study; nested searches are not possible")
-        local.in_optimize_loop, self.study._stop_flag = True, False
+        private.set_running(self.study, True)
+        private.set_stopped(self.study, False)
         try:
             yield
         finally:
-            local.in_optimize_loop = False
+            private.set_running(self.study, False)
 
     # --- creating trials ----------------------------------------------------------------------------------
 
@@ -99,9 +104,10 @@ class Ledger:
         the next one recognizes the trial by them.
         """
         for queued in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            self.note(queued._trial_id, attrs)
-            if self.study._storage.set_trial_state_values(queued._trial_id, TrialState.RUNNING):
-                return Trial(self.study, queued._trial_id)
+            queued_id = private.id_of(queued)
+            self.note(queued_id, attrs)
+            if self._storage.set_trial_state_values(queued_id, TrialState.RUNNING):
+                return Trial(self.study, queued_id)
         return Trial(self.study, self._create(user_attrs=dict(attrs)))
 
     def exhausted(self) -> bool:
@@ -113,18 +119,20 @@ class Ledger:
         if any(trial.state == TrialState.WAITING for trial in trials):
             return False
         if isinstance(sampler, GridSampler):
-            if len(trials) < len(sampler._all_grids):
+            if len(trials) < private.size_of(sampler):
                 return False
             points = (t.system_attrs for t in trials if all(name in t.system_attrs for name in _OF_GRID))
-            taken = {notes["grid_id"] for notes in points if sampler._same_search_space(notes["search_space"])}
-            return len(taken) >= len(sampler._all_grids)
+            taken = {notes["grid_id"] for notes in points if private.is_space_of(sampler, notes["search_space"])}
+            return len(taken) >= private.size_of(sampler)
         running = [trial for trial in trials if trial.state == TrialState.RUNNING and trial.params]
         if not running:
             return False
         # Simulate the end of this trial: the sampler stops the study if nothing is left.
-        stopped, self.study._stop_flag = self.study._stop_flag, False
+        stopped = self.stopped
+        private.set_stopped(self.study, False)
         sampler.after_trial(self.study, running[-1], TrialState.COMPLETE, [0.0] * len(self.study.directions))
-        found, self.study._stop_flag = self.study._stop_flag, stopped
+        found = self.stopped
+        private.set_stopped(self.study, stopped)
         return found
 
     def fork(self, params: Mapping[str, Any], attrs: Mapping[str, Any]) -> Trial:
@@ -149,7 +157,7 @@ class Ledger:
 
     def _create(self, **fields: Any) -> int:
         template = create_trial(state=TrialState.RUNNING, **fields)
-        return self.study._storage.create_new_trial(self.study._study_id, template_trial=template)
+        return self._storage.create_new_trial(private.id_of_study(self.study), template_trial=template)
 
     # --- trials interrupted during creation ---------------------------------------------------------------
 
@@ -165,12 +173,8 @@ class Ledger:
 
         The trial raises :class:`BecameAnother` if they do not.
         """
-        trial = Trial(self.study, cut_off._trial_id)
-        fresh = copy.copy(trial._cached_frozen_trial)
-        fresh.params, fresh.distributions = {}, {}
-        trial._cached_frozen_trial = fresh
-        trial.storage = _MadeAgain(self.study._storage, cut_off)  # type: ignore[assignment]
-        return trial
+        storage = _MadeAgain(self._storage, cut_off)
+        return private.unasked(self.study, private.id_of(cut_off), storage)  # type: ignore[arg-type]
 
     def check_made_again(self, trial: Trial, cut_off: FrozenTrial) -> None:
         """Raise :class:`BecameAnother` unless all earlier parameters were suggested again."""
@@ -189,11 +193,11 @@ class Ledger:
     def note(self, storage_id: int, attrs: Mapping[str, Any]) -> None:
         """Set user attributes of an unfinished trial."""
         for name, value in attrs.items():
-            self.study._storage.set_trial_user_attr(storage_id, name, value)
+            self._storage.set_trial_user_attr(storage_id, name, value)
 
     def report(self, storage_id: int, step: int, value: float) -> None:
         """Set the intermediate value at ``step``."""
-        self.study._storage.set_trial_intermediate_value(storage_id, step, float(value))
+        self._storage.set_trial_intermediate_value(storage_id, step, float(value))
 
     def should_prune(self, storage_id: int) -> bool:
         """Return the pruner's decision on the trial, after its last report."""
@@ -213,7 +217,7 @@ class Ledger:
         elif trial.state != TrialState.WAITING:
             # Queued by the user, or the only trial of a point in a finite space, which a failure would mark as done:
             # the same trial waits to be asked for again.
-            self.study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+            self._storage.set_trial_state_values(private.id_of(trial), TrialState.WAITING)
 
 
 def samplers(study: optuna.Study) -> list[optuna.samplers.BaseSampler]:

@@ -15,11 +15,11 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.study import StudyDirection
-from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from hpstage.errors import StoreError
+from hpstage.optuna import private
 from hpstage.store.redaction import redacted, shown_cause
 
 logger = logging.getLogger("hpstage")
@@ -41,15 +41,15 @@ _TOKEN = "hpstage:token"
 @contextmanager
 def patient(study: optuna.Study, *, patience: float = PATIENCE) -> Iterator[None]:
     """Let all that uses the study's storage, samplers and callbacks included, wait for it where it is away."""
-    storage = study._storage
+    storage = private.storage_of(study)
     if isinstance(storage, InMemoryStorage | PatientStorage):
         yield
         return
-    study._storage = PatientStorage(storage, study._study_id, patience)
+    private.use_storage(study, PatientStorage(storage, private.id_of_study(study), patience))
     try:
         yield
     finally:
-        study._storage = storage
+        private.use_storage(study, storage)
 
 
 class PatientStorage(BaseStorage):
@@ -64,7 +64,7 @@ class PatientStorage(BaseStorage):
         self._study_id = study_id
         self._patience = patience
         # Of a database, and of a journal on Redis.
-        places = (getattr(storage, "url", None), getattr(getattr(storage, "_backend", None), "_url", None))
+        places = (getattr(storage, "url", None), private.url_of_journal(storage))
         self._urls = [place for place in places if isinstance(place, str)]
 
     def __getattr__(self, name: str) -> Any:
@@ -83,7 +83,7 @@ class PatientStorage(BaseStorage):
 
         def made() -> int | None:
             trials = self._storage.get_all_trials(study_id, deepcopy=False)
-            return next((t._trial_id for t in reversed(trials) if t.system_attrs.get(_TOKEN) == token), None)
+            return next((private.id_of(t) for t in reversed(trials) if t.system_attrs.get(_TOKEN) == token), None)
 
         return self._once(lambda: self._storage.create_new_trial(study_id, template), made)
 
@@ -122,7 +122,7 @@ class PatientStorage(BaseStorage):
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
         return self._again(lambda: self._storage.get_study_system_attrs(study_id))
 
-    def get_all_studies(self) -> list[FrozenStudy]:
+    def get_all_studies(self) -> list[private.FrozenStudy]:
         return self._again(self._storage.get_all_studies)
 
     def set_trial_param(

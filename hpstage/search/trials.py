@@ -14,6 +14,7 @@ from hpstage.algorithm import Fork, Trials
 from hpstage.driver.driver import Driver
 from hpstage.errors import ScheduleError, UsageError
 from hpstage.optuna.ledger import BecameAnother, Ledger
+from hpstage.optuna.private import id_of
 from hpstage.optuna.sampler_state import SamplerState
 from hpstage.plan.facts import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
 from hpstage.plan.plan import SearchPlan
@@ -129,7 +130,7 @@ class Roster(Trials):
                 trial = self._enter(SessionTrial(len(self.trials), frozen.number, 0, id, id, proposed.fork))
             else:
                 trial = self.by_id[proposed.extends]
-            trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, frozen._trial_id
+            trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, id_of(frozen)
             trial.state, trial.reported = frozen.state, set(frozen.intermediate_values)
             trial.told = max(trial.reported, default=0)
             self.by_id[trial.id] = trial
@@ -147,7 +148,7 @@ class Roster(Trials):
             try:
                 self._before_first({name: schedule.value(0) for name, schedule in schedules.items()})
             except Exception:
-                self._ledger.withdraw(self._ledger.trial(trial._trial_id))
+                self._ledger.withdraw(self._ledger.trial(id_of(trial)))
                 raise
         return self._add(trial, schedules, None)
 
@@ -186,7 +187,7 @@ class Roster(Trials):
             self._started.study, frozen.number, id, state, trial.fork, extends=trial.id, params=_written(frozen.params)
         )
         self._plan(TrialAdded(id, dict(planned.schedules), planned.steps), [proposed])
-        trial.id, trial.number, trial.storage_id, trial.state = id, frozen.number, frozen._trial_id, frozen.state
+        trial.id, trial.number, trial.storage_id, trial.state = id, frozen.number, id_of(frozen), frozen.state
         self.by_id[id] = trial
 
     def _attrs(self, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
@@ -236,7 +237,7 @@ class Roster(Trials):
             self._driver.log.write([proposed])
         else:
             self._plan(TrialAdded(id, schedules, self._started.steps), [proposed])
-        return self._enter(SessionTrial(len(self.trials), trial.number, trial._trial_id, id, id, fork))
+        return self._enter(SessionTrial(len(self.trials), trial.number, id_of(trial), id, id, fork))
 
     def _plan(self, added: TrialAdded, along: Sequence[TrialProposed]) -> None:
         self._driver.add([added], along)

@@ -192,7 +192,7 @@ def test_a_storage_that_stays_away_ends_the_call_with_the_remedy_and_the_next_ca
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = create(redis_storage(redis_server))
-    monkeypatch.setattr("hpstage.search.optimize.patient", partial(patient, patience=0.3))
+    monkeypatch.setattr("hpstage.search.call.patient", partial(patient, patience=0.3))
     algorithm = SuccessiveHalving(2, 2)
     with pytest.raises(StoreError, match=r"away for 0 s .*run the same command again"):
         run(

@@ -21,7 +21,7 @@ from hpstage.progress.displays import LINE_SECONDS, LineDisplay
 from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
 from hpstage.progress.render import render
 from hpstage.scheduler.remaining import Outlook
-from hpstage.search import optimize as front_door
+from hpstage.search import call as front_door
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing
 

@@ -1,0 +1,121 @@
+"""Names of Optuna's that are private, each behind a function: no other file of ours uses any.
+
+They were looked at, and tested, in Optuna 4.4.0 and 5.0.0. Nothing public does the same: an identity of a trial that
+storages take, a storage put before a study's own, a trial whose values are drawn when they are asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import GridSampler
+from optuna.storages import BaseStorage, _CachedStorage
+from optuna.study._frozen import FrozenStudy
+from optuna.trial import FrozenTrial, Trial
+
+__all__ = ["FrozenStudy"]  # a type: what storages tell of a study
+
+
+# --- studies and their trials ---------------------------------------------------------------------------------
+
+
+def storage_of(study: optuna.Study) -> BaseStorage:
+    return study._storage
+
+
+def use_storage(study: optuna.Study, storage: BaseStorage) -> None:
+    """Have the study, and all that is given it, go through this storage."""
+    study._storage = storage
+
+
+def id_of_study(study: optuna.Study) -> int:
+    """The study's in its storage."""
+    return study._study_id
+
+
+def id_of(trial: FrozenTrial | Trial) -> int:
+    """The trial's in its storage, which is not its number."""
+    return trial._trial_id
+
+
+def is_stopped(study: optuna.Study) -> bool:
+    """Was ``study.stop()`` called since the study began to run?"""
+    return study._stop_flag
+
+
+def set_stopped(study: optuna.Study, stopped: bool) -> None:
+    study._stop_flag = stopped
+
+
+def is_running(study: optuna.Study) -> bool:
+    """Is this thread within ``study.optimize``, where ``study.stop()`` may be called?"""
+    return study._thread_local.in_optimize_loop
+
+
+def set_running(study: optuna.Study, running: bool) -> None:
+    study._thread_local.in_optimize_loop = running
+
+
+def unasked(study: optuna.Study, trial_id: int, storage: BaseStorage) -> Trial:
+    """A trial of the study as if it had no parameters yet, which writes to ``storage``."""
+    trial = Trial(study, trial_id)
+    fresh = copy.copy(trial._cached_frozen_trial)
+    fresh.params, fresh.distributions = {}, {}
+    trial._cached_frozen_trial = fresh
+    trial.storage = storage
+    return trial
+
+
+class Drawn(optuna.trial.FixedTrial):
+    """A trial of no study whose parameters have the values that ``draw`` gives them when they are first asked for."""
+
+    def __init__(self, draw: Callable[[str, BaseDistribution], Any], number: int) -> None:
+        super().__init__({}, number)
+        self._draw = draw
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        if name not in self._params:
+            self._params[name] = self._draw(name, distribution)
+        return super()._suggest(name, distribution)
+
+
+def contains(distribution: BaseDistribution, internal: float) -> bool:
+    """Is this one of the distribution's values, as storages write them?"""
+    return distribution._contains(internal)
+
+
+# --- samplers -------------------------------------------------------------------------------------------------
+
+
+def size_of(grid: GridSampler) -> int:
+    """How many points the grid has."""
+    return len(grid._all_grids)
+
+
+def is_space_of(grid: GridSampler, search_space: Mapping[str, Any]) -> bool:
+    """Is it the grid's, as a trial notes it?"""
+    return grid._same_search_space(search_space)
+
+
+# --- storages -------------------------------------------------------------------------------------------------
+
+
+def behind(storage: BaseStorage) -> BaseStorage | None:
+    """The database that a storage keeps a copy of what was read from, if it does."""
+    return storage._backend if isinstance(storage, _CachedStorage) else None
+
+
+def url_of_journal(storage: BaseStorage) -> object:
+    """Of a journal on Redis."""
+    return getattr(getattr(storage, "_backend", None), "_url", None)
+
+
+def table_of_attributes() -> Any:
+    """The table of a database that holds what studies note for themselves."""
+    from optuna.storages._rdb.models import StudySystemAttributeModel
+
+    return StudySystemAttributeModel
