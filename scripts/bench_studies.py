@@ -37,7 +37,7 @@ from hpstage import schedule as s
 from hpstage.cluster import local_cluster
 from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
-from hpstage.store.opening import open_redis
+from hpstage.store.redis_plans import open_redis
 
 STEPS = 30
 RATES = {"low": (0.05, 0.1), "high": (0.1, 0.2)}

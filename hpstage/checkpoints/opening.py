@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from hpstage import plugins
 from hpstage.checkpoints.folder import FolderCheckpoints
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.checkpoints.url import UrlCheckpoints
@@ -25,7 +26,7 @@ def open_checkpoints(
     storage_options: Mapping[str, Any] | None = None,
     sweep: bool = True,
 ) -> CheckpointStore:
-    """The checkpoints of ``workload`` at ``location``: a folder, or a URL of any scheme that fsspec knows.
+    """The checkpoints of ``workload`` at ``location``: a folder, or a URL of a plugin's scheme, or of one of fsspec's.
 
     A path and ``file://`` are folders, with all that a file system can do and an object store cannot. Nothing is
     written yet: :meth:`CheckpointStore.check` tells whether it can be.
@@ -38,12 +39,25 @@ def open_checkpoints(
         UsageError: the URL cannot be, its driver is not installed, or a folder was given options.
     """
     text = os.fspath(location)
-    scheme = _SCHEME.match(text)
-    if scheme is not None and scheme[1].lower() not in ("file", "local"):
+    match = _SCHEME.match(text)
+    if match is None:
+        return open_folder(text, workload, storage_options=storage_options, sweep=sweep)
+    scheme = match[1].lower()
+    if scheme not in plugins.names("hpstage.checkpoints"):
         return UrlCheckpoints(text, workload, storage_options=storage_options)
+    opened: CheckpointStore = plugins.function("hpstage.checkpoints", scheme)(
+        text, workload, storage_options=storage_options, sweep=sweep
+    )
+    return opened
+
+
+def open_folder(
+    location: str, workload: str, *, storage_options: Mapping[str, Any] | None, sweep: bool
+) -> CheckpointStore:
+    """The checkpoints in a folder, given as a path or as ``file://``. Arguments as of :func:`open_checkpoints`."""
     if storage_options:
-        raise UsageError(f"{shown(text)!r} is a folder: it has no storage_options")
-    return FolderCheckpoints(text if scheme is None else _path(text), workload, sweep=sweep)
+        raise UsageError(f"{shown(location)!r} is a folder: it has no storage_options")
+    return FolderCheckpoints(_path(location) if _SCHEME.match(location) else location, workload, sweep=sweep)
 
 
 def _path(url: str) -> str:

@@ -1,4 +1,4 @@
-"""What a command line names: a space, a trainable, an algorithm."""
+"""What a command line names: a space, a trainable, an algorithm, an executor."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import importlib.util
 import inspect
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
+from hpstage import plugins
 from hpstage.errors import UsageError
 
 if TYPE_CHECKING:
     from hpstage.algorithm import Algorithm
+    from hpstage.executor import Executor
     from hpstage.schedule.space import Space
+
+_T = TypeVar("_T")
 
 # Modules that are scripts, which another script of the same name may follow.
 _scripts: set[str] = set()
@@ -112,29 +116,41 @@ def _import_from(folder: Path) -> None:
 
 
 def algorithm_named(text: str) -> Algorithm:
-    """The algorithm that ``SuccessiveHalving(15, 4, tree_aware=False)`` describes; nothing but its class is called.
-
-    Raises:
-        UsageError: it is no name of ``hpstage.algos`` with plain values, or the algorithm refuses them.
-    """
-    from hpstage import algos
+    """The algorithm that ``SuccessiveHalving(15, 4, tree_aware=False)`` describes. Raises as :func:`made` does."""
     from hpstage.algorithm import Algorithm
 
-    kinds = {name: kind for name in algos.__all__ if issubclass(kind := getattr(algos, name), Algorithm)}
+    return made(text, "--algorithm", "hpstage.algorithms", Algorithm)  # type: ignore[type-abstract]
+
+
+def executor_named(text: str) -> Executor:
+    """The executor that ``InlineExecutor()`` describes. Raises as :func:`made` does."""
+    from hpstage.executor import Executor
+
+    return made(text, "--executor", "hpstage.executors", Executor)  # type: ignore[type-abstract]
+
+
+def made(text: str, option: str, group: plugins.Group, port: type[_T]) -> _T:
+    """What a name with its arguments in brackets describes; nothing but its class, a plugin, is called.
+
+    Raises:
+        UsageError: the name is not known or its plugin is broken, the arguments are no plain values, or the class
+            refuses them.
+    """
     try:
         expression = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
-        raise UsageError(f"--algorithm {text!r} cannot be read: {error.msg}") from None
+        raise UsageError(f"{option} {text!r} cannot be read: {error.msg}") from None
     call = expression if isinstance(expression, ast.Call) else ast.Call(expression, [], [])
-    if not isinstance(call.func, ast.Name) or call.func.id not in kinds:
-        raise UsageError(f"--algorithm {text!r}: give one of {', '.join(kinds)}, with its arguments in brackets")
+    known = plugins.names(group)
+    if not isinstance(call.func, ast.Name) or call.func.id not in known:
+        raise UsageError(f"{option} {text!r}: give one of {', '.join(known)}, with its arguments in brackets")
+    kind = plugins.subclass(group, call.func.id, port)
     try:
         arguments = [ast.literal_eval(argument) for argument in call.args]
         named_arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except ValueError:
-        raise UsageError(f"--algorithm {text!r}: arguments are plain values, such as 15 or 'asynchronous'") from None
+        raise UsageError(f"{option} {text!r}: arguments are plain values, such as 15 or 'asynchronous'") from None
     try:
-        described: Algorithm = kinds[call.func.id](*arguments, **named_arguments)
+        return kind(*arguments, **named_arguments)
     except TypeError as error:
-        raise UsageError(f"--algorithm {text!r}: {error}") from None
-    return described
+        raise UsageError(f"{option} {text!r}: {error}") from None

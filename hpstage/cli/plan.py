@@ -25,7 +25,7 @@ def plan(
     sampler: Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")] = "random",
     seed: Annotated[int, typer.Option(help="The sampler's.")] = 0,
     algorithm: Annotated[
-        str, typer.Option(help="One of hpstage.algos with its arguments: 'SuccessiveHalving(15, 4)'.")
+        str, typer.Option(help="One of hpstage.algos, or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
     ] = "FullTraining()",
     gpus: Annotated[str, typer.Option(help="Numbers of workers to try.")] = "1,2,4,8",
     step_seconds: Annotated[float | None, typer.Option(help="Seconds per step; else times are in steps.")] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpstage.cli.naming import algorithm_named, send_along, space_named, trainable_named
+from hpstage.cli.naming import algorithm_named, executor_named, send_along, space_named, trainable_named
 from hpstage.cli.studies import default_storage, open_study
 from hpstage.cli.terminal import echo
 from hpstage.errors import ClusterError, UsageError
@@ -39,7 +39,7 @@ def run(
     n_trials: Annotated[int | None, typer.Option(help="How many trials; by default until --timeout or Ctrl-C.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds after which no stage is started any more.")] = None,
     algorithm: Annotated[
-        str, typer.Option(help="One of hpstage.algos with its arguments: 'SuccessiveHalving(15, 4)'.")
+        str, typer.Option(help="One of hpstage.algos, or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
     ] = "FullTraining()",
     sampler: Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")] = "tpe",
     seed: Annotated[int, typer.Option(help="The sampler's.")] = 0,
@@ -64,6 +64,10 @@ def run(
     scheduler: Annotated[str | None, typer.Option(help="Dask's: tcp://head:8786; by default a local cluster.")] = None,
     n_workers: Annotated[
         int | None, typer.Option(help="Of the local cluster; by default one per GPU, else per core.")
+    ] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(help="In place of Dask's, with its arguments: 'InlineExecutor()' trains in this process."),
     ] = None,
     extend: Annotated[
         bool, typer.Option("--extend", help="Go on with the last search: more steps, more trials, another algorithm.")
@@ -106,7 +110,7 @@ def run(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = open_study(named, place, directions=direction or (), sampler=named_sampler(sampler, function, steps, seed))
     with ExitStack() as closing:
-        executor = _executor(scheduler, n_workers, closing)
+        trains = _executor(executor, scheduler, n_workers, closing)
         try:
             result = hpstage.optimize(
                 study,
@@ -117,7 +121,7 @@ def run(
                 n_trials=n_trials,
                 timeout=timeout,
                 algorithm=described,
-                executor=executor,
+                executor=trains,
                 store=store,
                 checkpoints=checkpoints,
                 show_progress_bar=not quiet,
@@ -136,12 +140,16 @@ def run(
         echo(f"{'report':<20}  {clean(result.write_report(report))}")
 
 
-def _executor(scheduler: str | None, n_workers: int | None, closing: ExitStack) -> Executor:
-    """A local cluster, or that of the scheduler."""
+def _executor(named: str | None, scheduler: str | None, n_workers: int | None, closing: ExitStack) -> Executor:
+    """The one named; else a local cluster, or that of the scheduler."""
     from distributed import Client
 
     from hpstage.cluster import DaskExecutor
 
+    if named is not None:
+        if scheduler is not None or n_workers is not None:
+            raise UsageError("--executor has arguments of its own; --scheduler and --n-workers are those of Dask's")
+        return executor_named(named)
     if n_workers is not None and n_workers < 1:
         raise UsageError(f"--n-workers {n_workers}: give a number above zero")
     if scheduler is None:

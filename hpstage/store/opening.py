@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode
 
+from hpstage import plugins
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import StoreError, UsageError
 from hpstage.plan.facts import StateKey
@@ -20,7 +21,6 @@ from hpstage.store.redaction import shown
 
 DEFAULT_ROOT = ".hpstage"
 _FILE = "plan.sqlite"
-_REDIS = ("redis", "rediss", "unix")
 
 
 @dataclass(slots=True)
@@ -42,10 +42,11 @@ def open_places(
 ) -> Places:
     """Open what ``store`` and ``checkpoints`` name; what is opened here is closed by ``closing``.
 
-    ``store`` is a folder, the URL of a Redis server, a :class:`Journal`, or ``None``: a folder of the workload's own
-    below ``.hpstage``, so that an edited trainable begins another plan. In the same way a Redis server holds a plan for
-    each workload, unless the URL names one by ``?prefix=...``. ``checkpoints`` is a folder, any URL that fsspec knows,
-    a :class:`CheckpointStore`, or ``None``: a folder beside the journal (for a journal in memory, a temporary one).
+    ``store`` is a folder, a URL such as a Redis server's (the plugins say which schemes there are), a :class:`Journal`,
+    or ``None``: a folder of the workload's own below ``.hpstage``, so that an edited trainable begins another plan. In
+    the same way a server holds a plan for each workload, unless the URL names one (Redis: by ``?prefix=...``).
+    ``checkpoints`` is a folder, a URL of any scheme that a plugin or fsspec knows, a :class:`CheckpointStore`, or
+    ``None``: a folder beside the journal (for a journal in memory, a temporary one).
 
     Raises:
         UsageError: a URL that cannot be, or a plan on a server with no place for its checkpoints.
@@ -56,16 +57,16 @@ def open_places(
     own = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name) or 'plan'}-{workload[:12]}"
     if isinstance(store, Journal):
         journal = store
-    elif _scheme(store) in _REDIS:
+    elif (opener := _opener(store)) is not None:
         if checkpoints is None:
             raise UsageError(
-                "a plan on a Redis server is shared by processes and hosts: say with checkpoints= where all of them "
-                "reach its checkpoints (a folder, or a URL such as s3://bucket/folder)"
+                f"a plan at {_scheme(store)}:// is shared by processes and hosts: say with checkpoints= where all of "
+                f"them reach its checkpoints (a folder, or a URL such as s3://bucket/folder)"
             )
-        journal = open_redis(str(store), own)
+        journal = opener(str(store), own)
         closing.callback(journal.close)
     else:
-        folder = Path(DEFAULT_ROOT) / own if store is None else _folder(store)
+        folder = Path(DEFAULT_ROOT) / own if store is None else Path(store)
         _make(folder)
         journal = SQLiteJournal(folder / _FILE)
         closing.callback(journal.close)
@@ -83,23 +84,6 @@ def open_places(
     return Places(journal, kept, folder)
 
 
-def open_redis(url: str, prefix: str) -> Journal:
-    """The plan on a Redis server that ``url`` names by ``?prefix=``, else the one named ``prefix``."""
-    from hpstage.store.redis import RedisJournal
-
-    address, named = split_prefix(url)
-    return RedisJournal(address, prefix=named or f"hpstage:{prefix}")
-
-
-def split_prefix(url: str) -> tuple[str, str | None]:
-    """The URL of a Redis server without ``?prefix=``, and the prefix."""
-    # Not by urlunsplit: it makes unix:/path out of unix:///path.
-    base, _, query = url.partition("?")
-    options = dict(parse_qsl(query))
-    prefix = options.pop("prefix", None)
-    return f"{base}?{urlencode(options)}" if options else base, prefix
-
-
 def open_existing(
     store: str, checkpoints: str | None, *, closing: ExitStack, sweep: bool = True
 ) -> tuple[SearchPlan, Places]:
@@ -113,7 +97,7 @@ def open_existing(
             place for its checkpoints.
         StoreError: there is no plan, or it cannot be read.
     """
-    folder = None if _scheme(store) in _REDIS else _folder(store)
+    folder = None if _opener(store) is not None else Path(store)
     if folder is None and checkpoints is None:
         raise UsageError("say with --checkpoints where the checkpoints of this plan are: a folder, or a URL")
     journal = open_journal(store, closing=closing)
@@ -129,13 +113,11 @@ def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only
     Args:
         read_only: for one who looks on and appends nothing.
     """
-    journal: Journal
-    if _scheme(store) in _REDIS:
-        url = os.fspath(store)
-        _check_prefix(url)
-        journal = open_redis(url, "")
+    opener = _opener(store)
+    if opener is not None:
+        journal = opener(os.fspath(store), None, read_only=read_only)
     else:
-        folder = _folder(store)
+        folder = Path(store)
         if not (folder / _FILE).is_file():
             raise StoreError(
                 f"there is no plan in {shown(str(folder))}: give a folder that holds {_FILE}, or a Redis server's URL"
@@ -145,42 +127,24 @@ def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only
     return journal
 
 
-def _check_prefix(url: str) -> None:
-    """See that the URL names a plan that is there: to open another would make it."""
-    from hpstage.store.redis_server import RedisServer
-
-    address, prefix = split_prefix(url)
-    server = RedisServer(address, patience=5.0)
-    try:
-        cursor, there = 0, set()
-        while True:
-            cursor, found = server.command("SCAN", cursor, "MATCH", "{*}:about", "COUNT", 1000)
-            there |= {key.decode().removeprefix("{").removesuffix("}:about") for key in found}
-            if not int(cursor):
-                break
-    finally:
-        server.close()
-    if prefix in there:
-        return
-    plans = ", ".join(f"?prefix={name}" for name in sorted(there)) or "none"
-    what = "name one" if prefix is None else f"{prefix!r} is none of them"
-    raise UsageError(f"plans at {server.where}: {plans}; {what}")
-
-
 def _scheme(location: str | os.PathLike[str] | None) -> str | None:
     # At least two letters: "c:" is a drive.
     scheme = None if location is None else re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", os.fspath(location))
     return None if scheme is None else scheme[1].lower()
 
 
-def _folder(store: str | os.PathLike[str]) -> Path:
+def _opener(store: str | os.PathLike[str] | None) -> Callable[..., Journal] | None:
+    """What opens the store that a URL names; ``None`` for a folder."""
     scheme = _scheme(store)
-    if scheme is not None:
+    if scheme is None:
+        return None
+    known = plugins.names("hpstage.stores")
+    if scheme not in known:
         raise UsageError(
-            f"store: there is no store of the kind {scheme}://; give a folder on a local disk, or a Redis server "
-            f"(redis://host:6379, rediss:// with TLS)"
+            f"store: there is no store of the kind {scheme}://; give a folder on a local disk, or a URL of one of "
+            f"{', '.join(f'{name}://' for name in known)}"
         )
-    return Path(store)
+    return plugins.function("hpstage.stores", scheme)
 
 
 def _make(folder: Path) -> None:

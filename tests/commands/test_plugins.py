@@ -1,0 +1,195 @@
+"""Plugins of another distribution, found by the command line and by URLs, and what is said of broken ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from hpstage import algos, plugins
+from hpstage.algorithm import Algorithm
+
+ROOT = Path(__file__).parents[2]
+
+SEARCH = """
+from hpstage import schedule as s
+from hpstage.testing.toys import Tape
+
+
+def space(trial):
+    return {"lr": s.multistep(trial.suggest_float("lr", 0.1, 1.0), [3])}
+"""
+PLUGIN = """
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpstage.algos import FullTraining
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.execution.inline import InlineExecutor
+from hpstage.store import SQLiteJournal
+
+
+@dataclass(frozen=True)
+class Patient(FullTraining):
+    '''An algorithm of one file.'''
+
+    seconds: int = 0
+
+
+class Quiet(InlineExecutor):
+    def start(self, worker, chain):
+        Path("trained-by-quiet").touch()
+        super().start(worker, chain)
+
+
+def open_store(url, name, *, read_only=False):
+    return SQLiteJournal(url.removeprefix("drawer://") + ".sqlite", read_only=read_only)
+
+
+def open_checkpoints(url, workload, *, storage_options, sweep):
+    return FolderCheckpoints(url.removeprefix("drawer://") + "-states", workload, sweep=sweep)
+
+
+class NoAlgorithm:
+    pass
+
+
+text = "nothing to call"
+"""
+ENTRY_POINTS = """
+[hpstage.algorithms]
+Patient = small_plugin:Patient
+Absent = there_is_no_such_module:Absent
+Nothing = small_plugin:NoAlgorithm
+[hpstage.executors]
+Quiet = small_plugin:Quiet
+[hpstage.stores]
+drawer = small_plugin:open_store
+broken = small_plugin:text
+[hpstage.checkpoints]
+drawer = small_plugin:open_checkpoints
+"""
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def hpstage(tmp_path: Path) -> Run:
+    """Runs a command where the distribution small-plugin is installed."""
+    installed = tmp_path / "installed"
+    about = installed / "small_plugin-1.2.dist-info"
+    about.mkdir(parents=True)
+    (installed / "small_plugin.py").write_text(PLUGIN)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: small-plugin\nVersion: 1.2\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    (tmp_path / "search.py").write_text(SEARCH)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hpstage", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(installed)])},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+SPACE = ["search.py:space", "--steps", "6", "--n-trials", "3"]
+OF_A_RUN = ["--metric", "score", "--direction", "minimize", "--sampler", "random", "--quiet"]
+
+
+def test_a_search_runs_on_an_algorithm_an_executor_a_store_and_checkpoints_of_a_plugin(
+    hpstage: Run, tmp_path: Path
+) -> None:
+    places = ["--store", "drawer://plan", "--checkpoints", "drawer://plan"]
+    done = hpstage(
+        *["run", "search.py:Tape", *SPACE, *OF_A_RUN, *places, "--storage", "optuna.log"],
+        *["--algorithm", "Patient(seconds=3)", "--executor", "Quiet()"],
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Best trial" in done.stdout
+    assert (tmp_path / "trained-by-quiet").exists()
+    assert (tmp_path / "plan.sqlite").exists()
+    assert any((tmp_path / "plan-states").rglob("*"))
+    status = hpstage("status", "drawer://plan")
+    assert status.returncode == 0, status.stderr
+    assert "18 trained" in status.stdout
+
+
+def test_a_plan_is_made_with_an_algorithm_of_a_plugin(hpstage: Run) -> None:
+    done = hpstage("plan", *SPACE, "--algorithm", "Patient")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["--algorithm", "Unheard()"],
+            "give one of ASHA, Absent, FullTraining, Hyperband, MedianStopping, Nothing, OptunaPruner, Patient,",
+        ),
+        (
+            ["--algorithm", "Absent"],
+            "the plugin 'Absent' of small-plugin 1.2 (hpstage.algorithms, there_is_no_such_module:Absent) cannot be "
+            "imported (ModuleNotFoundError: No module named 'there_is_no_such_module'); fix, update or uninstall "
+            "small-plugin",
+        ),
+        (
+            ["--algorithm", "Nothing"],
+            "the plugin 'Nothing' of small-plugin 1.2 (hpstage.algorithms, small_plugin:NoAlgorithm) is no subclass of "
+            "hpstage.algorithm.Algorithm; fix, update or uninstall small-plugin",
+        ),
+        (["--executor", "Loud()"], "--executor 'Loud()': give one of DaskExecutor, InlineExecutor, Quiet, with its"),
+        (["--executor", "Quiet()", "--n-workers", "2"], "--executor has arguments of its own"),
+        (
+            ["--executor", "Quiet()", "--store", "shelf://plan"],
+            "store: there is no store of the kind shelf://; give a folder on a local disk, or a URL of one of "
+            "broken://, drawer://, redis://, rediss://, unix://",
+        ),
+        (
+            ["--executor", "Quiet()", "--store", "broken://plan", "--checkpoints", "states"],
+            "the plugin 'broken' of small-plugin 1.2 (hpstage.stores, small_plugin:text) is no function",
+        ),
+        (["--executor", "Quiet()", "--store", "drawer://plan"], "say with checkpoints= where all of them"),
+    ],
+    ids=["unknown", "absent", "no subclass", "unknown executor", "two executors", "unknown store", "broken", "shared"],
+)
+def test_what_is_not_known_or_broken_is_named_with_the_remedy(hpstage: Run, words: list[str], told: str) -> None:
+    done = hpstage("run", "search.py:Tape", *SPACE, *OF_A_RUN, *words)
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_two_distributions_that_use_one_name_are_told_apart_by_nobody(hpstage: Run, tmp_path: Path) -> None:
+    other = tmp_path / "installed" / "other_plugin-0.1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 0.1\n")
+    (other / "entry_points.txt").write_text("[hpstage.algorithms]\nPatient = other_plugin:Patient\n")
+    done = hpstage("plan", *SPACE, "--algorithm", "Patient")
+    assert done.returncode == 1
+    assert "small-plugin 1.2" in done.stderr and "other-plugin 0.1" in done.stderr
+    assert "have one name; uninstall one of them" in done.stderr
+
+
+def test_our_own_algorithms_are_plugins_like_others() -> None:
+    kinds = {name: getattr(algos, name) for name in algos.__all__}
+    ours = {name: kind for name, kind in kinds.items() if issubclass(kind, Algorithm)}
+    found = {point.name: point.load() for point in entry_points(group="hpstage.algorithms")}
+    assert {name: found.get(name) for name in ours} == ours
+
+
+@pytest.mark.parametrize("group", get_args(plugins.Group))
+def test_every_plugin_of_ours_can_be_loaded(group: plugins.Group) -> None:
+    ours = [point for point in entry_points(group=group) if point.value.startswith("hpstage.")]
+    assert ours
+    assert all(callable(point.load()) for point in ours)
