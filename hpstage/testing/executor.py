@@ -297,6 +297,21 @@ class ExecutorContract:
         assert last.source == "continued"
         self._check_total(last.metrics, end.step + 10)
 
+    def test_a_chain_that_is_stopped_keeps_its_state_if_it_is_told_to(self, executor: Executor) -> None:
+        worker = self.first(executor)
+        bare = replace(boundary(10), keep=False)
+        executor.start(worker, replace(chain("c", ENDLESS), boundaries=(bare, boundary(ENDLESS))))
+        reports = until(executor, lambda heard: bool(reached(heard, "c")))
+        executor.stop(ChainId("c"), keep=True)
+        reports += ended(executor, "c")
+        end, last = outcome(reports, "c"), reached(reports, "c")[-1]
+        assert end.outcome in ("stopped", "done")  # it ended where it was told to
+        assert (end.step, end.wasted_steps) == (last.step, 0)
+        assert last.kept is not None and last.kept.key == seen().key(last.step)
+        executor.start(worker, replace(chain("d", last.step + 5, start=last.step), source=last.kept.key))
+        [goal] = reached(ended(executor, "d"), "d")
+        self._check_total(goal.metrics, last.step + 5)
+
     def test_an_order_that_overtakes_its_chain_is_carried_out(self, executor: Executor) -> None:
         worker = self.first(executor)
         for number in range(5):
