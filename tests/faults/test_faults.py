@@ -175,14 +175,16 @@ def test_checkpoints_truncated_flipped_and_deleted_cost_their_training_and_nothi
     for index in range(WORKERS):  # what they hold in memory is gone as well
         site.restart_worker(index)
     at_risk = sum((trained(site) - before).values())
-    lost = counted(site, "StateLost")
+    began = len(raw(site))
     for number, folder in enumerate(sorted(set(site.published()) - kept)):
         spoil(folder, ("truncated", "flipped", "deleted")[number % 3], number)
     trial.start().finish()
     trial.check()
-    assert counted(site, "StateLost") > lost
+    lost = [fact["step"] for fact in facts(site)[began:] if fact["type"] == "StateLost"]
+    assert lost
     again = trained(site) - before
-    assert sum(again.values()) - len(again) <= at_risk
+    # A spoilt state is found out when it is needed: what leads to it may by then have been trained anew, and not kept.
+    assert sum(again.values()) - len(again) <= at_risk + sum(lost)
 
 
 @pytest.mark.slow
