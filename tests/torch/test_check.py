@@ -49,7 +49,7 @@ def children() -> Iterator[Children]:
 @pytest.fixture
 def check(children: Children) -> Callable[..., hpstage.CheckReport]:
     def check(trainable: object, **options: Any) -> hpstage.CheckReport:
-        return hpstage.check(trainable, space, **{"steps": 6, "n_forks": 2, "children": children, **options})
+        return hpstage.check(trainable, space, **{"steps": 5, "n_forks": 1, "children": children, **options})
 
     return check
 
@@ -111,7 +111,7 @@ def test_of_a_pickle_it_is_told_what_to_give_instead(children: Children) -> None
 
 
 def test_a_report_tells_where_what_why_and_the_remedy(check: Callable[..., hpstage.CheckReport]) -> None:
-    report = check(in_the_environment())
+    report = check(in_the_environment(), steps=6, n_forks=2)
     finding = report.differences[0]
     assert (finding.way, finding.verdict, finding.what) == ("forked from memory", "differs", "model.0.weight")
     assert finding.fork in report.forks
