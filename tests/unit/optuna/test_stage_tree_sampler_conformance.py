@@ -8,14 +8,17 @@ from collections.abc import Callable
 import optuna
 import pytest
 from optuna.samplers import BaseSampler, CmaEsSampler, NSGAIISampler, RandomSampler, TPESampler
+
+from hpstage.optuna import StageTreeSampler
+
+pytest.importorskip("optuna.testing.pytest_samplers", reason="this version of Optuna ships no suites for pytest")
+
 from optuna.testing.pytest_samplers import (
     BasicSamplerTestCase,
     MultiObjectiveSamplerTestCase,
     RelativeSamplerTestCase,
     SingleOnlySamplerTestCase,
 )
-
-from hpstage.optuna import StageTreeSampler
 
 # At radius 0 it is the base sampler, to the last bit: tests/unit/optuna/test_stage_tree_sampler.py.
 RADII = [pytest.param({"radius": 0}, marks=pytest.mark.slow), {}]
