@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import compileall
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +16,11 @@ from tests.redis_server import RedisServer, executable
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # pytest-xdist has its workers, and so all that they start, ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Hundreds of processes import hpstage in the course of the tests: they are not to compile it each time.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    sys.dont_write_bytecode = False
+    else:
+        # Hundreds of processes import these, and would compile them each time where bytecode is not to be written.
+        # Nothing else is compiled: tests write modules of one name and size twice within a second.
+        for folder in ("hpstage", "cluster", "algos", "tests"):
+            compileall.compile_dir(Path(__file__).parent.parent / folder, quiet=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

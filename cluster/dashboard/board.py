@@ -35,6 +35,7 @@ from hpstage.plan.facts import (
     StateLoss,
     StateLost,
     StateReached,
+    StateRef,
     TargetAsked,
     TrialEnded,
     TrialId,
@@ -224,8 +225,7 @@ class PlanView(Observer):
     def _told(self, fact: StateReached) -> Charge | Waste | None:
         plan, id = self.plan, fact.node
         node = plan.nodes[id]
-        state = node.states.get(fact.step)
-        waiting = [] if state is None or fact.metrics is None else list(state.waiting)
+        answered = [] if fact.metrics is None else plan.unanswered(StateRef(id, fact.step))
         front, fails_at = self.front(id), self.fails_at(id)
         paid = super().apply(fact)
         assert paid is not None
@@ -239,7 +239,7 @@ class PlanView(Observer):
         if study is not None:
             study.mark(fact.at, plan)
         metrics = node.states[fact.step].metrics
-        for trial in waiting:
+        for trial in answered:
             told = self._study_of(trial)
             if told is not None and metrics is not None:
                 told.tell(plan.trials[trial], fact.step, metrics)

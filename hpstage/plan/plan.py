@@ -71,6 +71,8 @@ class SearchPlan:
         self.totals = Totals()
         self.tallies: dict[str, Tally] = {}  # by study
         self._tally_of: dict[TrialId, Tally] = {}
+        # Trials that asked for a state that has no metrics yet; also those whose driver is gone, and waits no more.
+        self._unanswered: dict[StateRef, dict[TrialId, None]] = {}
         self.payments = Payments()
         self.failures: list[StageFailed] = []
         # Steps in which training raised, kept while any driver is on the plan: concurrent drivers agree that they
@@ -176,7 +178,7 @@ class SearchPlan:
         if fact.metrics is not None:
             numbers = to_numbers(fact.metrics)
             state.metrics = numbers if state.metrics is None else state.metrics | numbers
-            for trial in state.waiting:
+            for trial in self._unanswered.pop(state.ref, ()):
                 self._answer(self.trials[trial], fact.step)
             state.waiting.clear()
         if fact.kept is not None:
@@ -323,7 +325,8 @@ class SearchPlan:
             self._open.setdefault(fact.driver, {})[fact.trial, step] = state
         planned.targets.setdefault(step, False)
         if step > planned.asked:
-            self.tally_of(fact.trial).ask(planned, step)
+            tally = self.tally_of(fact.trial)
+            tally.ask(planned, step)
             self.totals.steps_asked += step - planned.asked
             planned.asked = step
             for node, _, stop in planned.legs(step):
@@ -331,14 +334,17 @@ class SearchPlan:
                     fresh = stop - node.reach
                     planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
                     self.totals.steps_unique += fresh
+                    tally.totals.steps_first += fresh
                     node.reach = stop
                     self.payments.ask(fact.trial, node.id, stop)
-        if state.metrics is not None:
-            self._answer(planned, step)
-
-    def _answer(self, planned: PlannedTrial, step: int) -> None:
         if planned.targets[step]:
             return  # a resumed call asks again
+        if state.metrics is not None:
+            self._answer(planned, step)
+        else:
+            self._unanswered.setdefault(state.ref, {})[fact.trial] = None
+
+    def _answer(self, planned: PlannedTrial, step: int) -> None:
         self.tally_of(planned.id).answer(planned, step, self.step_seconds)
         planned.targets[step] = True
         planned.answered = max(planned.answered, step)
@@ -358,6 +364,10 @@ class SearchPlan:
     @property
     def merge_rate(self) -> float:
         return self.totals.merge_rate
+
+    def unanswered(self, ref: StateRef) -> list[TrialId]:
+        """Trials that have asked for the metrics of a state, and have no answer yet."""
+        return list(self._unanswered.get(ref, ()))
 
     def study_of(self, trial: TrialId) -> str:
         """Return the trial's study; in a plan driven without a study, the prefix of the trial's id."""

@@ -17,6 +17,8 @@ class StudyTotals(Totals):
 
     paid_seconds: float = 0.0
     """Worker seconds paid by all trials, rounded so that the studies of a plan add up exactly."""
+    steps_first: int = 0
+    """Of the steps asked for, those that no trial of any study had asked for before."""
     answers: int = 0
     """Targets that have a result."""
     alone_train_seconds: float = 0.0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from hpstage.driver.driver import Driver
     from hpstage.plan.plan import SearchPlan
+    from hpstage.plan.savings import Savings
     from hpstage.search.session import Session
     from hpstage.search.trials import SessionTrial
 
@@ -90,10 +91,12 @@ class Progress:
             self._display.show(view)
         self._last = view
 
-    def finish(self, session: Session, driver: Driver) -> None:
+    def finish(self, session: Session, driver: Driver, savings: Savings) -> None:
         """Record the final state of the search; it is shown when the context is left."""
         if self._display is not None:
             view = self._view(session, driver, self._clock(), over=True)
+            # Estimates have changed since the search began, those of earlier searches of the study as well.
+            view = replace(view, saved_seconds=savings.saved_seconds)
             if self._last is None:
                 self._display.begin(view)
             self._last = view
@@ -118,7 +121,7 @@ class Progress:
                 over=session.states.total() if session.synchronous else 0,
                 steps=since.steps_asked,
                 steps_over=session.steps_over,
-                distinct=since.steps_unique,
+                distinct=since.steps_first,
                 exponent=_growth(session.trials, plan),
             )
             left = seconds_left(

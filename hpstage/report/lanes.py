@@ -50,9 +50,9 @@ def extend(
     """
     found = []
     for node, start, stop in trial.legs(step):
-        if stop <= before:
-            continue
         lane = lanes.get(node.id)
+        if lane is not None and stop <= before:
+            continue
         if lane is None:
             lane = lanes[node.id] = new(node)
             if node.parent is not None:
@@ -60,7 +60,7 @@ def extend(
             found.append(lane)
         if stop > lane.reach:
             lane.reach = stop
-        lane.trials += start >= before
+        lane.trials += start >= before or lane.trials == 0
     return found
 
 

@@ -28,7 +28,7 @@ def run(call: Call) -> Result:
         try:
             with call.join(workers) as driver:
                 session = call.session(driver)
-                steps_before = driver.plan.tally(session.name).totals.steps_trained
+                begun = driver.plan.searches.get(session.name)
                 with call.ledger.optimize_loop():
                     session.run()
                 call.eviction.settle(driver.log)
@@ -43,15 +43,15 @@ def run(call: Call) -> Result:
             logger.warning("%s. This process begins again by itself.", error)
         if driver is not None:
             workers = driver.abandon()
-    result = _result(call, driver, session, steps_before, time.monotonic() - began)
-    call.progress.finish(session, driver)
+    whole = driver.plan.searches[session.name] is not begun  # else it resumed the search of an earlier call
+    result = _result(call, driver, session, whole, time.monotonic() - began)
+    call.progress.finish(session, driver, result.savings)
     return result
 
 
-def _result(call: Call, driver: Driver, session: Session, steps_before: int, makespan: float) -> Result:
+def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan: float) -> Result:
     plan, name = driver.plan, session.name
     search, facts = plan.searches[name], tuple(read_facts(call.places.journal))
-    whole = search.before.steps_trained == steps_before
     if not whole:  # the other totals also count from the start of the search, in an earlier call
         makespan = seconds_at_work(dropwhile(lambda fact: fact != search.started, facts))
     saved = savings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,20 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpstage
+from hpstage import schedule as s
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.follower import RECORDS
 from hpstage.cluster.dashboard.tree import draw
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.checks import FORMAT
 from hpstage.plan.facts import (
     DriverId,
     DriverJoined,
     DriverLeft,
     Fact,
+    PlanCreated,
     SearchEnded,
     SearchStarted,
     StageFailed,
     StateLost,
+    TargetAsked,
     TrialAdded,
     TrialId,
     TrialProposed,
@@ -245,3 +250,56 @@ def test_checkpoints_that_a_budget_has_no_room_for_are_evicted_and_others_unread
     told = msgspec.json.encode(StateLost(state.node.id, state.step, "unreadable", "its file is not there"))
     board.offer("plan", len(journal), [told, told])
     assert view.states_lost == {"evicted": lost, "unreadable": 1}
+
+
+def test_what_another_study_reached_while_its_driver_was_away_counts_for_a_study_that_goes_on(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    storage = optuna.storages.InMemoryStorage()
+
+    def go(name: str, *, interrupted: bool = False) -> hpstage.Result:
+        def space(trial: optuna.Trial) -> dict[str, object]:
+            if interrupted and trial.number == 3:
+                signal.raise_signal(signal.SIGINT)
+            return {"a": trial.suggest_float("a", 0, 1)}
+
+        study = optuna.create_study(
+            study_name=name, storage=storage, load_if_exists=True, sampler=optuna.samplers.RandomSampler(seed=1)
+        )
+        return hpstage.optimize(
+            study, Steady(None), space, metric="score", steps=20, n_trials=4, store=journal, checkpoints=tmp_path,
+            executor=hpstage.InlineExecutor(), verify="off",
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        go("away", interrupted=True)
+    go("other")
+    resumed = go("away")
+    view, account = PlanView(), new_account(journal)
+    account.catch_up(journal)
+    for record in journal.read():
+        view.fold([record])
+    check_that_all_say_the_same(view, account)
+    away = view.studies["away"]
+    assert away.totals.answers == 4 and away.rungs[20].told == 4
+    alone = sum(Book(account, "away").alone.values())
+    assert away.totals.alone_seconds(view.plan.totals) == pytest.approx(alone, abs=1e-3)
+    assert resumed.savings.worker_seconds_alone == pytest.approx(alone, abs=1e-3)
+    assert resumed.savings.lower_bound_seconds is None  # it resumed an earlier call, whoever has paid for its steps
+
+
+def test_a_study_that_is_heard_of_after_its_trial_was_asked_is_drawn_from_its_root() -> None:
+    trial = TrialAdded(TrialId("late/0"), {"a": s.piecewise({0: 1, 5: 2})}, 10)
+    plain = TrialAdded(TrialId("late/1"), {"a": s.constant(1)}, 10)
+    view = PlanView()
+    for fact in [
+        PlanCreated(FORMAT, WORKLOAD, {}),
+        plain,
+        trial,
+        TargetAsked(trial.trial, 5),
+        started("late"),
+        TrialProposed("late", 0, trial.trial, {}),
+        TargetAsked(trial.trial, 10),
+    ]:
+        view.apply(fact)
+    lanes = view.studies["late"].lanes.values()
+    assert [(lane.node.start, lane.reach, lane.trials) for lane in lanes] == [(0, 5, 1), (5, 10, 1)]
