@@ -31,7 +31,7 @@ def savings_of(book: Book) -> Savings:
     bound = max(longest, (spent.train + spent.evaluate) / max(1, workers))
     # The bound does not apply if something was trained before the searches began.
     began_with = [plan.searches[study].before.steps_trained for study in book.studies if study in plan.searches]
-    whole = steps_trained >= merged.steps_unique and not any(began_with)
+    whole = steps_trained >= merged.steps_unique and len(book.studies) == 1 and not any(began_with)
     return Savings(
         trials=len(book.trials),
         failed=sum(1 for id, ended in plan.ended.items() if ended.state == "FAIL" and book.is_mine(id)),
