@@ -12,6 +12,8 @@ import pytest
 
 from tests.redis_server import RedisServer, executable
 
+pytest.register_assert_rewrite("hpstage.testing.chains")  # tests may import it before any suite
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # pytest-xdist has its workers, and so all that they start, ignore Ctrl-C

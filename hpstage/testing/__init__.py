@@ -6,6 +6,7 @@ What the suites train stands in :mod:`hpstage.testing.toys`, which needs no pyte
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def __getattr__(name: str) -> Any:
     # Before they are imported, so that their failed assertions tell what was compared.
     homes = {contract: f"hpstage.testing.{contract.removesuffix('Contract').lower()}" for contract in __all__}
     homes["CheckpointContract"] += "s"
-    pytest.register_assert_rewrite(*homes.values(), "hpstage.testing.chains", "hpstage.testing.play")
+    suites = (*homes.values(), "hpstage.testing.chains", "hpstage.testing.play")
+    pytest.register_assert_rewrite(*(suite for suite in suites if suite not in sys.modules))
     return getattr(importlib.import_module(homes[name]), name)
 
 

@@ -23,8 +23,8 @@ import pytest
 from hpstage.errors import HistoryChanged, StoreError, UsageError
 from hpstage.store import Cursor, RedisJournal, redis_scripts
 from hpstage.store import redis_server as redis_server_module
-from hpstage.store.opening import open_redis
 from hpstage.store.redis import CHUNK
+from hpstage.store.redis_plans import open_redis
 from tests.redis_server import RedisServer
 from tests.tls_proxy import make_certificate, tls_proxy
 
