@@ -244,6 +244,13 @@ class ExecutorContract:
 
     # --- orders to a chain that runs ----------------------------------------------------------------------
 
+    def _let_go(self, gate: Gate, stop: int) -> None:
+        """Release a chain that is held at step 5, step by step: orders that are on their way to it arrive meanwhile."""
+        for step in range(6, stop) if not self.within_wait else ():
+            gate.shut(step)
+            gate.wait()
+        gate.open()
+
     def test_a_running_chain_takes_amendments_in_the_order_in_which_they_were_given(
         self, held_at_5: Callable[[int], Executor], gate: Gate
     ) -> None:
@@ -252,7 +259,7 @@ class ExecutorContract:
             executor.amend(Amendment(ChainId("c"), (stage(start, start + 10),), (boundary(start + 10),)))
         executor.amend(Amendment(ChainId("c"), (), (boundary(3),)))
         self.settle(executor)
-        gate.open()
+        self._let_go(gate, 10)
         reports = ended(executor, "c")
         assert [r.step for r in reached(reports, "c")] == list(range(10, 101, 10))
         assert [(r.node, r.step) for r in reports if isinstance(r, BoundaryMissed)] == [(NODE, 3)]
@@ -262,7 +269,7 @@ class ExecutorContract:
         executor = held_at_5(ENDLESS)
         executor.amend(Amendment(ChainId("c"), (), (boundary(20),), end=StateRef(NODE, 20)))
         self.settle(executor)
-        gate.open()
+        self._let_go(gate, 20)
         reports = ended(executor, "c")
         assert [r.step for r in reached(reports, "c")] == [20]
         assert (outcome(reports, "c").outcome, outcome(reports, "c").step) == ("done", 20)
