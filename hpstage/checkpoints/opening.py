@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from hpstage import plugins
 from hpstage.checkpoints.folder import FolderCheckpoints
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.checkpoints.url import UrlCheckpoints
 from hpstage.errors import UsageError
+from hpstage.store import plugins
 from hpstage.store.redaction import shown
 
 # At least two letters: "c:" is a drive. Two colons chain file systems of fsspec.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
-from hpstage import plugins
 from hpstage.errors import UsageError
+from hpstage.store import plugins
 
 if TYPE_CHECKING:
     from hpstage.algorithm import Algorithm

@@ -375,10 +375,7 @@ class SearchPlan:
         return proposed.study if proposed is not None else trial.rpartition("/")[0]
 
     def tally(self, study: str) -> Tally:
-        tally = self.tallies.get(study)
-        if tally is None:
-            tally = self.tallies[study] = Tally()
-        return tally
+        return self.tallies.setdefault(study, Tally())
 
     def tally_of(self, trial: TrialId) -> Tally:
         """Return the tally of the trial's study. A trial is proposed before anything is asked of it."""

@@ -10,13 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpstage import plugins
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import StoreError, UsageError
 from hpstage.plan.facts import StateKey
 from hpstage.plan.log import open_existing_plan
 from hpstage.plan.plan import SearchPlan
-from hpstage.store import Journal, SQLiteJournal
+from hpstage.store import Journal, SQLiteJournal, plugins
 from hpstage.store.redaction import shown
 
 DEFAULT_ROOT = ".hpstage"

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    *("errors", "text", "plugins", "schedule", "store", "plan", "checkpoints", "scheduler"),
+    *("errors", "text", "schedule", "store", "plan", "checkpoints", "scheduler"),
     *("trainable", "executor", "algorithm", "algos"),
     *("training.identity", "training.capture", "training", "torch", "execution"),
     *("optuna", "driver", "report", "cluster", "progress", "search", "rehearsal", "checking"),
