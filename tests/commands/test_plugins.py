@@ -12,8 +12,9 @@ from typing import get_args
 
 import pytest
 
-from hpstage import algos, plugins
+from hpstage import algos
 from hpstage.algorithm import Algorithm
+from hpstage.store import plugins
 
 ROOT = Path(__file__).parents[2]
 
