@@ -119,7 +119,9 @@ class Companions:
         with self._lock:
             rows, trials = len(self._trials), self._trials
             trained, numbers = self._trained[:rows], self._numbers[:rows]
-            columns = {wish.name: self._columns[wish.name][:rows] for wish in wishes if wish.name in self._columns}
+            # Copies: another thread may read more of an open trial than ``trials`` tells of it.
+            known = {wish.name for wish in wishes} & self._columns.keys()
+            columns = {name: self._columns[name][:rows].copy() for name in known}
         others = (trained > 0) & (numbers != number)
         near = others.copy()
         farthest, total = np.zeros(rows), np.zeros(rows)  # in radii, over the wishes so far

@@ -383,6 +383,28 @@ def test_a_plain_optimize_loop_with_several_threads_works() -> None:
     assert len({trial["z"] for trial in params(study)}) < 30
 
 
+def test_a_companion_has_the_parameters_for_which_it_was_chosen_whatever_other_threads_read_meanwhile() -> None:
+    study = optuna.create_study(sampler=RandomSampler(seed=0))
+    study.tell(study.ask({"a": FloatDistribution(0, 1), "b": FloatDistribution(0, 1)}), 0.0)
+    running = study.ask({"a": FloatDistribution(0, 1)})
+    companions = Companions()
+    companions.refresh(study)
+
+    class Interrupted(FloatDistribution):
+        """Another thread reads on while this one compares ``a``."""
+
+        def to_internal_repr(self, value: float) -> float:
+            running.suggest_float("b", 0, 1)
+            companions.refresh(study)
+            return super().to_internal_repr(value)
+
+    b = FloatDistribution(0, 1)
+    wishes = [Wish("a", Interrupted(0, 1), running.params["a"], 0.0), Wish("b", b, 0.5, radius=10.0)]
+    found = companions.find(99, wishes, [0.0, 0.5, 1.0], steps=None)
+    assert found is not None and found.trial.number == running.number
+    assert (found.depth, list(found.trial.params)) == (1, ["a"])
+
+
 def test_a_new_range_is_respected_by_what_earlier_trials_lend() -> None:
     study = optuna.create_study(sampler=StageTreeSampler(RandomSampler(seed=1), radius=1.0))
     spaces: list[dict[str, BaseDistribution]] = [
