@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import compileall
+import multiprocessing
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.redis_server import RedisServer, executable
 
-pytest.register_assert_rewrite("hpstage.testing.chains")  # tests may import it before any suite
+settings.register_profile("hpstage", deadline=None)  # on shared cores a time says nothing about the code
+settings.load_profile("hpstage")
+
+# Processes are forked from one that has imported what many of them need.
+multiprocessing.set_forkserver_preload(
+    [
+        "pytest",
+        "hpstage.testing",
+        "tests.store.test_journals",
+        "tests.store.test_two_processes",
+        "tests.studies.test_identity",
+    ]
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

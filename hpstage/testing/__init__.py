@@ -29,18 +29,26 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'hpstage.testing' has no attribute {name!r}")
-    import pytest
+_HOMES = {
+    "AlgorithmContract": "hpstage.testing.algorithm",
+    "CheckpointContract": "hpstage.testing.checkpoints",
+    "ExecutorContract": "hpstage.testing.executor",
+    "JournalContract": "hpstage.testing.journal",
+    "LeasesContract": "hpstage.testing.leases",
+    "StoreContract": "hpstage.testing.store",
+    "TrainableContract": "hpstage.testing.trainable",
+}
 
+if "pytest" in sys.modules:
     # Before they are imported, so that their failed assertions tell what was compared.
-    homes = {contract: f"hpstage.testing.{contract.removesuffix('Contract').lower()}" for contract in __all__}
-    homes["CheckpointContract"] += "s"
-    suites = (*homes.values(), "hpstage.testing.chains", "hpstage.testing.play")
-    pytest.register_assert_rewrite(*(suite for suite in suites if suite not in sys.modules))
-    return getattr(importlib.import_module(homes[name]), name)
+    sys.modules["pytest"].register_assert_rewrite(*_HOMES.values(), "hpstage.testing.chains", "hpstage.testing.play")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'hpstage.testing' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *_HOMES])

@@ -48,7 +48,12 @@ def space(trial: optuna.Trial) -> dict[str, object]:
     return {"a": a, "b": trial.suggest_categorical("b", [1.0, 2.0])}
 
 
-def search(folder: Path, name: str, seed: int, **options: object) -> hpstage.Result:
+def wait_while_held(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+    while study.user_attrs["held by"] and Path(study.user_attrs["held by"]).exists():
+        time.sleep(0.02)
+
+
+def search(folder: Path, name: str, seed: int, *, held_by: Path | None = None, **options: object) -> hpstage.Result:
     study = optuna.create_study(
         study_name=name,
         direction="maximize",
@@ -56,6 +61,7 @@ def search(folder: Path, name: str, seed: int, **options: object) -> hpstage.Res
         storage=f"sqlite:///{folder / (name + '.db')}",
         load_if_exists=True,
     )
+    study.set_user_attr("held by", held_by and str(held_by))
     return hpstage.optimize(
         study,
         Slow(),
@@ -66,6 +72,7 @@ def search(folder: Path, name: str, seed: int, **options: object) -> hpstage.Res
         executor=hpstage.InlineExecutor(),
         store=folder / "plan",
         checkpoint_every=4,
+        callbacks=[wait_while_held],
         **options,  # type: ignore[arg-type]
     )
 
@@ -208,24 +215,30 @@ def test_what_a_killed_driver_was_training_is_taken_over_by_the_other(tmp_path: 
 
 
 def test_a_study_that_another_process_drives_is_refused(tmp_path: Path) -> None:
-    process = start(tmp_path, "mine", 5)
+    hold = tmp_path / "hold"
+    hold.touch()
+    process = start(tmp_path, "mine", 5, held_by=hold)
     journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite")
     while len(journal) < 10:
         time.sleep(0.02)
     journal.close()
     with pytest.raises(UsageError, match=r"study 'mine' is being driven by another process"):
         search(tmp_path, "mine", 5)
+    hold.unlink()
     assert succeeds(process)
 
 
 def test_drivers_that_keep_checkpoints_in_different_places_are_refused(tmp_path: Path) -> None:
-    process = start(tmp_path, "mine", 6)
+    hold = tmp_path / "hold"
+    hold.touch()
+    process = start(tmp_path, "mine", 6, held_by=hold)
     journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite")
     while len(journal) < 10:
         time.sleep(0.02)
     journal.close()
     with pytest.raises(UsageError, match=f"process {process.pid} on .* keeps its checkpoints in another place"):
         search(tmp_path, "other", 6, checkpoints=tmp_path / "elsewhere")
+    hold.unlink()
     assert succeeds(process)
     search(tmp_path, "other", 6, checkpoints=tmp_path / "elsewhere")  # alone, it trains what it cannot reach anew
 

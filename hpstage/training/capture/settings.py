@@ -123,6 +123,9 @@ def _set_decimals(values: tuple[Any, ...]) -> None:
 _COMPILED = 32
 """Number of versions of a function that torch may compile in a process, for shapes and modes. More are refused."""
 
+_REFUSE = ("fail_on_recompile_limit_hit", "fail_on_cache_limit_hit", "error_on_recompile")
+"""The setting that refuses them: of torch 2.7, of 2.6, and of 2.5, which can only refuse all but one version."""
+
 
 def compile_by_arguments_alone() -> None:
     """Make what ``torch.compile`` generates depend on a function's arguments only, not on those of earlier calls.
@@ -131,10 +134,13 @@ def compile_by_arguments_alone() -> None:
     which changes the bits for the first one, too; a function compiled too often is not compiled any more.
     """
     config: Any = sys.modules.get("torch._dynamo.config")
-    if config is not None and not config.fail_on_recompile_limit_hit:
+    if config is None:
+        return
+    refuse = next(name for name in _REFUSE if hasattr(config, name))
+    if not getattr(config, refuse):
         config.automatic_dynamic_shapes = False
-        config.recompile_limit = max(config.recompile_limit, _COMPILED)
-        config.fail_on_recompile_limit_hit = True
+        config.cache_size_limit = max(config.cache_size_limit, _COMPILED)  # since torch 2.7 also called recompile_limit
+        setattr(config, refuse, True)
 
 
 class OfProcess(Kind):
