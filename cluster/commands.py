@@ -216,7 +216,7 @@ class _Place:
 
 
 def _innermost(error: BaseException) -> str:
-    # Whether Dask names a cause hangs on when the other side hangs up; what Tornado met is in the ``real_error``.
+    # Whether Dask names a cause depends on when the other side hangs up; what Tornado met is in the ``real_error``.
     while inner := error.__cause__ or getattr(error, "real_error", None) or error.__context__:
         error = inner
     refused = isinstance(error, ssl.SSLError)

@@ -78,7 +78,7 @@ class Connection:
                 raise OSError(f"the scheduler at {self.client.scheduler.address} went away again")
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"the scheduler at {self.client.scheduler.address} passes on no events; is it overloaded?"
+                    f"the scheduler at {self.client.scheduler.address} delivers no events; is it overloaded?"
                 )
             self.client.log_event(self._topic, {"echo": True})
             self._heard.wait(0.01)

@@ -279,9 +279,7 @@ class DaskExecutor(Executor):
     def _on_disconnected(self) -> None:
         if self._cluster is not None:
             self._inbox.fail(
-                ClusterError(
-                    "the local Dask cluster is lost; run the same command again: nothing that was reached is lost"
-                )
+                ClusterError("the local Dask cluster died; run the same command again: all progress is kept")
             )
         elif self._reconnecting is None or not self._reconnecting.is_alive():
             logger.warning(
@@ -365,7 +363,7 @@ class DaskExecutor(Executor):
         elif "ready" in message:
             self._on_ready(decode_description(message["ready"]))
         elif "lost" in message:
-            logger.warning("worker %s: %s; what it trained goes on elsewhere", message["lost"], message["message"])
+            logger.warning("worker %s: %s; its training continues elsewhere", message["lost"], message["message"])
             self._on_left(WorkerId(message["lost"]), "died", message["message"])
         else:
             self._inbox.hear(ChainId(message["chain"]), message["sequence"], [message["report"]])

@@ -72,7 +72,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
         except BaseException as error:
             self.close()
             if isinstance(error, RuntimeError):
-                raise ClusterError(f"the local workers did not start ({error}); what they said is above") from None
+                raise ClusterError(f"the local workers did not start ({error}); their output is above") from None
             raise
 
     async def _leave_ctrl_c_to_us(self) -> None:

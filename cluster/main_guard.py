@@ -21,11 +21,11 @@ def require_main_guard() -> None:
         SystemExit: this is such a process. Whoever started it says more; its traceback would tell nobody anything.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(f"a training process has come to the start of the search; {_REMEDY}")
+        sys.exit(f"a training process has reached the start of the search; {_REMEDY}")
     line = _unguarded_line(inspect.currentframe())
     if line is not None:
         raise UsageError(
-            f"training processes import your script, and so would come to line {line} of it, and start the search, "
+            f"training processes import your script, and so would reach line {line} of it, and start the search, "
             f"again; {_REMEDY}"
         )
 

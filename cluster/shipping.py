@@ -22,7 +22,7 @@ def pack(trainable: object) -> bytes:
         raise UsageError(
             f"{name} cannot be sent to the workers, since {place} cannot be pickled ({error}); make it where it is "
             f"used (in model() or dataset() of a TorchTrainable, in setup(), or in the function), and name it in "
-            f"`stateless` if no training hangs on it; or leave it out in __getstate__"
+            f"`stateless` if training does not depend on it; or leave it out in __getstate__"
         ) from error
     return packed
 

@@ -69,7 +69,7 @@ class Supervisor:
         if self._first.is_set():
             self._second.set()
         else:
-            self._say("stopping; once more to stop at once")
+            self._say("stopping; interrupt again to stop at once")
             self._first.set()
 
     async def _told_to_stop(self) -> None:

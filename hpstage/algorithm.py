@@ -96,7 +96,7 @@ class Search(ABC):
 
     def forked(self, index: int, fork: Fork) -> list[Action]:
         """Handle the trial created for ``fork``."""
-        raise NotImplementedError(f"{type(self).__name__} was told of a fork that it cannot have asked for")
+        raise NotImplementedError(f"{type(self).__name__} was given a fork that it cannot have asked for")
 
     @abstractmethod
     def told(self, index: int, step: int, value: float) -> list[Action]:

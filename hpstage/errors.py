@@ -40,7 +40,9 @@ class LeaseLost(StoreError):
         super().__init__(self.names)
 
     def __str__(self) -> str:
-        return f"the leases {', '.join(map(repr, self.names))} are held no longer: another has taken the work over"
+        return (
+            f"the leases {', '.join(map(repr, self.names))} are no longer held: another process has taken over the work"
+        )
 
 
 class HistoryChanged(StoreError):

@@ -253,5 +253,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("\nInterrupted. Everything reached is kept: the same command goes on from here.", file=sys.stderr)
+        print("\nInterrupted. All progress is kept: the same command continues from here.", file=sys.stderr)
         sys.exit(130)

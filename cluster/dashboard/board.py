@@ -336,7 +336,7 @@ class Board:
                 view.fold(records[view.position - first :])
                 view.whole = view.whole or (view.position > 0 and len(records) < RECORDS)
             except (HpstageError, msgspec.MsgspecError) as error:
-                logger.warning("hpstage's page cannot show a plan, record %d of it: %s", view.position, error)
+                logger.warning("the dashboard page cannot show a plan: record %d: %s", view.position, error)
                 view.problem = f"record {view.position} cannot be read: {error}"
         if view.position or view.problem:
             self.plans[plan] = self.plans.pop(plan)

@@ -73,9 +73,9 @@ class Follower:
                 while self._send(at_once=last):
                     pass
             except StoreError:
-                logger.debug("the dashboard's page waits for the store", exc_info=True)
+                logger.debug("the dashboard page is waiting for the store", exc_info=True)
             except Exception:  # errors between us and the page must not affect the search
-                logger.debug("the dashboard's page could not be reached", exc_info=True)
+                logger.debug("the dashboard page could not be reached", exc_info=True)
                 self._asked = None
 
     def _send(self, *, at_once: bool) -> bool:

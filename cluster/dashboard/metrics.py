@@ -50,10 +50,14 @@ FAMILIES: Mapping[str, _Family] = {
         "Trials of the study by state; open: not over, though the search has ended.",
         (*_STUDY, "state"),
     ),
-    "hpstage_steps_asked": (CounterMetricFamily, "Steps of all trials of the study, as far as asked.", _STUDY),
+    "hpstage_steps_asked": (
+        CounterMetricFamily,
+        "Steps of all trials of the study, up to where each was asked for.",
+        _STUDY,
+    ),
     "hpstage_steps_distinct": (CounterMetricFamily, "Distinct steps among those that were asked.", _STUDY),
     "hpstage_steps_trained": (CounterMetricFamily, "Steps trained that the study's trials asked for first.", _STUDY),
-    "hpstage_steps_wasted": (CounterMetricFamily, "Of these, steps that were thrown away.", _STUDY),
+    "hpstage_steps_wasted": (CounterMetricFamily, "Of these, steps whose results were discarded.", _STUDY),
     "hpstage_merge_rate": (GaugeMetricFamily, "Steps asked / distinct steps.", _STUDY),
     "hpstage_worker_seconds": (
         CounterMetricFamily,
@@ -81,10 +85,18 @@ FAMILIES: Mapping[str, _Family] = {
         "Chains that the study paid for and that were lost or threw training away, by outcome.",
         (*_STUDY, "outcome"),
     ),
-    "hpstage_plan_steps_asked": (CounterMetricFamily, "Steps of all trials of the plan, as far as asked.", _PLAN),
+    "hpstage_plan_steps_asked": (
+        CounterMetricFamily,
+        "Steps of all trials of the plan, up to where each was asked for.",
+        _PLAN,
+    ),
     "hpstage_plan_steps_distinct": (CounterMetricFamily, "Distinct steps among those that were asked.", _PLAN),
     "hpstage_plan_steps_trained": (CounterMetricFamily, "Steps that were trained.", _PLAN),
-    "hpstage_plan_steps_wasted": (CounterMetricFamily, "Steps that were trained and thrown away.", _PLAN),
+    "hpstage_plan_steps_wasted": (
+        CounterMetricFamily,
+        "Steps that were trained and whose results were discarded.",
+        _PLAN,
+    ),
     "hpstage_plan_merge_rate": (GaugeMetricFamily, "Steps asked / distinct steps, over all studies.", _PLAN),
     "hpstage_plan_worker_seconds": (
         CounterMetricFamily,

@@ -361,7 +361,7 @@ class Summary(Plot):
     def make(self) -> None:
         self.source = None
         self.root = Div(
-            text="No search has told of itself yet.",
+            text="No search has started yet.",
             disable_math=True,
             sizing_mode="stretch_width",
             styles={"font-size": "14px", "color": _INK},

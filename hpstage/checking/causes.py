@@ -14,12 +14,12 @@ from hpstage.training.pickles import REMEDY
 Style = Literal["torch", "function", "object"]
 
 _KEEP = {
-    "torch": "keep it on the trainable, in the model or in what they reach, so that it is captured, or answer for it "
+    "torch": "keep it on the trainable, in the model or in what they reach, so that it is captured, or return it "
     "in extra_state() and load_extra_state(); or make it a function of the step",
     "function": "keep it in something that is attached (run.attach(...)), or make it a function of the step",
     "object": "give it in state_dict() and take it over in load_state_dict(), or make it a function of the step",
 }
-_UNLESS = "; if no training hangs on it, name it in `stateless`"
+_UNLESS = "; if training does not depend on it, name it in `stateless`"
 _PICKLE = "bytes b'\\x80", 'bytes b"\\x80'
 _DRAWS = (
     "draw from the global generators (random, numpy.random, torch), which hpstage keys from the seed and the step, or "
@@ -48,7 +48,7 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
     if path == THREADS:
         return (
             "your code sets torch's number of threads, for the whole process; hpstage keeps it at one, since the order "
-            "of sums hangs on it",
+            "of sums depends on it",
             "leave torch.set_num_threads() out",
         )
     if path.startswith(SETTING):
@@ -58,7 +58,7 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
         )
     if path.startswith(LOCAL) and way not in (ways.AGAIN, ways.THREADS):
         return (
-            "local variables are in no state: a fork begins the function anew, up to its loop, and goes on with what "
+            "local variables are in no state: a fork runs the function anew, up to its loop, and continues with what "
             "they are there",
             f"{_KEEP[style]}{_UNLESS.replace('`stateless`', 'the `stateless` of the function')}",
         )
@@ -73,7 +73,7 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
         )
     if path.startswith(METRIC) and way == ways.EVALUATED:
         return (
-            "what evaluate() gives hangs on how often it was called",
+            "what evaluate() returns depends on how often it was called",
             "keep nothing in evaluate(), or make what it keeps part of what training does",
         )
     if path.startswith(METRIC) and way not in (ways.AGAIN, ways.THREADS):
@@ -89,14 +89,14 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
     if way == ways.AGAIN:
         if hashes:
             return (
-                "the order of a set or hash() of a text, which is another in every process, or the host's name: "
+                "the order of a set or hash() of a string, which differs in every process, or the host's name: "
                 "processes that are given the same PYTHONHASHSEED and HOSTNAME agree",
                 "sort what comes from a set, use a digest (zlib.crc32) in place of hash(), and nothing of the host",
             )
         when = "setting up gives" if apart.step == 0 else "a step gives"
         what = "it draws another number of times, which" if path.startswith(GENERATOR) else "it"
         return (
-            f"{when} something else in every process: {what} hangs on the time, on the process or an address (id()), "
+            f"{when} something else in every process: {what} depends on the time, on the process or an address (id()), "
             f"on entropy (os.urandom, secrets, a generator without a seed), on a thread that works beside it, on a "
             f"file, or on a variable of the environment",
             _DRAWS + _UNLESS,
@@ -116,7 +116,7 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
         )
     if way == ways.ELSEWHERE:
         return (
-            "training hangs on something that the process holds and no state does: a cache, the environment, a file, "
+            "training depends on something that the process holds and no state does: a cache, the environment, a file, "
             "an object of a library",
             _KEEP[style] + _UNLESS,
         )
@@ -128,10 +128,10 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
         )
     if way == ways.EVALUATED:
         return (
-            "evaluating changes what training goes on from",
+            "evaluating changes what training continues from",
             "put back what evaluating changes, or work on a copy",
         )
-    return "taking a state changes what training goes on from", "let state_dict() change nothing"
+    return "taking a state changes what training continues from", "let state_dict() change nothing"
 
 
 def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
@@ -149,12 +149,12 @@ def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
         )
     if apart.path.startswith(GENERATOR):
         return (
-            "the step draws another number of times than straight through: what it does hangs on something that is in "
-            "no state",
+            "the step draws a different number of times than straight through: what it does depends on something "
+            "that is in no state",
             _KEEP[style],
         )
     return (
-        "something that training changes is in no state: straight through it goes on as it was left, and a fork begins "
+        "something that training changes is in no state: straight through it keeps its value, and a fork begins "
         "without it",
         _KEEP[style] + _UNLESS,
     )

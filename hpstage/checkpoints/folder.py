@@ -145,7 +145,7 @@ class FolderCheckpoints(FormattedCheckpoints):
             raise
         if found != self._name:
             raise CheckpointUnreachable(
-                f"{self.path} is another place here than the driver's; mount the same one under this path everywhere"
+                f"{self.path} is a different place here than for the driver; mount the same one at this path everywhere"
             )
 
     def check(self) -> None:

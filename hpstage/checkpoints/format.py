@@ -164,7 +164,7 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
     try:
         sealed = msgspec.json.decode(content, type=_Sealed)
         if xxhash.xxh3_128_hexdigest(sealed.manifest) != sealed.xxh3_128:
-            raise CheckpointCorrupt(f"{where} does not agree with its checksum")
+            raise CheckpointCorrupt(f"{where} does not match its checksum")
         manifest = msgspec.json.decode(sealed.manifest, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointCorrupt(f"{where} is no manifest: {error}") from error
@@ -208,9 +208,9 @@ def _read_values(place: Place, name: str, parts: Sequence[Leaf], files: Mapping[
     with place.open(name) as file:
         # Checked before allocating the memory that the structure claims.
         if file.size != len(header) + sum(leaf.nbytes for leaf in parts):
-            raise CheckpointCorrupt(f"{place.where(name)} has another length than its structure promises")
+            raise CheckpointCorrupt(f"{place.where(name)} does not have the length that its structure gives")
         if file.read(len(header)) != header:
-            raise CheckpointCorrupt(f"{place.where(name)} has another header than its structure promises")
+            raise CheckpointCorrupt(f"{place.where(name)} does not have the header that its structure gives")
         whole = xxhash.xxh3_128(header)
         for index in order:
             leaf = parts[index]
@@ -228,4 +228,4 @@ def _read_values(place: Place, name: str, parts: Sequence[Leaf], files: Mapping[
 
 def _check(place: Place, name: str, found: str, files: Mapping[str, str]) -> None:
     if files.get(name) != found:
-        raise CheckpointCorrupt(f"{place.where(name)} does not agree with the checksum in its manifest")
+        raise CheckpointCorrupt(f"{place.where(name)} does not match the checksum in its manifest")

@@ -42,7 +42,7 @@ class UrlCheckpoints(FormattedCheckpoints):
     gives its files names of its own and writes the manifest, which names them, last; so nobody's file changes under a
     reader, and two writers of one key do not meet before the manifest, which only the first one writes.
 
-    Files that no manifest names are rests of writers that died or lost their connection; :meth:`sweep` removes them
+    Files that no manifest names are leftovers of writers that died or lost their connection; :meth:`sweep` removes them
     after a day, by the service's clock, so that no clock of a host matters. Nothing is swept unasked, since it takes a
     listing of all files. Uploads in parts that were never completed are not files yet: a lifecycle rule of the bucket
     removes them.
@@ -94,13 +94,13 @@ class UrlCheckpoints(FormattedCheckpoints):
         except CheckpointUnreachable as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise CheckpointUnreachable(
-                    f"{self.url} leads to another place here than for the driver, or to none; see that it has the same "
+                    f"{self.url} is a different place here than for the driver, or to none; see that it has the same "
                     f"endpoint and credentials everywhere, and that its files are not in one process's memory or disk"
                 ) from error.__cause__
             raise
         if found != self._name:
             raise CheckpointUnreachable(
-                f"{self.url} leads to another place here than for the driver; see that it has the same endpoint and "
+                f"{self.url} is a different place here than for the driver; see that it has the same endpoint and "
                 f"credentials everywhere"
             )
 

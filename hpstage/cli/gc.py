@@ -184,7 +184,7 @@ class Collection:
         for name, heap in (
             ("left: a driver is at work and may publish them", self.spared),
             ("left: of other workloads", self.foreign),
-            ("left: spoilt, of unknown origin", self.spoilt),
+            ("left: damaged, of unknown origin", self.spoilt),
             ("left: cannot be read or removed", self.stuck),
         ):
             if heap.count:
@@ -192,9 +192,9 @@ class Collection:
         cells = [("", "checkpoints", "bytes"), *((name, f"{count:,}", f"{size:,}") for name, count, size in rows)]
         unpublished = self.before.unpublished if self.dry_run else self.after.unpublished
         notes = [
-            (self.rests, f"rests of dead writers removed: {self.rests}"),
+            (self.rests, f"leftovers of dead writers removed: {self.rests}"),
             (unpublished, f"not published, of writers at work or dead: {unpublished:,} bytes"),
-            (self.buried, f"drivers that died and were struck off: {self.buried}"),
+            (self.buried, f"dead drivers removed from the plan: {self.buried}"),
             (self.log.plan.drivers, f"drivers at work: {len(self.log.plan.drivers)}"),
             (self.waiting, f"written off, but a running chain may save them again: {self.waiting}"),
             (self.failed, f"written off, but could not be removed: {self.failed}"),

@@ -77,7 +77,7 @@ def run(
 ) -> None:
     """Search, and print the best trial and what sharing saved.
 
-    Ctrl-C stops it with all that was reached kept, a second one at once; the same command goes on from there. Once a
+    Ctrl-C stops it and keeps all progress, a second one at once; the same command continues from there. Once a
     search has ended, the same command adds as many trials again.
 
     Scripts are sent to the workers as they are; modules that they import must be there.
@@ -130,7 +130,9 @@ def run(
                 checkpoint_budget=checkpoint_budget,
             )
         except KeyboardInterrupt:
-            typer.echo(f"hpstage: interrupted; all is kept, and the same command goes on (study {where})", err=True)
+            typer.echo(
+                f"hpstage: interrupted; all progress is kept: the same command continues it (study {where})", err=True
+            )
             raise typer.Exit(130) from None
     echo(as_text(result, metric))
     there = len(result.study.get_trials(deepcopy=False))
@@ -176,7 +178,7 @@ def as_text(result: Result, metrics: Sequence[str]) -> str:
     lines = lines or ["No trial has ended with a value."]
     left = sum(not trial.state.is_finished() for trial in trials)
     if left:
-        lines.append(f"{count_of(left, 'trial')} not at an end yet: the same command goes on.")
+        lines.append(f"{count_of(left, 'trial')} not finished yet: the same command continues.")
     return "\n".join([*lines, "", str(result.savings)])
 
 

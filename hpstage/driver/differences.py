@@ -9,7 +9,7 @@ from hpstage.plan.facts import Fact, ForkVerified, StateDiffers, StateReached
 
 _SOURCES = {
     "fresh": "from the beginning of training",
-    "continued": "going on where the worker stood",
+    "continued": "continuing where the worker was",
     "live": "from a state in the worker's memory",
     "disk": "from a checkpoint",
     None: "straight on",
@@ -41,9 +41,9 @@ def explain(fact: StateDiffers | ForkVerified) -> str:
     what = f"the first thing that differs is {fact.where}" if fact.where else "what differs cannot be told"
     first, again = fact.ways
     return (
-        f"the state after step {fact.step} was trained again, and is another: {what}. First trained {first}; now "
+        f"the state after step {fact.step} was trained again, and differs: {what}. First trained {first}; now "
         f"{again}. Something in training is a function neither of the state nor of the step (the time, a thread, an "
-        f"order that hangs on addresses, a file): `hpstage check` on the trainable looks for it"
+        f"order of addresses, a file): run `hpstage check` on the trainable to find it"
     )
 
 

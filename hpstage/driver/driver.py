@@ -169,14 +169,14 @@ class Driver:
         Raises:
             StateError: training changes something that no state holds.
             CheckpointError: there was no room for a checkpoint and no other could be evicted, or no worker could use
-                the checkpoints for the executor's ``worker_timeout``. Everything reached before is kept.
+                the checkpoints for the executor's ``worker_timeout``. All progress is kept.
             ClusterError: there were no workers for the executor's ``worker_timeout``, or the executor raised it.
         """
         if self._strict and self.plan.differences:
             raise StateError(
                 f"training was found not to be exact by an earlier call on this store, or by another process: "
                 f"{explain(self.plan.differences[-1])}. What the store keeps is not to be built on: once that is "
-                f'fixed, choose another store; verify="off" goes on with this one'
+                f'fixed, choose another store; verify="off" continues with this one anyway'
             )
         self._perform()
         if len(self.plan.drivers) > 1:

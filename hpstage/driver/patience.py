@@ -29,10 +29,10 @@ class Patience:
         elif now - self._cut_off_since > seconds and not self._scheduler.running:
             raise CheckpointUnreachable(
                 f"no worker has been able to use the checkpoints for {seconds:.0f} s ({trouble}); fix that and run "
-                f"the same command again: nothing that was reached is lost"
+                f"the same command again: all progress is kept"
             )
         if self._alone_since is not None and now - self._alone_since > seconds:
             raise ClusterError(
                 f"all workers have been gone for {seconds:.0f} s; start workers and run the same command again: "
-                f"nothing that was reached is lost"
+                f"all progress is kept"
             )

@@ -187,8 +187,8 @@ class ChainRunner:
             self._verifications_left -= 1
             if not self._verifications_left:
                 logger.warning(
-                    "Training has begun to change something else %d times, last %s; what it begins to change from now "
-                    "on is verified no more. Name what no training hangs on in `stateless`.",
+                    "Training has begun to change something new %d times, last %s; what it begins to change from now "
+                    "on is not verified. Name in `stateless` what training does not depend on.",
                     _VERIFICATIONS,
                     min(self._unverified()) if self._unverified is not None else "",
                 )

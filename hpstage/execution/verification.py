@@ -150,7 +150,7 @@ class ForkVerification:
             self.refusal = (
                 f"step {step}, which was trained before, cannot be trained once more from a kept state, as it would "
                 f"be if a worker were lost: {type(error).__name__}: {error}. Let a step leave nothing behind that the "
-                f"same step stumbles over, or state it in state_dict()"
+                f"same step cannot start from, or state it in state_dict()"
             )
             return
         forked = portrait_of(self._trainable)
@@ -237,10 +237,10 @@ def _explained(verification: ForkVerification, difference: Difference) -> str:
             f"measuring changes training: {path} is {straight} after {steps} steps, and {forked} where one asks "
             f"for a report and did not before, or does not and did. What is done only where run.wants_report is true "
             f"must leave all as it was: call model.eval() before it and model.train() after it; what is noted there "
-            f"and no training hangs on is named in `stateless`"
+            f"and training does not depend on is named in `stateless`"
         )
     return (
-        f"training goes on otherwise from a kept state than straight through: after {steps} more steps {path} is "
+        f"training continues differently from a kept state than straight through: after {steps} more steps {path} is "
         f"{forked} from the state and {straight} straight through. Something that training changes is in no state: "
-        f"{remedy}, or make it a function of the step; if no training hangs on it, name it in `stateless`"
+        f"{remedy}, or make it a function of the step; if training does not depend on it, name it in `stateless`"
     )

@@ -180,7 +180,7 @@ class PatientStorage(BaseStorage):
             if not _may_pass(error):
                 raise
             logger.warning(
-                "The storage of the study does not answer (%s); waiting for it. Training goes on.", self._shown(error)
+                "The storage of the study does not answer (%s); waiting for it. Training continues.", self._shown(error)
             )
         began = time.monotonic()
         refused, away = stop_after_delay(_REFUSALS * self._patience), stop_after_delay(self._patience)

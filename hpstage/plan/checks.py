@@ -114,7 +114,7 @@ _CHECKS: dict[type, Callable[[SearchPlan, Any], None]] = {
 
 
 def other_format(format: int) -> str:
-    age, remedy = ("a newer", "upgrade hpstage") if format > FORMAT else ("an older", "go on with that one")
+    age, remedy = ("a newer", "upgrade hpstage") if format > FORMAT else ("an older", "continue with that one")
     return (
         f"this store was written in format {format} by {age} hpstage; this one reads format {FORMAT}: {remedy}, or "
         f"choose another store"

@@ -152,7 +152,7 @@ class Preflight:
                 f"and merge rate are those that the search would have, from the beginning."
             )
         elif self.exact:
-            yield "Nothing hangs on metrics: steps and merge rate are those that the search will have."
+            yield "No decision depends on metrics: steps and merge rate are those that the search will have."
         else:
             known = f" but for {self.measured.text(_count)} of them" if self.measured.high else ""
             yield (

@@ -88,7 +88,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
         """Append another schedule, whose steps count from the joint."""
         joint = self.length
         if joint is None:
-            raise ScheduleError("nothing can follow a schedule that goes on for ever; bound it with .until(step)")
+            raise ScheduleError("nothing can follow a schedule without an end; bound it with .until(step)")
         return Schedule(self.segments + shifted(as_schedule(other).segments, joint))
 
     def until(self, step: int) -> Schedule:

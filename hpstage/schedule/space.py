@@ -50,7 +50,7 @@ def grown(donor: Mapping[str, Schedule], step: int, own: Mapping[str, Schedule])
     """
     if donor.keys() != own.keys():
         raise ScheduleError(
-            f"a trial with {', '.join(sorted(own))} cannot go on with the training of one with "
+            f"a trial with {', '.join(sorted(own))} cannot continue the training of one with "
             f"{', '.join(sorted(donor))}; let space() return the same names for all trials of this algorithm"
         )
     return {name: donor[name].until(step).then(schedule.since(step)) for name, schedule in own.items()}

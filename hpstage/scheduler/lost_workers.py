@@ -76,5 +76,5 @@ def _failure(node: Node, step: int, losses: Sequence[ChainLost]) -> UserFailure:
     ]
     return UserFailure(
         summary=f"{len(losses)} workers died in a row while training from step {step} ({values})",
-        traceback="\n".join(["Each worker that was given this stage died of it, or in it:", *attempts]),
+        traceback="\n".join(["Every worker that was given this stage died:", *attempts]),
     )

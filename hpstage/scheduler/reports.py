@@ -137,5 +137,5 @@ def _other_values(worker: WorkerId, node: Node, step: int) -> str:
     return (
         f"worker {worker} names the state at step {step} otherwise than this process: the values that the two compute "
         f"for {names} differ, as they may where their C libraries do; run the search where the workers run, from the "
-        f"same image. Nothing that was reached is lost"
+        f"same image. All progress is kept"
     )

@@ -72,8 +72,8 @@ class Workers(dict[WorkerId, Worker]):
         if known == trouble:
             return []
         return [
-            f"Worker {id} cannot use the checkpoints: {trouble}. It is given no work for {seconds:.0f} s, then tried "
-            f"again and again; nothing is lost by it."
+            f"Worker {id} cannot use the checkpoints: {trouble}. It is given no work for {seconds:.0f} s, and then "
+            f"tried again; no progress is lost."
         ]
 
     def unbench(self, id: WorkerId) -> list[str]:

@@ -62,7 +62,7 @@ def lengthened(
                 if name not in schedules or schedules[name].until(planned.steps) != before:
                     raise UsageError(
                         f"trial {frozen.number} had another schedule of {name!r} in its first {planned.steps} "
-                        f"steps; an extension goes on with what was trained: let space() return the same schedules "
+                        f"steps; an extension continues what was trained: let space() return the same schedules "
                         f"up to there"
                     )
         longer[planned.id] = TrialAdded(planned.id, schedules, max(planned.steps, steps))
@@ -75,7 +75,7 @@ def warn_of_what_is_left(plan: SearchPlan, ledger: Ledger, record: SearchRecord 
     if record is not None and not record.ended and record.open:
         logger.warning(
             "Study %r holds an interrupted search with other arguments (%s); its open trials stay as they are. "
-            "Make its call again to go on with it, or add extend=True to take over its trials.",
+            "Make its call again to continue it, or add extend=True to take over its trials.",
             name,
             record.started.algorithm,
         )

@@ -114,7 +114,7 @@ def optimize(
         StoreError: the store cannot be used or belongs to another workload.
         ClusterError: there are no workers, or all were lost.
         CheckpointError: there was no room for a checkpoint and no other could be evicted, or no worker could access the
-            checkpoints for the executor's ``worker_timeout``. Everything reached before is kept.
+            checkpoints for the executor's ``worker_timeout``. All progress is kept.
         TrainingError: the user's code raised an exception that ``catch`` does not include.
         KeyboardInterrupt: Ctrl-C; everything reached is kept.
     """

@@ -36,11 +36,11 @@ def run(call: Call) -> Result:
             break
         except LeaseLost:
             logger.warning(
-                "This process stood still, or was cut off from the store, for so long that others took its part "
-                "over. It joins them again and goes on where the search is now."
+                "This process was suspended, or cut off from the store, for so long that others took over its "
+                "work. It rejoins and continues where the search is now."
             )
         except HistoryChanged as error:
-            logger.warning("%s. This process begins again by itself.", error)
+            logger.warning("%s. This process starts the search again by itself.", error)
         if driver is not None:
             workers = driver.abandon()
     whole = driver.plan.searches[session.name] is not begun  # else it resumed the search of an earlier call

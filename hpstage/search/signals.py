@@ -15,7 +15,7 @@ logger = logging.getLogger("hpstage")
 # Number of signals that abort a start-up; a search, or its closing, takes one less.
 _WHILE_FRAGILE = 3
 
-_KEPT = "interrupted; all that was reached is kept, and the same call goes on with a study in storage"
+_KEPT = "interrupted; all progress is kept: the same call continues a study in storage"
 
 
 class Interruption:
@@ -77,9 +77,9 @@ class Interruption:
         if self._left == 0:
             self._raise()
         if first and self._wake is None:
-            logger.warning("Stopping as soon as all is up that can be closed")
+            logger.warning("Stopping as soon as the executor has started")
         elif first and self._wake is not None:
-            logger.warning("Stopping: keeping what runs; Ctrl-C again stops at once")
+            logger.warning("Stopping: saving what runs; Ctrl-C again stops at once")
             self._wake()
 
     def _raise(self) -> None:

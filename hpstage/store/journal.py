@@ -62,5 +62,5 @@ def history_changed(where: str, cursor: Cursor, length: int) -> HistoryChanged:
         f"{where} has lost records: the {cursor.position} that this process has read are not those that it holds now "
         f"({length} in all), so it was put back to an earlier state and may have been written to since (a failover to "
         f"a replica that lagged, a host that crashed before its disk was written, a copy that was restored); run again "
-        f"to go on from what it has, and set appendfsync always on a Redis server"
+        f"to continue from what it has, and set appendfsync always on a Redis server"
     )

@@ -187,7 +187,7 @@ class RedisJournal(Store):
         policy = about.get("maxmemory_policy", "")
         if policy.startswith("allkeys") and about.get("maxmemory"):
             raise StoreError(
-                f"{self._where}: the server throws keys away when memory is short (maxmemory-policy {policy}), which "
+                f"{self._where}: the server evicts keys when memory is short (maxmemory-policy {policy}), which "
                 f"would lose the journal; set it to noeviction"
             )
         if not about.get("aof_enabled"):
@@ -219,7 +219,7 @@ class RedisJournal(Store):
     def _gone(self) -> StoreError:
         return StoreError(
             f"{self._where} has lost records that were in it: the server was flushed, restarted without its file, or "
-            f"replaced by a replica that lagged behind; run again to go on from what it has, and set appendonly yes"
+            f"replaced by a replica that lagged behind; run again to continue from what it has, and set appendonly yes"
         )
 
 

@@ -149,7 +149,7 @@ class TorchLoop(Adapter):
         if state["optimizer_class"] != built.kind:
             raise StateError(
                 f"the state was trained with {state['optimizer_class']}, but optimizer() gives {built.kind}; a state "
-                "goes on under the optimizer that made it"
+                "continues only under the optimizer that made it"
             )
         values = {_MODEL + name: value for name, value in state["model"].items()} | state["values"]
         self._built = built

@@ -86,7 +86,7 @@ class FunctionTrainable(Adapter):
             raise TrainingError(
                 f"{self._name} returned at step {step}, before run.steps() was over: leave its loop without "
                 f"`break` and `return`. What ends trials early is the algorithm (ASHA, MedianStopping); where a trial "
-                f"has seen enough, go on without training"
+                f"has seen enough, skip the training in its remaining steps"
             )
         if self._announced and run._metrics is None:
             raise TrainingError(

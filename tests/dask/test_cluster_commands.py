@@ -142,7 +142,7 @@ def test_what_ends_at_once_is_started_ever_less_often() -> None:
     assert status == 0
     assert [line for line in lines if line != "ready"] == [
         *(f"it has ended (exit status 3); it is started again in {delay} s" for delay in ("0.1", "0.2", "0.4")),
-        "stopping; once more to stop at once",
+        "stopping; interrupt again to stop at once",
     ]
 
 
@@ -155,7 +155,7 @@ def test_a_second_signal_kills_what_does_not_end(tmp_path: Path) -> None:
     )
     status, lines = supervise(code)
     assert status == 1
-    assert lines == ["ready", "stopping; once more to stop at once"]
+    assert lines == ["ready", "stopping; interrupt again to stop at once"]
 
 
 def test_a_command_that_is_not_there_is_an_error() -> None:

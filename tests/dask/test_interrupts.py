@@ -116,9 +116,9 @@ def test_a_search_that_was_interrupted_at_any_moments_trains_each_distinct_step_
                 break  # a call that has come to its end is not to be continued: another would add trials
             status, output = interrupted_after(tmp_path, place, moment, signal.SIGINT)
             assert status == -signal.SIGINT, output
-            assert said(output) == ["Stopping: keeping what runs; Ctrl-C again stops at once"]
+            assert said(output) == ["Stopping: saving what runs; Ctrl-C again stops at once"]
             assert output.count("Traceback") == 1
-            assert "KeyboardInterrupt: interrupted; all that was reached is kept" in output.splitlines()[-1]
+            assert "KeyboardInterrupt: interrupted; all progress is kept" in output.splitlines()[-1]
     found = went_on(tmp_path)
     assert found == undisturbed
     assert found["wasted"] == 0
@@ -131,7 +131,7 @@ def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
 ) -> None:
     status, output = interrupted_after(tmp_path, where, 7, signal.SIGTERM)
     assert status == -signal.SIGTERM
-    assert output.splitlines() == ["Stopping: keeping what runs; Ctrl-C again stops at once"]
+    assert output.splitlines() == ["Stopping: saving what runs; Ctrl-C again stops at once"]
     assert went_on(tmp_path) == undisturbed
     assert steps(tmp_path) == undisturbed["unique"]
 
@@ -170,7 +170,7 @@ def test_ctrl_c_while_local_workers_start_is_for_the_search_alone(tmp_path: Path
         output, _ = process.communicate(timeout=300)
     assert all(mask & 1 << signal.SIGINT - 1 for mask in blocked)
     assert process.returncode == -signal.SIGINT
-    assert said(output) == ["Stopping as soon as all is up that can be closed"]
+    assert said(output) == ["Stopping as soon as the executor has started"]
     assert output.count("Traceback") == 1
 
 

@@ -148,8 +148,8 @@ def test_a_search_that_is_interrupted_goes_on_by_the_same_command(folder: Path, 
     assert (process.returncode, out) == (130, "")
     assert err.startswith("Setting up the workers\nLine: 0/5 trials; ")
     assert said(err) == [
-        "Stopping: keeping what runs; Ctrl-C again stops at once",
-        "hpstage: interrupted; all is kept, and the same command goes on (study Line in .hpstage/optuna.log)",
+        "Stopping: saving what runs; Ctrl-C again stops at once",
+        "hpstage: interrupted; all progress is kept: the same command continues it (study Line in .hpstage/optuna.log)",
     ]
     status, out, err = run(folder, *words)
     assert (status, said(err)) == (0, [])
@@ -299,7 +299,7 @@ def test_names_are_shown_and_not_obeyed(inline: hpstage.Result) -> None:
     shown = as_text(inline, ["\x1b[31mevil"])
     assert "\x1b" not in shown
     assert "\\x1b[31mevil" in shown
-    assert "1 trial not at an end yet" in shown
+    assert "1 trial not finished yet" in shown
 
 
 def test_a_search_without_a_value_says_so(inline: hpstage.Result) -> None:

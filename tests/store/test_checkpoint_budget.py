@@ -228,7 +228,7 @@ def test_what_a_crash_between_record_and_removal_leaves_is_removed_by_gc(tmp_pat
     tried = gc(*words, "--dry-run")
     assert tried.exit_code == 0, tried.output
     assert row(tried.output, "to remove: no record names them")[0] == len(orphans)
-    assert "drivers that died and were struck off: 1" in tried.output and "Nothing was changed" in tried.output
+    assert "dead drivers removed from the plan: 1" in tried.output and "Nothing was changed" in tried.output
     with closing(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")) as journal:
         assert journal.read() == records
     assert keys_in(folder, plan.workload) == kept | orphans
@@ -243,7 +243,7 @@ def test_what_a_crash_between_record_and_removal_leaves_is_removed_by_gc(tmp_pat
     assert row(done.output, "needed by searches")[0] > 0
     began = time.monotonic()
     resumed = search(tmp_path, checkpoints=folder)
-    assert time.monotonic() - began < 20, "it does not wait for the leases of the driver that was struck off"
+    assert time.monotonic() - began < 20, "it does not wait for the leases of the dead driver"
     assert outcome(resumed) == undisturbed
 
 
@@ -323,7 +323,7 @@ def test_what_dead_writers_left_is_removed_but_not_by_a_dry_run(tmp_path: Path) 
     left.mkdir(parents=True)
     (left / "state").write_bytes(b"x" * 5000)
     assert "5,000 bytes" in gc(tmp_path / "plan", "--dry-run").output and left.exists()
-    assert "rests of dead writers removed: 1" in gc(tmp_path / "plan").output and not left.exists()
+    assert "leftovers of dead writers removed: 1" in gc(tmp_path / "plan").output and not left.exists()
 
 
 def test_gc_refuses_what_is_no_plan(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_folder_of_another_place_under_the_same_path_is_refused(mounted: Path)
     FolderCheckpoints(mounted.parent / "empty", "w").identity()
     driver.identity()
     mount(mounted, "empty")
-    with pytest.raises(CheckpointUnreachable, match=f"{mounted} is another place here than the driver's"):
+    with pytest.raises(CheckpointUnreachable, match=f"{mounted} is a different place here than for the driver"):
         copied(driver).save(KEY, {"a": 1}, step=1, parent=None)
     assert not (mounted / KEY[:2]).exists()
 
@@ -90,10 +90,10 @@ def test_a_url_that_leads_elsewhere_is_refused(store: UrlCheckpoints) -> None:
     root = store.url.removeprefix("memory:/")
     memory.rm(root, recursive=True)
     for call in (worker.prove, lambda: worker.load(KEY), lambda: worker.manifest(KEY)):
-        with pytest.raises(CheckpointUnreachable, match="leads to another place here"):
+        with pytest.raises(CheckpointUnreachable, match="is a different place here"):
             call()
     assert UrlCheckpoints(store.url, "w").identity() != name
-    with pytest.raises(CheckpointUnreachable, match="leads to another place here"):
+    with pytest.raises(CheckpointUnreachable, match="is a different place here"):
         worker.prove()
 
 

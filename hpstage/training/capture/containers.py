@@ -233,7 +233,7 @@ class Unordered(Kind):
         set.clear(obj)
         set.update(obj, members.order)
         if not self.same(self.read(obj, skip), members):
-            raise TypeError("the order of its members hangs on others that have been in it")
+            raise TypeError("the order of its members depends on others that have been in it")
 
 
 class Frozen(Unordered):

@@ -62,14 +62,14 @@ class Decoder:
         for path, found in values.items():
             record = self._base.paths.get(path)
             if record is None or record.kind is not VALUES:
-                raise StateError(f"the state is that of another model, or of other code: {path} is not here")
+                raise StateError(f"the state is of another model or other code: {path} is not here")
             plain = changed.get(path)
             place = plain[1] if plain is not None and plain[0] == "values" else None
             shape = tuple(found.shape) if place is None else tuple(place[2])
             as_bytes = not is_tensor(found) and found.dtype != record.obj.dtype
             if place is None and not as_bytes and shape != tuple(record.content.form[0]):
                 raise StateError(
-                    f"the state is that of another model: {path} has shape {shape} in it, and "
+                    f"the state is of another model: {path} has shape {shape} in it, and "
                     f"{tuple(record.content.form[0])} here"
                 )
             filled.append((record.obj, found))
@@ -91,12 +91,12 @@ class Decoder:
         """Write content into the object at ``path``. Raises :class:`StateError` if no such object exists."""
         record = self._base.paths.get(path)
         if record is None:
-            raise StateError(f"the state knows of {path}, which is not here: it is that of other code")
+            raise StateError(f"the state knows of {path}, which is not here: it is of other code")
         if is_answered(plain):
             return
         kind, *parts = plain
         if kind != record.kind.name:
-            raise StateError(f"{path} is {record.kind.name} here, and {kind} in the state: it is that of other code")
+            raise StateError(f"{path} is {record.kind.name} here, and {kind} in the state: it is of other code")
         if kind == "values":
             self._write_tensor(record.obj, *parts[1:])
             return
@@ -136,7 +136,7 @@ class Decoder:
         if tag == "@":
             record = self._base.paths.get(parts[0])
             if record is None:
-                raise StateError(f"the state refers to {parts[0]}, which is not here: it is that of other code")
+                raise StateError(f"the state refers to {parts[0]}, which is not here: it is of other code")
             return record.obj
         if tag == "again":
             return self._new[parts[0]]

@@ -114,7 +114,8 @@ class Encoder:
         if kind == "iterator":
             return StateError(
                 f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
-                f"would go on elsewhere. Make what it gives a function of the step, or keep a position of your own"
+                f"would continue from another one. Make what it gives a function of the step, or keep a position of "
+                f"your own"
             )
         if kind == "bulk":
             why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"
@@ -125,7 +126,7 @@ class Encoder:
             )
         else:
             why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
-        return StateError(f"{path} is a {what} that {why}; if no training hangs on it, name it in `stateless`")
+        return StateError(f"{path} is a {what} that {why}; if training does not depend on it, name it in `stateless`")
 
     def value(self, path: str, value: Any) -> Plain:
         """Encode a value within a content."""
@@ -329,7 +330,7 @@ class Encoder:
             what = "has changed"
         return StateError(
             f"{path} is a {_kind(value)} ({form}) that {what} in training, and no state can hold one: keep ordinary "
-            f"tensors and arrays from which it can be made; if no training hangs on it, name it in `stateless`"
+            f"tensors and arrays from which it can be made; if training does not depend on it, name it in `stateless`"
         )
 
     def _settings(self, content: dict[str, Any]) -> list[Plain]:
@@ -376,7 +377,7 @@ class Encoder:
         return StateError(
             f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model() or "
             f"__init__(), so that it is there when a fork begins, or keep plain values (numbers, tensors, lists); if "
-            f"nothing in training hangs on it, name it in `stateless`"
+            f"training does not depend on it, name it in `stateless`"
         )
 
 

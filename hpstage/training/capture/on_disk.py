@@ -59,7 +59,7 @@ def opened_map(path: str, sampled: str, offset: int, order: Any, dtype: Any, sha
     return array
 
 
-_CHANGED = "its content is another one"
+_CHANGED = "its content has changed"
 
 
 def _path(name: object) -> str | None:

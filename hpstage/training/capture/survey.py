@@ -200,7 +200,7 @@ class Surveyor:
             raise StateError(
                 f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into: whether "
                 f"training changes it is not known. Make it where it is used, or keep plain values (numbers, tensors); "
-                f"if no training hangs on it, name it in `stateless`"
+                f"if training does not depend on it, name it in `stateless`"
             )
         return Record(path, obj, kind, content, skip)
 

@@ -74,7 +74,7 @@ class Variables:
 
     def _difference(self, record: Record) -> tuple[str, str, str]:
         if record.kind is VALUES:
-            return record.path, "another in values, form or gradient", text_of(record.obj, self._alone)
+            return record.path, "different in values, form or gradient", text_of(record.obj, self._alone)
         present = Record(record.path, record.obj, record.kind, record.read(), record.skip)
         if record.kind.name == "iterator":
             return record.path, "where it stood", "further on"
@@ -95,9 +95,9 @@ def _changed(path: str, was: str, now: str) -> StateError:
     remedy = f"`{name}`" if path.startswith(LOCAL) else "it"
     return StateError(
         f"training has changed {path}, which it may read in a later step, and which is in no state: it was {was} where "
-        f"the loop over run.steps() began and is {now}, so that a fork would go on otherwise. Attach {remedy}, keep it "
-        f"as an attribute of something that is attached, or make it a function of the step; if no training hangs on "
-        f"it, name it in `stateless` of the function"
+        f"the loop over run.steps() began and is {now}, so that a fork would continue differently. Attach {remedy}, "
+        f"keep it as an attribute of something that is attached, or make it a function of the step; if training does not "
+        f"depend on it, name it in `stateless` of the function"
     )
 
 

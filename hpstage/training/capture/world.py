@@ -83,7 +83,7 @@ class World:
                 raise StateError(
                     f"{record.path} has changed in training, and belongs to code that was met in model() or setup() "
                     f"only, so that a trial would begin with what another has left: import its module where yours "
-                    f"begins, or name it in `stateless` if no training hangs on it"
+                    f"begins, or name it in `stateless` if training does not depend on it"
                 )
         self._note_filled()
         self.base = None
@@ -243,7 +243,7 @@ class World:
             elif known.changed():
                 raise StateError(
                     f"{record.path}, which functools.lru_cache keeps, has changed in training, and is in no state: "
-                    f"what a cached function gives is taken to hang on its arguments alone; keep it on the trainable"
+                    f"a cached function must depend on its arguments alone; keep what changes on the trainable"
                 )
 
     @contextmanager
@@ -265,8 +265,8 @@ class World:
             for record in guard.changed():
                 if not guard.put_back(record):
                     raise StateError(
-                        f"{what} has changed {record.path}, so that training would hang on when it is called: put back "
-                        f"there what was before, work on a copy, or name it in `stateless`"
+                        f"{what} has changed {record.path}, so that training would depend on when it is called: "
+                        f"restore there what was before, work on a copy, or name it in `stateless`"
                     )
 
     def _tell(self, record: Record, what: str) -> None:
@@ -282,8 +282,8 @@ class World:
                 if name is not None and name != "training":  # changes by model.eval() are expected
                     self._told.add(record.path)
                     logger.warning(
-                        "%s has changed %s.%s, which is put back, so that no training hangs on when it is called; what "
-                        "training is to go by, a scheduler or a best value, belongs into a training step",
+                        "%s has changed %s.%s, which is undone, so that training does not depend on when it is called; "
+                        "what training is to go by, a scheduler or a best value, belongs in a training step",
                         what,
                         record.path,
                         name,
@@ -291,7 +291,7 @@ class World:
             return
         self._told.add(record.path)
         logger.warning(
-            "%s has made %s, which is taken away again, so that no training hangs on it; if it is a cache, make it "
+            "%s has made %s, which is removed again, so that training does not depend on it; if it is a cache, make it "
             "in dataset() or __init__(), or name it in `stateless`",
             what,
             made[0],
@@ -328,5 +328,5 @@ def _put_back(record: Record, why: str, *, values: bool = True) -> None:
     except (TypeError, AttributeError, ValueError, RuntimeError, OSError) as error:
         raise StateError(
             f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
-            f"setup(), which begin anew for each trial, or name it in `stateless` if no training hangs on it"
+            f"setup(), which begin anew for each trial, or name it in `stateless` if training does not depend on it"
         ) from None

@@ -134,6 +134,6 @@ def test_a_chain_that_could_not_be_claimed_is_not_waited_for(claim: int, caplog:
     with caplog.at_level(logging.WARNING, "hpstage"):
         found = search(journal, None)
     assert journal.claims > claim
-    assert "This process begins again by itself" in caplog.text
+    assert "This process starts the search again by itself" in caplog.text
     assert outcome(found) == outcome(undisturbed)
     assert not found.plan.chains and not found.plan.drivers

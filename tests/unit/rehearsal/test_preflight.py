@@ -80,7 +80,7 @@ def test_full_training_trains_what_was_said(make):
     for name in ("trials", "steps_asked", "steps_unique", "merge_rate"):
         spread = getattr(said, name)
         assert spread.low == spread.median == spread.high == getattr(done, name), name
-    assert "Nothing hangs on metrics" in str(said)
+    assert "No decision depends on metrics" in str(said)
 
 
 def test_the_demo_is_counted_as_by_its_distinct_prefixes():

@@ -310,7 +310,7 @@ def test_a_place_that_stays_away_ends_the_search_with_its_cause_and_the_next_cal
     expected = searching(tmp_path / "undisturbed", MemoryJournal())
     journal = MemoryJournal()
     refusing = Refusing(tmp_path / "refusing", CheckpointUnreachable("expired token"), 10**6, after=4)
-    with pytest.raises(CheckpointError, match=r"no worker .*expired token.*nothing that was reached is lost"):
+    with pytest.raises(CheckpointError, match=r"no worker .*expired token.*all progress is kept"):
         searching(refusing, journal, worker_timeout=0.0)
     refusing.times = 0
     result = searching(refusing, journal)
