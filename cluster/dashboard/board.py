@@ -217,7 +217,7 @@ class PlanView(Observer):
         if new:
             for lane in study.ask(planned, asked, fact.step):
                 self._lanes.setdefault(lane.node.id, []).append(lane)
-            self._changed.update(node.id for node, _, stop in planned.legs(fact.step) if stop > asked)
+            self._changed.update(node.id for node, _, stop in planned.path_to(fact.step) if stop > asked)
         state = self.plan.target(fact.trial, fact.step)
         if state.metrics is not None and not told:
             study.tell(planned, fact.step, state.metrics)

@@ -174,7 +174,7 @@ def curve(trial: PlannedTrial, metric: str, stop: int) -> list[tuple[int, float]
     """Return the known values of a trial's metric up to ``stop``, by step, including those evaluated for other
     trials."""
     found = []
-    for node, start, end in trial.legs(stop):
+    for node, start, end in trial.path_to(stop):
         for step in sorted(step for step in node.states if start < step <= end):
             metrics = node.states[step].metrics
             value = math.nan if metrics is None else metrics.get(metric, math.nan)

@@ -121,7 +121,7 @@ class Eviction:
             wait([removal.done for removal in self._removing.values()])
             self._remove(log.plan)
 
-    def clear_the_way(self, plan: SearchPlan) -> None:
+    def wait_for_conflicts(self, plan: SearchPlan) -> None:
         """Wait until no removal is in progress that a running chain may save again."""
         wait([removal.done for removal in self._removing.values() if plan.will_keep(removal.ref)])
 

@@ -16,7 +16,7 @@ from hpstage.checkpoints.eviction import Eviction, budget_bytes
 from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.retention import decide
 from hpstage.checkpoints.store import Usage
-from hpstage.driver.lease_keeper import Presence
+from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
@@ -88,10 +88,10 @@ class Collection:
     needed: _Heap = field(default_factory=_Heap, init=False)
     spared: _Heap = field(default_factory=_Heap, init=False)  # that no record names, while a driver is at work
     foreign: _Heap = field(default_factory=_Heap, init=False)
-    spoilt: _Heap = field(default_factory=_Heap, init=False)
+    damaged: _Heap = field(default_factory=_Heap, init=False)
     stuck: _Heap = field(default_factory=_Heap, init=False)
-    rests: int = field(default=0, init=False)
-    buried: int = field(default=0, init=False)
+    leftovers: int = field(default=0, init=False)
+    dead_drivers: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
     waiting: int = field(default=0, init=False)
     _sizes: dict[StateKey, int] = field(default_factory=dict, init=False)
@@ -100,26 +100,26 @@ class Collection:
         """Do it all. ``budget``: bytes that may stay; None: all that a record names."""
         self.before = self.checkpoints.usage()
         self._sizes = self.checkpoints.sizes()
-        self._bury()
+        self._remove_dead_drivers()
         self._remove_orphans()
         if budget is not None:
             self._evict(budget)
         if not self.dry_run:
-            self.rests = self.checkpoints.sweep()
+            self.leftovers = self.checkpoints.sweep()
             self.after = self.checkpoints.usage()
         for state in kept_states(self.log.plan):
             if state.needed:
                 self.needed.add(self._sizes.get(state.key, state.bytes))
 
-    def _bury(self) -> None:
+    def _remove_dead_drivers(self) -> None:
         """Strike off drivers that died, as the next driver would."""
         plan, journal = self.log.plan, self.log.journal
         if not isinstance(journal, Leases):
             return
-        presence = Presence(journal, DriverId(f"gc-{os.getpid():x}-{time.time_ns():x}"))
+        leases = DriverLeases(journal, DriverId(f"gc-{os.getpid():x}-{time.time_ns():x}"))
         for other in list(plan.drivers.values()):
-            if presence.seems_gone(other) if self.dry_run else presence.is_gone(other, plan.studies()):
-                self.buried += 1
+            if leases.seems_gone(other) if self.dry_run else leases.is_gone(other, plan.studies()):
+                self.dead_drivers += 1
                 left = DriverLeft(other.driver, time.time(), "gone")
                 if self.dry_run:
                     plan.apply(left)
@@ -151,7 +151,7 @@ class Collection:
         except CheckpointForeign:
             return self.foreign
         except CheckpointCorrupt:
-            return self.spoilt
+            return self.damaged
         except CheckpointMissing:  # removed meanwhile
             return None
         except CheckpointError as error:
@@ -184,7 +184,7 @@ class Collection:
         for name, heap in (
             ("left: a driver is at work and may publish them", self.spared),
             ("left: of other workloads", self.foreign),
-            ("left: damaged, of unknown origin", self.spoilt),
+            ("left: damaged, of unknown origin", self.damaged),
             ("left: cannot be read or removed", self.stuck),
         ):
             if heap.count:
@@ -192,9 +192,9 @@ class Collection:
         cells = [("", "checkpoints", "bytes"), *((name, f"{count:,}", f"{size:,}") for name, count, size in rows)]
         unpublished = self.before.unpublished if self.dry_run else self.after.unpublished
         notes = [
-            (self.rests, f"leftovers of dead writers removed: {self.rests}"),
+            (self.leftovers, f"leftovers of dead writers removed: {self.leftovers}"),
             (unpublished, f"not published, of writers at work or dead: {unpublished:,} bytes"),
-            (self.buried, f"dead drivers removed from the plan: {self.buried}"),
+            (self.dead_drivers, f"dead drivers removed from the plan: {self.dead_drivers}"),
             (self.log.plan.drivers, f"drivers at work: {len(self.log.plan.drivers)}"),
             (self.waiting, f"written off, but a running chain may save them again: {self.waiting}"),
             (self.failed, f"written off, but could not be removed: {self.failed}"),

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from hpstage.cli.terminal import echo
-from hpstage.driver.lease_keeper import Presence
+from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.plan.facts import DriverId
 from hpstage.report.account import Account, new_account
@@ -178,10 +178,10 @@ class _Looks:
 
     def __init__(self, journal: Journal) -> None:
         self._leases = journal if isinstance(journal, Leases) else None
-        self._presence = None if self._leases is None else Presence(self._leases, DriverId("looking on"))
+        self._driver_leases = None if self._leases is None else DriverLeases(self._leases, DriverId("looking on"))
 
     def seems_gone(self, account: Account, driver: DriverId) -> bool:
-        return self._presence is not None and self._presence.seems_gone(account.plan.drivers[driver])
+        return self._driver_leases is not None and self._driver_leases.seems_gone(account.plan.drivers[driver])
 
     def holder(self, account: Account, study: str) -> str | None:
         record = account.plan.searches.get(study)

@@ -10,8 +10,8 @@ import msgspec
 
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import difference, explain
-from hpstage.driver.inquest import Inquest
-from hpstage.driver.lease_keeper import Presence
+from hpstage.driver.state_probe import StateProbe
+from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.patience import Patience
 from hpstage.errors import (
     CheckpointFull,
@@ -42,7 +42,7 @@ from hpstage.plan.messages import (
     WorkerLeft,
 )
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.remaining import Outlook
+from hpstage.scheduler.remaining import RemainingWork
 from hpstage.scheduler.scheduler import Answer, Scheduler
 from hpstage.store.journal import NO_FENCES, Journal
 
@@ -62,7 +62,7 @@ class Driver:
         scheduler: the scheduler of this plan.
         executor: opened, with its checkpoint store in use.
         journal: where facts are written before they are acted on.
-        presence: this driver's presence, if others may work on the plan at the same time.
+        leases: this driver's leases, if others may work on the plan at the same time.
         workers: workers that an earlier driver on the executor has left idle.
         eviction: keeps the checkpoints within their budget, and makes room if the disk is full.
         exact: whether equal steps must give equal bits (not if the user allows kernels with unordered sums).
@@ -77,45 +77,45 @@ class Driver:
         executor: Executor,
         journal: Journal,
         *,
-        presence: Presence | None = None,
+        leases: DriverLeases | None = None,
         workers: Iterable[WorkerId] = (),
         eviction: Eviction | None = None,
         exact: bool = True,
         strict: bool = True,
-        inquest: Inquest | None = None,
+        inquest: StateProbe | None = None,
     ) -> None:
         self.plan = plan
         self.scheduler = scheduler
         self._executor = executor
-        self.log = Log(plan, journal, self._fold, lambda: NO_FENCES if presence is None else presence.fences)
+        self.log = Log(plan, journal, self._fold, lambda: NO_FENCES if leases is None else leases.fences)
         self._answers: list[Answer] = []
         self._taken: list[Report] = []  # reports from the executor, not yet processed
-        self._presence = presence
+        self._driver_leases = leases
         self._left = False
         self._eviction = eviction
         self._exact = exact
         self._strict = exact and strict
-        self._inquest = inquest
+        self._probe = inquest
         self._looked = 0.0
         self._patience = Patience(scheduler)
         for worker in workers:
-            scheduler.take_note(WorkerJoined(worker, executor.clock()))
+            scheduler.note(WorkerJoined(worker, executor.clock()))
 
     def leave(self) -> None:
         """Leave the plan, so that other drivers can train this driver's remaining work."""
         self._left = True
         self.log.write([DriverLeft(self.scheduler.driver, time.time(), "ended")])
 
-    def bury(self) -> None:
+    def remove_dead_drivers(self) -> None:
         """Record drivers that are gone, so that their unfinished chains are started again."""
         others = [other for other in self.plan.drivers.values() if other.driver != self.scheduler.driver]
         for other in others:
-            if self._presence is not None and self._presence.is_gone(other, self.plan.studies()):
+            if self._driver_leases is not None and self._driver_leases.is_gone(other, self.plan.studies()):
                 self.log.write([DriverLeft(other.driver, time.time(), "gone")])
 
     def abandon(self) -> list[WorkerId]:
         """Stop running chains without writing any facts, and return the present workers, all idle."""
-        held = set() if self._inquest is None else self._inquest.held
+        held = set() if self._probe is None else self._probe.held
         running = {chain: worker for chain, worker in self.scheduler.running_on().items() if chain not in held}
         workers = dict.fromkeys(self.scheduler.workers)
         for chain in running:
@@ -159,9 +159,9 @@ class Driver:
         state = self.plan.known(trial, step) if trial in self.plan.trials else None
         return state is not None and state.metrics is not None
 
-    def outlook(self) -> Outlook:
+    def remaining_work(self) -> RemainingWork:
         """Estimate the remaining work of all drivers."""
-        return self.scheduler.outlook(self._executor.clock())
+        return self.scheduler.remaining_work(self._executor.clock())
 
     def wait(self, timeout: float | None = None) -> list[Answer]:
         """Dispatch work to idle workers and return answers. Blocks until there is a report, or for ``timeout`` seconds.
@@ -182,9 +182,9 @@ class Driver:
         if len(self.plan.drivers) > 1:
             if time.monotonic() - self._looked > _WATCH:
                 self._looked = time.monotonic()
-                self.bury()
+                self.remove_dead_drivers()
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
-        if self._inquest is not None and self._inquest.held:
+        if self._probe is not None and self._probe.held:
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
         back_at = self.scheduler.back_at()
         if back_at is not None:
@@ -232,7 +232,7 @@ class Driver:
                     inexact = StateError(report.difference)
             self.log.write(facts)
             for report in batch:
-                for notice in self.scheduler.take_note(report):
+                for notice in self.scheduler.note(report):
                     logger.warning("%s", notice)
                 if isinstance(report, WorkerJoined | WorkerLeft):
                     self._patience.workers_changed()
@@ -246,19 +246,19 @@ class Driver:
     def _understood(self, reports: Iterable[Report]) -> Iterator[Report]:
         """Yield reports, holding back that of an unreadable state until the inquest has found the cause."""
         for report in reports:
-            if self._inquest is not None and isinstance(report, ChainEnded) and report.outcome == "unreadable":
+            if self._probe is not None and isinstance(report, ChainEnded) and report.outcome == "unreadable":
                 key = self.scheduler.source_of(report.chain)
                 if key is not None:
-                    self._inquest.hold(report, key)
+                    self._probe.hold(report, key)
                     continue
             yield report
-        if self._inquest is not None:
-            yield from self._inquest.decided()
+        if self._probe is not None:
+            yield from self._probe.decided()
 
     def _names(self, reached: StateReached) -> list[str]:
         """Return the names of a state's leaves."""
         assert reached.kept is not None
-        return [] if self._inquest is None else self._inquest.names(reached.kept.key)
+        return [] if self._probe is None else self._probe.names(reached.kept.key)
 
     def _moved(self) -> list[Fact]:
         """Return the fact for other drivers if the workers now belong to another cluster than before."""
@@ -275,7 +275,7 @@ class Driver:
         while not self.log.commit(claims := self.scheduler.propose()):
             pass
         if self._eviction is not None:
-            self._eviction.clear_the_way(self.plan)
+            self._eviction.wait_for_conflicts(self.plan)
         for instruction in self.scheduler.carry_out(claims):
             match instruction:
                 case StartChain():

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.driver import Driver
-from hpstage.driver.inquest import Inquest
-from hpstage.driver.lease_keeper import Presence
+from hpstage.driver.state_probe import StateProbe
+from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger
@@ -27,7 +27,7 @@ logger = logging.getLogger("hpstage")
 
 
 @contextmanager
-def taking_part(
+def join_plan(
     journal: Journal,
     checkpoints: CheckpointStore,
     executor: Executor,
@@ -57,30 +57,30 @@ def taking_part(
     """
     plan = open_plan(journal, workload, described, loaded, sharing=sharing)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
-    presence = Presence(journal, me) if isinstance(journal, Leases) else None
+    leases = DriverLeases(journal, me) if isinstance(journal, Leases) else None
     scheduler = Scheduler(plan, driver=me, pool=executor.pool, checkpoint_every=checkpoint_every, verify=verify)
     driver = Driver(
         plan,
         scheduler,
         executor,
         journal,
-        presence=presence,
+        leases=leases,
         eviction=eviction,
         exact=described.get("environment:deterministic") != "no",
         strict=verify != "off",
-        inquest=Inquest(checkpoints),
+        inquest=StateProbe(checkpoints),
         workers=workers,
     )
     with ExitStack() as leaving:
-        if presence is not None:
-            leaving.callback(presence.close)
+        if leases is not None:
+            leaving.callback(leases.close)
             place = checkpoints.identity()
             _compare_with_last(plan, place, checkpoints)
-            joined = presence.enter(
+            joined = leases.enter(
                 ledger.name, ledger.identity(), executor.pool, place, others := list(plan.drivers.values())
             )
             driver.log.write([joined])
-            driver.bury()
+            driver.remove_dead_drivers()
             _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
         try:
             yield driver
@@ -91,7 +91,7 @@ def taking_part(
             with suppress(StoreError):  # if the store is gone, the lease expires
                 driver.leave()
             raise
-        if presence is not None:
+        if leases is not None:
             driver.leave()
 
 

@@ -30,7 +30,7 @@ def validate(plan: SearchPlan) -> None:
     unique: dict[int, int] = {}
     for trial in plan.trials.values():
         assert trial.stops[-1] == trial.steps and list(trial.stops) == sorted(set(trial.stops))
-        for node, start, stop in trial.legs(trial.asked):
+        for node, start, stop in trial.path_to(trial.asked):
             assert node.start == start < stop
             unique[node.id] = max(unique.get(node.id, 0), stop - start)
         fresh = trial.fresh.values()

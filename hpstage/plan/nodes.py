@@ -134,7 +134,7 @@ class PlannedTrial:
 
     def shared_until(self, step: int) -> Iterator[tuple[Node, int]]:
         """Yield, for each node, the number of steps up to ``step`` that another trial had asked for before."""
-        for node, start, stop in self.legs(self.asked):
+        for node, start, stop in self.path_to(self.asked):
             # A node's fresh steps are its last ones.
             yield node, max(0, min(stop - self.fresh.get(node.id, 0), step) - start)
 
@@ -142,7 +142,7 @@ class PlannedTrial:
         """Return the node that holds the state after ``step`` steps (1 <= step <= steps)."""
         return self.path[bisect_left(self.stops, step)]
 
-    def legs(self, stop: int) -> Iterator[tuple[Node, int, int]]:
+    def path_to(self, stop: int) -> Iterator[tuple[Node, int, int]]:
         """Yield ``(node, start, stop)`` along the path to step ``stop``."""
         start = 0
         for node, end in zip(self.path, self.stops, strict=True):

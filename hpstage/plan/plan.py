@@ -162,7 +162,7 @@ class SearchPlan:
 
     def _reached(self, fact: StateReached) -> Charge:
         node = self.nodes[fact.node]
-        state = self.touch(node, fact.step)
+        state = self.ensure_state(node, fact.step)
         charge = self.payments.charge(fact, next(iter(state.waiting), None))
         if self.losses:
             self.losses.pop(StateRef(node.id, fact.start), None)
@@ -286,7 +286,7 @@ class SearchPlan:
         """Return the failure that currently prevents training ``trial`` to ``step``, if any."""
         if not self.failed:
             return None
-        for node, _, stop in self.trials[trial].legs(step):
+        for node, _, stop in self.trials[trial].path_to(step):
             failed = self.failed.get(node.id)
             if failed is not None and stop > failed[0]:
                 return failed[1]
@@ -294,7 +294,7 @@ class SearchPlan:
 
     # --- asking -------------------------------------------------------------------------------------------
 
-    def touch(self, node: Node, step: int) -> State:
+    def ensure_state(self, node: Node, step: int) -> State:
         """Return the state at ``step`` of ``node``, creating it if needed."""
         state = node.states.get(step)
         if state is None:
@@ -303,7 +303,7 @@ class SearchPlan:
 
     def target(self, trial: TrialId, step: int) -> State:
         """Return the state of ``trial`` trained to ``step``, creating it if needed. O(log segments)."""
-        return self.touch(self._planned(trial, step).node_at(step), step)
+        return self.ensure_state(self._planned(trial, step).node_at(step), step)
 
     def _planned(self, trial: TrialId, step: int) -> PlannedTrial:
         planned = self.trials.get(trial)
@@ -329,7 +329,7 @@ class SearchPlan:
             tally.ask(planned, step)
             self.totals.steps_asked += step - planned.asked
             planned.asked = step
-            for node, _, stop in planned.legs(step):
+            for node, _, stop in planned.path_to(step):
                 if stop > node.reach:
                     fresh = stop - node.reach
                     planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
@@ -390,7 +390,7 @@ class SearchPlan:
         seconds_asked = seconds_unique = 0.0
         reach: dict[NodeId, int] = {}
         for trial in trials:
-            for node, start, stop in trial.legs(trial.asked):
+            for node, start, stop in trial.path_to(trial.asked):
                 cost = self.step_seconds(node)
                 steps_asked += stop - start
                 seconds_asked += (stop - start) * cost

@@ -117,7 +117,7 @@ def seconds_alone(plan: SearchPlan, planned: PlannedTrial, answered: Sequence[in
     if not answered:
         return 0.0
     own = 0.0
-    for node, start, stop in planned.legs(answered[-1]):
+    for node, start, stop in planned.path_to(answered[-1]):
         own += (stop - start) * plan.step_seconds(node)
     return own + plan.totals.average_evaluate_seconds * len(answered)
 

@@ -44,7 +44,7 @@ class Tally:
     def ask(self, trial: PlannedTrial, step: int) -> None:
         """Count a target beyond all earlier targets of the trial. O(segments)."""
         self.totals.steps_asked += step - trial.asked
-        for node, start, stop in trial.legs(step):
+        for node, start, stop in trial.path_to(step):
             fresh = stop - self._reach.get(node.id, start)
             if fresh > 0:
                 self.totals.steps_unique += fresh
@@ -60,7 +60,7 @@ class Tally:
         self.totals.answers += 1
         if step <= before:
             return
-        for node, start, stop in trial.legs(step):
+        for node, start, stop in trial.path_to(step):
             if stop > before:
                 steps = stop - max(start, before)
                 self._answered[node.id] = self._answered.get(node.id, 0) + steps

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpstage.scheduler.remaining import Outlook
+from hpstage.scheduler.remaining import RemainingWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +74,14 @@ class Busy:
             self._until = elapsed
 
 
-def seconds_left(outlook: Outlook, *, workers: int, later_seconds: float, busy: float) -> float | None:
+def seconds_left(remaining: RemainingWork, *, workers: int, later_seconds: float, busy: float) -> float | None:
     """Estimate the remaining seconds; ``None`` without workers.
 
     The work asked for is bounded by its longest path, and by its total divided among all workers. The work still to be
     asked is added, divided by the number of workers busy so far: it may be asked too late to keep all of them busy.
 
     Args:
-        outlook: the work asked for.
+        remaining: the work asked for.
         workers: current number of workers.
         later_seconds: worker seconds of the work still to be asked.
         busy: average number of busy workers so far.
@@ -89,4 +89,4 @@ def seconds_left(outlook: Outlook, *, workers: int, later_seconds: float, busy: 
     if not workers:
         return None
     later = later_seconds / min(max(busy, 1.0), workers)
-    return max(outlook.path_seconds, outlook.work_seconds / workers + later)
+    return max(remaining.path_seconds, remaining.work_seconds / workers + later)

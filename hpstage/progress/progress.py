@@ -105,9 +105,9 @@ class Progress:
         plan, scheduler = driver.plan, driver.scheduler
         record, totals = plan.searches[session.name], plan.totals
         since = plan.tally(session.name).totals.since(record.before)
-        outlook = driver.outlook()
+        remaining = driver.remaining_work()
         if self._done_before is None:
-            self._done_before = outlook.stages_done
+            self._done_before = remaining.stages_done
             self._best_before = _best_value(self._study)
         elapsed = now - self._began
         self._busy.note(elapsed, scheduler.running)
@@ -125,7 +125,7 @@ class Progress:
                 exponent=_growth(session.trials, plan),
             )
             left = seconds_left(
-                outlook,
+                remaining,
                 workers=len(scheduler.workers),
                 later_seconds=still_to_ask(so_far) * plan.average_step_seconds(),
                 busy=self._busy.average,
@@ -144,8 +144,8 @@ class Progress:
             metric=record.started.metric[0] if one else None,
             best=best,
             best_step=at,
-            stages_done=max(0, outlook.stages_done - self._done_before),
-            stages_left=outlook.stages_left,
+            stages_done=max(0, remaining.stages_done - self._done_before),
+            stages_left=remaining.stages_left,
             running=scheduler.running,
             workers=len(scheduler.workers),
             merge_rate=since.merge_rate,

@@ -140,7 +140,7 @@ def causes_of(book: Book) -> Causes:
 
 def _after(plan: SearchPlan, trial: PlannedTrial, last: int) -> float:
     """Return the seconds that the trial would have taken from step ``last`` to its end."""
-    legs = [(node, max(start, last), stop) for node, start, stop in trial.legs(trial.steps) if stop > last]
+    legs = [(node, max(start, last), stop) for node, start, stop in trial.path_to(trial.steps) if stop > last]
     return sum((stop - start) * plan.step_seconds(node) for node, start, stop in legs)
 
 
@@ -153,7 +153,7 @@ def _shared(
     study = study_of[mine]
     same = others = 0.0
     same_steps = others_steps = 0
-    for node, start, stop in trial.legs(answered[-1]):
+    for node, start, stop in trial.path_to(answered[-1]):
         if fresh.get(node.id, 0) == node.reach - node.start:
             continue  # everything ever asked of the node was asked of this trial first
         cost = plan.step_seconds(node)

@@ -49,7 +49,7 @@ def extend(
         new: creates the lane of a node of which nothing has been asked for yet.
     """
     found = []
-    for node, start, stop in trial.legs(step):
+    for node, start, stop in trial.path_to(step):
         lane = lanes.get(node.id)
         if lane is not None and stop <= before:
             continue

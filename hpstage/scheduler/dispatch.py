@@ -12,10 +12,10 @@ from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef, WorkerId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.chains import Layer
+from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
-from hpstage.scheduler.preemption import Yielding
+from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Worker
 
@@ -40,8 +40,8 @@ class Dispatch:
         self,
         plan: SearchPlan,
         tree: StageTree,
-        layer: Layer,
-        yielding: Yielding,
+        builder: ChainBuilder,
+        preemption: Preemption,
         driver: DriverId,
         workers: Mapping[WorkerId, Worker],
         running: Mapping[ChainId, Orders],
@@ -49,8 +49,8 @@ class Dispatch:
     ) -> None:
         self._plan = plan
         self._tree = tree
-        self._layer = layer
-        self._yielding = yielding
+        self._builder = builder
+        self._preemption = preemption
         self._driver = driver
         self._workers = workers
         self._running = running
@@ -67,14 +67,14 @@ class Dispatch:
         """
         claims: list[Claim] = []
         for id, orders in self._running.items():
-            if not orders.stopping and (spans := self._layer.prolongation(orders)):
+            if not orders.stopping and (spans := self._builder.prolongation(orders)):
                 claims.append(ChainProlonged(id, spans))
         idle = [worker for worker in self._workers.values() if worker.is_ready(now)]
         heads = list(islice(self._tree.heads(), _CONSIDERED + len(idle) - 1)) if idle else []
         for number, (worker, line, step) in enumerate(self._assign(idle, heads), self.started + 1):
-            spans = self._layer.way(line, step)
+            spans = self._builder.path(line, step)
             if not spans:
-                raise InternalError(f"a head without a way: step {step} of node {line.node.id}")
+                raise InternalError(f"a head without a path: step {step} of node {line.node.id}")
             claims.append(
                 ChainStarted(ChainId(f"{self._driver or 'chain'}-{number}"), self._driver, worker.id, spans, now)
             )
@@ -87,7 +87,7 @@ class Dispatch:
             worker = next((w for w in idle if self._source(line, step) in w.live), idle[0])
             if len(idle) == 1:
                 for index, (other, its_line, its_step) in enumerate(heads[:_CONSIDERED]):
-                    if other < seconds - self._yielding.switch_seconds():
+                    if other < seconds - self._preemption.switch_seconds():
                         break
                     if self._source(its_line, its_step) in worker.live:
                         chosen = index
@@ -128,12 +128,12 @@ class Dispatch:
                 orders.marks.add(step)
             elif not wanted.evaluate or step in orders.evaluated:
                 continue  # the state is kept there anyway
-            boundary = self._layer.boundary_at(line, step)
+            boundary = self._builder.boundary_at(line, step)
             if boundary.evaluate:
                 orders.evaluated.add(step)
             touched.setdefault(passing, ([], []))[1].append(boundary)
         for id, spans in prolonged.items():
-            stages, boundaries = self._layer.lay(self._running[id], spans)
+            stages, boundaries = self._builder.build(self._running[id], spans)
             entry = touched.setdefault(id, ([], []))
             entry[0].extend(stages)
             entry[1].extend(boundaries)
@@ -143,7 +143,7 @@ class Dispatch:
         ]
 
     def _start(self, orders: Orders, spans: tuple[Span, ...]) -> StartChain:
-        stages, boundaries = self._layer.lay(orders, spans, begins=True)
+        stages, boundaries = self._builder.build(orders, spans, begins=True)
         chain = orders.chain
         source = self._plan.source_of(chain)
         root = self._plan.nodes[spans[0].node].ancestry()[0]
@@ -156,8 +156,8 @@ class Dispatch:
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),
                 verify_new=self._verify_new,
-                keep_every=self._layer.checkpoint_every,
-                keep_seconds=self._layer.checkpoint_seconds,
-                time_first=self._layer.checkpoint_seconds is not None and not self._plan.totals.steps_trained,
+                keep_every=self._builder.checkpoint_every,
+                keep_seconds=self._builder.checkpoint_seconds,
+                time_first=self._builder.checkpoint_seconds is not None and not self._plan.totals.steps_trained,
             ),
         )

@@ -21,7 +21,7 @@ class Orders:
     passed: int = 0  # step that it is known to have passed, if beyond its last reported one
     end: int | None = None
     cut: int | None = None  # where it is cut so that all workers finish together
-    rest: int | None = None  # where it may yield before its next mark
+    yield_at: int | None = None  # where it may yield before its next mark
     stopping: bool = False
 
     @property

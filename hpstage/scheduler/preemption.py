@@ -14,7 +14,7 @@ from itertools import islice
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, StopChain
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.chains import NOTICE, Layer
+from hpstage.scheduler.chain_builder import NOTICE, ChainBuilder
 from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.pace import seconds_between, step_before_end
@@ -24,13 +24,13 @@ from hpstage.scheduler.stage_tree import StageTree
 _WORTH = 10.0
 
 
-class Yielding:
+class Preemption:
     """Sets the ends of running chains."""
 
-    def __init__(self, plan: SearchPlan, tree: StageTree, layer: Layer) -> None:
+    def __init__(self, plan: SearchPlan, tree: StageTree, builder: ChainBuilder) -> None:
         self._plan = plan
         self._tree = tree
-        self._layer = layer
+        self._builder = builder
 
     def switch_seconds(self) -> float:
         """Return the cost of leaving a line and returning to it: a message, a save, a load."""
@@ -39,7 +39,7 @@ class Yielding:
         load = totals.load_seconds / totals.loads if totals.loads else save
         return 0.01 + load + save
 
-    def settle(self, running: list[Orders], workers: int, now: float) -> list[Instruction]:
+    def update_ends(self, running: list[Orders], workers: int, now: float) -> list[Instruction]:
         """Return the instructions that update the ends of the running chains."""
         going, instructions = self._going(running)
         waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), workers)]
@@ -56,14 +56,14 @@ class Yielding:
             boundaries: tuple[Boundary, ...] = ()
             if end not in orders.marks:
                 orders.marks.add(end)
-                boundaries = (self._layer.boundary_at(self._line_at(orders, end), end),)
+                boundaries = (self._builder.boundary_at(self._line_at(orders, end), end),)
             wish = end if end != orders.marks[-1] else None
             if wish != orders.end or boundaries:
                 orders.end = wish
                 instructions.append(AmendChain(Amendment(orders.chain.id, (), boundaries, orders.end_ref)))
         return instructions
 
-    def part(self, running: list[Orders]) -> list[Instruction]:
+    def stop_all(self, running: list[Orders]) -> list[Instruction]:
         """Return the instructions that end all chains at their next steps, keeping the states of wanted chains."""
         going, instructions = self._going(running)
         for orders, _ in going:
@@ -102,7 +102,7 @@ class Yielding:
             return end
         left = self._beyond(orders.chain) if last == orders.marks[-1] else 0.0
         later = last
-        for mark in self._rests(orders, last):
+        for mark in self._yield_steps(orders, last):
             if left >= rivals:
                 break
             left += seconds_between(self._tree, orders.chain, mark, later)
@@ -111,12 +111,12 @@ class Yielding:
                 end = mark
         return end
 
-    def _rests(self, orders: Orders, last: int) -> Iterator[int]:
+    def _yield_steps(self, orders: Orders, last: int) -> Iterator[int]:
         """Yield the steps before ``last`` at which the state is kept anyway, in descending order."""
         yield from orders.marks.rrange(last, inclusive=False)
-        rest = self._layer.rest(orders)
-        if rest < orders.marks[0]:
-            yield rest
+        step = self._builder.yield_step(orders)
+        if step < orders.marks[0]:
+            yield step
 
     def _cuts(self, running: list[Orders], waiting: list[float], workers: int, now: float) -> dict[str, int]:
         """Return where to cut chains when fewer heads wait than there are workers, so that all workers finish at about

@@ -14,7 +14,7 @@ from hpstage.scheduler.stage_tree import StageTree
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class RemainingWork:
     """Estimated seconds of the work asked for and not yet done, at the measured seconds per step.
 
     Loading and saving are included in proportion to training, as measured so far.
@@ -30,7 +30,7 @@ class Outlook:
     """Nodes with steps left to train or states left to evaluate."""
 
 
-def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[Orders], now: float) -> Outlook:
+def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders], now: float) -> RemainingWork:
     """Estimate the work left at ``now`` on the chains' clock. O(running chains x their spans)."""
     with closing(tree.heads()) as heads:
         longest = next(heads, None)
@@ -41,10 +41,10 @@ def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[Orders], now: 
         ahead = seconds_between(tree, chain, chain.at, orders.marks[0]) if orders.marks else 0.0
         spent = min(max(0.0, now - chain.since), ahead)
         work -= spent
-        path = max(path, _way(tree, chain) - spent)
+        path = max(path, _path_seconds(tree, chain) - spent)
     totals = plan.totals
     besides = (totals.load_seconds + totals.save_seconds) / totals.train_seconds if totals.train_seconds else 0.0
-    return Outlook(
+    return RemainingWork(
         path_seconds=path * (1 + besides),
         work_seconds=max(0.0, work) * (1 + besides),
         stages_done=tree.left.stages_done,
@@ -52,7 +52,7 @@ def look_out(plan: SearchPlan, tree: StageTree, running: Iterable[Orders], now: 
     )
 
 
-def _way(tree: StageTree, chain: OpenChain) -> float:
+def _path_seconds(tree: StageTree, chain: OpenChain) -> float:
     """Return the seconds from the chain's last reported position to the end of the longest path that starts on it."""
     at, tail = chain.at, chain.spans[-1]
     beyond = tree.remaining(tree.line_of(tail), tail.stop)

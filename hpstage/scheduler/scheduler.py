@@ -2,7 +2,7 @@
 
 In each turn, the facts that follow from reports (``decide``) are written to the journal and folded (``fold``); then the
 next claims (``propose``) are written, folded, and carried out (``carry_out``). Deciding and proposing change nothing.
-Information that no other driver needs, such as which workers exist, is read directly from the reports (``take_note``).
+Information that no other driver needs, such as which workers exist, is read directly from the reports (``note``).
 
 Scheduling is by critical path: a free worker gets the head with the longest remaining path and continues through
 boundaries along it (Hippo, arXiv 2006.11972, section 4.2). A chain yields at a boundary when a longer path waits
@@ -51,12 +51,12 @@ from hpstage.plan.messages import (
 )
 from hpstage.plan.nodes import State
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.chains import Layer
+from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.covers import Covers
 from hpstage.scheduler.dispatch import Claim, Dispatch
 from hpstage.scheduler.orders import Orders
-from hpstage.scheduler.preemption import Yielding
-from hpstage.scheduler.remaining import Outlook, look_out
+from hpstage.scheduler.preemption import Preemption
+from hpstage.scheduler.remaining import RemainingWork, remaining_work
 from hpstage.scheduler.reports import Reports
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Workers
@@ -105,7 +105,7 @@ class Scheduler:
         self._now = 0.0  # the latest known time
         self.workers = Workers()
         self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
-        layer = Layer(
+        builder = ChainBuilder(
             plan,
             self._tree,
             checkpoint_seconds=checkpoint_seconds,
@@ -113,11 +113,11 @@ class Scheduler:
             verify=verify,
             running=self._running,
         )
-        self._yielding = Yielding(plan, self._tree, layer)
+        self._preemption = Preemption(plan, self._tree, builder)
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
         self._dispatch = Dispatch(
-            plan, self._tree, layer, self._yielding, driver, self.workers, self._running, verify != "off"
+            plan, self._tree, builder, self._preemption, driver, self.workers, self._running, verify != "off"
         )
         self.draining = False  # start and prolong no more chains
         self.leaving = False  # also end the running chains as soon as possible
@@ -160,7 +160,7 @@ class Scheduler:
 
     # --- reports ------------------------------------------------------------------------------------------
 
-    def take_note(self, report: Report) -> list[str]:
+    def note(self, report: Report) -> list[str]:
         """Process what only this driver needs of a report, after its facts are folded. Return messages for the user."""
         match report:
             case BoundaryReached(reached):
@@ -244,7 +244,7 @@ class Scheduler:
 
     def _reached(self, fact: StateReached) -> list[Answer]:
         node = self._plan.nodes[fact.node]
-        state = self._plan.touch(node, fact.step)
+        state = self._plan.ensure_state(node, fact.step)
         waiting = dict(state.waiting)
         self._plan.apply(fact)
         if fact.kept is not None:
@@ -319,9 +319,9 @@ class Scheduler:
         instructions = self._dispatch.carry_out(claims)
         running = list(self._running.values())
         if self.leaving:
-            instructions += self._yielding.part(running)
+            instructions += self._preemption.stop_all(running)
         else:
-            instructions += self._yielding.settle(running, self.workers.able(self._now), self._now)
+            instructions += self._preemption.update_ends(running, self.workers.able(self._now), self._now)
         return instructions
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -344,9 +344,9 @@ class Scheduler:
         """Return the workers of this driver's chains."""
         return {id: orders.chain.worker for id, orders in self._running.items()}
 
-    def outlook(self, now: float) -> Outlook:
+    def remaining_work(self, now: float) -> RemainingWork:
         """Estimate the remaining work of all drivers at ``now`` on the executor's clock."""
-        return look_out(self._plan, self._tree, self._running.values(), now)
+        return remaining_work(self._plan, self._tree, self._running.values(), now)
 
     def idle(self) -> bool:
         """Whether nothing is running and nothing is wanted."""

@@ -329,11 +329,11 @@ class StageTree:
         wanted = line.wanted.get(step)
         if wanted is None:
             return None
-        way = (step - line.node.start) * line.cost
+        ahead = (step - line.node.start) * line.cost
         if child < 0:
-            return way + self.evaluate_seconds if wanted.evaluate else None
+            return ahead + self.evaluate_seconds if wanted.evaluate else None
         below = wanted.children.get(child)
-        return None if below is None else way + below.length
+        return None if below is None else ahead + below.length
 
     def _top(self, line: Line) -> tuple[float, int, int] | None:
         far = line.far

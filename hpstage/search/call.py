@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.driver import Driver
-from hpstage.driver.membership import taking_part
+from hpstage.driver.membership import join_plan
 from hpstage.errors import UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger, samplers
@@ -138,7 +138,7 @@ def open_call(
             progress=closing.enter_context(Progress(display, request.study, page=page, deadline=deadline)),
             interruption=interruption,
             deadline=deadline,
-            join=lambda idle: taking_part(
+            join=lambda idle: join_plan(
                 places.journal,
                 places.checkpoints,
                 workers,

@@ -23,7 +23,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
-from hpstage.driver.lease_keeper import Presence
+from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HpstageError, StoreError, UsageError
 from hpstage.plan.facts import (
     ChainId,
@@ -204,7 +204,7 @@ def test_a_journal_that_is_only_read_refuses_writes_and_makes_no_file(store: Pat
 
 def test_drivers_chains_and_studies_are_alive_while_their_leases_are_held(store: Path) -> None:
     with closing(SQLiteJournal(store / "plan.sqlite")) as journal:
-        here = Presence(journal, DriverId("here"))
+        here = DriverLeases(journal, DriverId("here"))
         joined = here.enter("alive", "identity of alive", "pool", "", [])
         elsewhere = DriverId("elsewhere")
         gone = type(joined)(elsewhere, "pool", "another host/boot/ns", 4711, 1.0)
@@ -283,7 +283,7 @@ def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple
         indent = len(line) - len(line.lstrip())
         assert (indent == 0) == (node.parent is None) or len(node.parent.children) == 1  # type: ignore[union-attr]
         assert f"  {node.start}-{node.reach}  " in line
-        through = sum(node in [leg[0] for leg in t.legs(t.asked)] for t in plan.trials.values())
+        through = sum(node in [leg[0] for leg in t.path_to(t.asked)] for t in plan.trials.values())
         assert re.search(rf"  {through} trials?$", line)
         failed = any(failure.node == node.id for failure in plan.failures)
         assert ("  failed  " in line) == failed
@@ -317,7 +317,7 @@ def test_a_trial_of_a_hundred_changes_stays_on_the_screen(store: Path) -> None:
 def test_a_tree_of_one_study_shows_only_what_its_trials_pass(searched: tuple[Path, hpstage.Result]) -> None:
     folder, result = searched
     mine = {
-        node.id for id, t in result.plan.trials.items() if id.startswith("first/") for node, _, _ in t.legs(t.asked)
+        node.id for id, t in result.plan.trials.items() if id.startswith("first/") for node, _, _ in t.path_to(t.asked)
     }
     lines = told("tree", folder, "--study", "first").splitlines()
     assert {int(line.split()[0][1:]) for line in lines} == mine

@@ -72,7 +72,7 @@ def check(view: PlanView, study: StudyView, tree: Tree) -> None:
         lanes.setdefault(piece.node, []).append((piece.start, piece.stop))
         rows.setdefault(piece.row, []).append((piece.start, piece.stop))
         assert piece.trials == sum(
-            any(node.id == piece.node for node, _, _ in trial.legs(trial.asked))
+            any(node.id == piece.node for node, _, _ in trial.path_to(trial.asked))
             for id, trial in view.plan.trials.items()
             if id in study.trials
         )

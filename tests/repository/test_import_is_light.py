@@ -13,7 +13,7 @@ PURE = [
     "hpstage.plan.plan",
     "hpstage.scheduler.scheduler",
     "hpstage.scheduler.stage_tree",
-    "hpstage.scheduler.chains",
+    "hpstage.scheduler.chain_builder",
     "hpstage.execution.route",
     "hpstage.driver.driver",
     "hpstage.checkpoints.eviction",

@@ -24,7 +24,7 @@ from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.needed import kept_states
 from hpstage.cli.app import app
-from hpstage.driver.lease_keeper import Presence
+from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import CheckpointError, StoreError, UsageError
 from hpstage.plan.facts import DriverJoined, StateKey, StateLost, StateReached, TrialEnded
 from hpstage.plan.invariants import validate
@@ -286,13 +286,13 @@ def test_while_a_driver_is_at_work_what_no_record_names_is_left(tmp_path: Path) 
     store = FolderCheckpoints(tmp_path / "plan" / "checkpoints", result.plan.workload)
     store.save(StateKey("ab" * 16), {"x": 1}, step=1, parent=None)
     with closing(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")) as journal:
-        presence = Presence(journal, "alive")  # type: ignore[arg-type]
-        joined: DriverJoined = presence.enter("other", "other", "pool", "", [])
+        leases = DriverLeases(journal, "alive")  # type: ignore[arg-type]
+        joined: DriverJoined = leases.enter("other", "other", "pool", "", [])
         import msgspec
 
         journal.append([msgspec.json.encode(joined)])
         done = gc(tmp_path / "plan", "--budget", 0)
-        presence.close()
+        leases.close()
     assert row(done.output, "left: a driver is at work")[0] == 1 and "drivers at work: 1" in done.output
     assert set(store.keys()) == {"ab" * 16}, "what a record names may go nevertheless"
     done = gc(tmp_path / "plan")  # the driver has given its lease back without a word

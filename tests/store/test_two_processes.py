@@ -19,7 +19,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.processes import start_of
-from hpstage.driver.lease_keeper import host_identity
+from hpstage.driver.driver_leases import host_identity
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import DriverId, DriverJoined, StateLost

@@ -435,7 +435,7 @@ class Base: pass
 class Small(Base):
     def forward(self): return 2
 
-class Layer(torch.nn.Linear):
+class ChainBuilder(torch.nn.Linear):
     def forward(self, x): return x * 2
 
 class Trainable:

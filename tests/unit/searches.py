@@ -93,12 +93,12 @@ def failures_after(losses: Iterable[WorkerLeft]) -> list[StageFailed]:
     scheduler.fold(TargetAsked(TrialId("t"), 8))
     failures: list[StageFailed] = []
     for left in losses:
-        scheduler.take_note(WorkerJoined(left.worker, left.at - 0.5))
+        scheduler.note(WorkerJoined(left.worker, left.at - 0.5))
         for claim in scheduler.propose():
             scheduler.fold(claim)
         for fact in scheduler.decide(left):
             scheduler.fold(fact)
             failures += [fact] if isinstance(fact, StageFailed) else []
-        scheduler.take_note(left)
+        scheduler.note(left)
         scheduler.validate()
     return failures

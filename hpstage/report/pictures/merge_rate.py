@@ -114,7 +114,7 @@ def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
         trial = book.trials.get(ask.trial)
         if trial is None:
             continue
-        for node, start, stop in trial.legs(ask.step):
+        for node, start, stop in trial.path_to(ask.step):
             fresh = stop - reach.get(node.id, start)
             if fresh > 0:
                 distinct += fresh

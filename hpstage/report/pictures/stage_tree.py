@@ -47,7 +47,7 @@ def draw_stage_tree(book: Book) -> Figure:
     if not lanes:
         return style.nothing("No trial was asked for: there is no stage tree.")
     best = None if book.best is None else book.trials[book.best]
-    way = [] if best is None else list(best.legs(best.asked))
+    way = [] if best is None else list(best.path_to(best.asked))
     shown = lay_out.foremost(lanes, book.ranking, MOST_ROWS, always=[node.id for node, _, _ in way])
     rows = lay_out.rows(shown)
     its = {lane.node.id: book.measured[lane.node.id] for lane in shown}

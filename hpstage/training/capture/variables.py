@@ -96,8 +96,8 @@ def _changed(path: str, was: str, now: str) -> StateError:
     return StateError(
         f"training has changed {path}, which it may read in a later step, and which is in no state: it was {was} where "
         f"the loop over run.steps() began and is {now}, so that a fork would continue differently. Attach {remedy}, "
-        f"keep it as an attribute of something that is attached, or make it a function of the step; if training does not "
-        f"depend on it, name it in `stateless` of the function"
+        f"keep it as an attribute of something that is attached, or make it a function of the step; if training does "
+        f"not depend on it, name it in `stateless` of the function"
     )
 
 

@@ -81,7 +81,7 @@ def test_the_dashboard_serves_the_tree_with_a_dot_for_each_evaluated_state(tmp_p
     ]
     assert sorted(zip(dots["x"], dots["marker"]["color"], strict=True)) == sorted(measured)
     lines = plot["data"][0]
-    asked = {node.id for trial in result.plan.trials.values() for node, _, _ in trial.legs(trial.asked)}
+    asked = {node.id for trial in result.plan.trials.values() for node, _, _ in trial.path_to(trial.asked)}
     assert lines["x"].count(None) == len(asked)
 
 

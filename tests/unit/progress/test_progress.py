@@ -20,7 +20,7 @@ from hpstage.progress.display import Display
 from hpstage.progress.displays import LINE_SECONDS, LineDisplay
 from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
 from hpstage.progress.render import render
-from hpstage.scheduler.remaining import Outlook
+from hpstage.scheduler.remaining import RemainingWork
 from hpstage.search import call as front_door
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing
@@ -173,14 +173,14 @@ def test_nobody_knows_how_long_a_search_without_an_end_takes(monkeypatch):
 
 
 def test_the_longest_way_bounds_the_time_left_from_below_and_so_does_the_work_of_all_workers():
-    outlook = Outlook(path_seconds=100.0, work_seconds=300.0, stages_done=0, stages_left=9)
-    assert seconds_left(outlook, workers=1, later_seconds=0, busy=1) == 300.0
-    assert seconds_left(outlook, workers=2, later_seconds=0, busy=2) == 150.0
-    assert seconds_left(outlook, workers=8, later_seconds=0, busy=8) == 100.0
-    assert seconds_left(outlook, workers=2, later_seconds=100, busy=2) == 200.0
-    assert seconds_left(outlook, workers=2, later_seconds=100, busy=1) == 250.0
-    assert seconds_left(outlook, workers=2, later_seconds=100, busy=50) == 200.0, "no more can be busy than there are"
-    assert seconds_left(outlook, workers=0, later_seconds=0, busy=1) is None
+    remaining = RemainingWork(path_seconds=100.0, work_seconds=300.0, stages_done=0, stages_left=9)
+    assert seconds_left(remaining, workers=1, later_seconds=0, busy=1) == 300.0
+    assert seconds_left(remaining, workers=2, later_seconds=0, busy=2) == 150.0
+    assert seconds_left(remaining, workers=8, later_seconds=0, busy=8) == 100.0
+    assert seconds_left(remaining, workers=2, later_seconds=100, busy=2) == 200.0
+    assert seconds_left(remaining, workers=2, later_seconds=100, busy=1) == 250.0
+    assert seconds_left(remaining, workers=2, later_seconds=100, busy=50) == 200.0, "no more can be busy than there are"
+    assert seconds_left(remaining, workers=0, later_seconds=0, busy=1) is None
 
 
 def test_trials_to_come_add_as_many_steps_as_those_before_them_or_fewer_where_they_share_more():

@@ -135,7 +135,7 @@ def unanswered_steps(account: Account, facts: list[Fact]) -> int:
     trained: set[tuple[int, int]] = set()
     for fact in facts:
         if isinstance(fact, TargetAsked):
-            for node, start, stop in trials[fact.trial].legs(fact.step):
+            for node, start, stop in trials[fact.trial].path_to(fact.step):
                 for step in range(start, stop):
                     first.setdefault((node.id, step), fact.trial)
         elif isinstance(fact, StateReached):

@@ -166,7 +166,7 @@ def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_wer
     lines = [c for c in figure.axes[0].collections if isinstance(c, LineCollection)]
     [way] = min(lines, key=lambda c: c.get_zorder()).get_segments()
     best = book.trials[book.best]
-    assert [step for step, _ in way] == [at for _, start, stop in best.legs(best.asked) for at in (start, stop)]
+    assert [step for step, _ in way] == [at for _, start, stop in best.path_to(best.asked) for at in (start, stop)]
     [lanes] = [c for c in lines if c.get_zorder() == 3]
     ends = {tuple(point) for segment in lanes.get_segments() for point in segment}
     assert {tuple(way[0]), tuple(way[-1])} <= ends
@@ -341,7 +341,7 @@ def test_each_node_is_drawn_once_and_begins_where_its_line_was_measured_last(
     whole = {  # by each trial alone: all that was measured on its way
         tuple(
             (step, node.states[step].metrics["value"])  # type: ignore[index]
-            for node, start, stop in planned.legs(planned.asked)
+            for node, start, stop in planned.path_to(planned.asked)
             for step in sorted(node.states)
             if start < step <= stop and node.states[step].metrics is not None
         )

@@ -189,7 +189,7 @@ def test_states_of_a_study_are_those_that_its_trials_pass(
     passed = {
         (node.id, step)
         for planned in book.trials.values()
-        for node, _, stop in planned.legs(planned.asked)
+        for node, _, stop in planned.path_to(planned.asked)
         for step in node.states
         if step <= stop
     }

@@ -15,7 +15,7 @@ from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints, patience
 from hpstage.checkpoints.patience import Patient
 from hpstage.driver.driver import Driver
-from hpstage.driver.inquest import Inquest
+from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.facts import StateKey, StateLost, WorkerId
@@ -135,13 +135,13 @@ def searched(executor: SimulatedExecutor, shelf: Shelf) -> tuple[Driver, MemoryJ
     journal = MemoryJournal()
     plan = open_plan(journal, WORKLOAD, {})
     scheduler = Scheduler(plan, checkpoint_every=2)
-    driver = Driver(plan, scheduler, executor, journal, inquest=Inquest(shelf))
+    driver = Driver(plan, scheduler, executor, journal, inquest=StateProbe(shelf))
     driver.add(TRIALS)
     for added, stop in zip(TRIALS, STOPS, strict=True):
         driver.ask(added.trial, stop)
     answers = []
     while len(answers) < len(TRIALS):
-        if driver._inquest is not None and driver._inquest.held:
+        if driver._probe is not None and driver._probe.held:
             assert shelf.looked.wait(30)
         answers += driver.wait()
         scheduler.validate()

@@ -1,4 +1,4 @@
-"""Inquest: the driver itself reads a state that a worker could not read, before it is written off.
+"""StateProbe: the driver itself reads a state that a worker could not read, before it is written off.
 
 A worker that alone cannot read a state has a missing mount, a stale cache or bad memory: then the worker is benched
 instead. Meanwhile the end of its chain is held back, as if it still ran, so that no other chain begins there.
@@ -18,7 +18,7 @@ from hpstage.plan.facts import ChainId, StateKey
 from hpstage.plan.messages import ChainEnded
 
 
-class Inquest:
+class StateProbe:
     """Reads states that workers could not read, each in a separate thread: reading takes time in proportion to the
     state's size, and blocks forever if a server does not answer."""
 
@@ -30,7 +30,7 @@ class Inquest:
     def hold(self, report: ChainEnded, key: StateKey) -> None:
         """Hold a report back until the cause is known."""
         self.held.add(report.chain)
-        threading.Thread(target=self._look, args=(report, key), name="hpstage-inquest", daemon=True).start()
+        threading.Thread(target=self._look, args=(report, key), name="hpstage-probe", daemon=True).start()
 
     def decided(self) -> list[ChainEnded]:
         """Return decided reports: the state is ``unreadable`` for all workers, or this worker is ``cut_off``."""

@@ -1,4 +1,4 @@
-"""Presence: this process's part in a plan that several work on, and which of the others are gone."""
+"""DriverLeases: this process's part in a plan that several work on, and which of the others are gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpstage.store.leases import Leases
 LEASE_SECONDS = float(os.environ.get("HPSTAGE_LEASE_SECONDS", "30"))
 
 
-class Presence:
+class DriverLeases:
     """Holds the leases of a driver and of the study that it drives, and renews them from a thread of its own.
 
     A process that is stopped or cut off loses them after ``LEASE_SECONDS``, and by then at the latest the others go on

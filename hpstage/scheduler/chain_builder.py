@@ -25,7 +25,7 @@ NOTICE = 0.05
 _BOUNDARY_SECONDS = 0.005
 
 
-class Layer:
+class ChainBuilder:
     """Lays and prolongs chains.
 
     Args:
@@ -66,12 +66,12 @@ class Layer:
         limit = self._tree.limit(line, step)
         if not children and (ahead is None or (limit is not None and ahead >= limit)):
             return ()
-        way = self.way(line, step, len(orders.marks))
-        if way and way[0].stop == way[0].start:
-            way = way[1:]  # a child attached there
-        return way
+        path = self.path(line, step, len(orders.marks))
+        if path and path[0].stop == path[0].start:
+            path = path[1:]  # a child attached there
+        return path
 
-    def way(self, line: Line, step: int, marks: int = 0) -> tuple[Span, ...]:
+    def path(self, line: Line, step: int, marks: int = 0) -> tuple[Span, ...]:
         """Return the longest remaining path from a state, up to the horizon of a chain with ``marks`` boundaries
         ahead."""
         spans: list[Span] = []
@@ -98,7 +98,9 @@ class Layer:
         steps = line.wanted.steps.irange(start, stop, (start > line.node.start, True))
         return list(islice(steps, _HORIZON))
 
-    def lay(self, orders: Orders, spans: Sequence[Span], *, begins: bool = False) -> tuple[list[Stage], list[Boundary]]:
+    def build(
+        self, orders: Orders, spans: Sequence[Span], *, begins: bool = False
+    ) -> tuple[list[Stage], list[Boundary]]:
         """Return the stages of a chain's latest spans and their boundaries, which are recorded in its orders.
 
         Args:
@@ -134,8 +136,8 @@ class Layer:
         if self._verify == "off":
             return False
         regime = node.regime
-        under_way = set[Regime]().union(orders.verifying, *(other.verifying for other in self._running.values()))
-        verify = is_news(regime, self._plan.verified | under_way) or (self._verify == "all" and first)
+        in_progress = set[Regime]().union(orders.verifying, *(other.verifying for other in self._running.values()))
+        verify = is_news(regime, self._plan.verified | in_progress) or (self._verify == "all" and first)
         if verify:
             orders.verifying.add(regime)
         return verify
@@ -174,14 +176,14 @@ class Layer:
             keep=True,
         )
 
-    def rest(self, orders: Orders) -> int:
+    def yield_step(self, orders: Orders) -> int:
         """Return the next step at which the chain may yield before its next mark, near where it keeps a state."""
         place = max(orders.chain.at, orders.passed)
-        if orders.rest is None or orders.rest <= place:  # fixed once computed, although estimates change
+        if orders.yield_at is None or orders.yield_at <= place:  # fixed once computed, although estimates change
             if self.checkpoint_seconds is not None:
-                orders.rest = step_after(self._tree, orders.chain, place, self.checkpoint_seconds)
+                orders.yield_at = step_after(self._tree, orders.chain, place, self.checkpoint_seconds)
             else:
                 assert self.checkpoint_every is not None
                 every = self.checkpoint_every
-                orders.rest = -(-step_after(self._tree, orders.chain, place, NOTICE) // every) * every
-        return orders.rest
+                orders.yield_at = -(-step_after(self._tree, orders.chain, place, NOTICE) // every) * every
+        return orders.yield_at
