@@ -1,4 +1,4 @@
-"""Describing differences of retrained states: what differs, and how each of the two was reached. Pure."""
+"""Descriptions of differences between two trainings of a state: which leaf differs, and how each was reached. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SOURCES = {
 
 
 def difference(facts: Iterable[Fact], again: StateReached, names: Sequence[str]) -> StateDiffers:
-    """Return the fact about a state that differs from the one kept first.
+    """Return the fact that a retrained state differs from the first one kept.
 
     Args:
         facts: the journal.

@@ -1,4 +1,4 @@
-"""DriverLeases: this process's part in a plan that several work on, and which of the others are gone."""
+"""DriverLeases: the leases of a driver and its study on a shared plan, and detection of dead drivers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hpstage.errors import StoreError, UsageError
 from hpstage.plan.facts import DriverId, DriverJoined
 from hpstage.store.leases import Leases
 
-# Seconds after which a driver that says nothing is taken for dead. Shorter loses work to a pause of its process or of
-# the store; longer lets what it had begun wait. The environment variable is for tests of just that; all drivers of a
-# plan must have the same.
+# Seconds after which a silent driver is considered dead. A shorter time loses work when its process or the store
+# pauses; a longer one delays the work that a dead driver had begun. The environment variable is only for testing this;
+# all drivers of a plan must use the same value.
 LEASE_SECONDS = float(os.environ.get("HPSTAGE_LEASE_SECONDS", "30"))
 
 
 class DriverLeases:
-    """Holds the leases of a driver and of the study that it drives, and renews them from a thread of its own.
+    """Holds the leases of a driver and of its study, and renews them in a background thread.
 
-    A process that is stopped or cut off loses them after ``LEASE_SECONDS``, and by then at the latest the others go on
-    with what it had begun. Its own writes are fenced with the driver's lease, so that none of them comes after that.
+    A process that is stopped or cut off loses them after ``LEASE_SECONDS``; by then at the latest, other drivers
+    continue the work it had begun. Its own writes are fenced with the driver's lease, so no write can follow later.
     """
 
     def __init__(self, leases: Leases, driver: DriverId) -> None:
@@ -37,7 +37,7 @@ class DriverLeases:
     def enter(
         self, study: str, identity: str, pool: str, checkpoints: str, others: Sequence[DriverJoined]
     ) -> DriverJoined:
-        """Take the leases of this driver and of the study; returns what the others are to know.
+        """Acquire the leases of this driver and of the study; return the fact that announces this driver to others.
 
         Raises:
             UsageError: another process drives the study.
@@ -47,7 +47,7 @@ class DriverLeases:
         began = time.monotonic()
         while (tokens := self._leases.acquire_all([_of(self._driver), name], self._driver, self._seconds)) is None:
             held = self._leases.holder(name)
-            # An owner that is alive renews its lease: more seconds are left than there can be of a dead one's.
+            # A live owner renews its lease, so more seconds are left than a dead owner's lease could have.
             waited = time.monotonic() - began
             renewed = held is not None and waited > 1.0 and held.seconds > self._seconds - waited + 1.0
             if held is not None and (renewed or any(o.driver == held.owner and self._is_here(o) for o in others)):
@@ -64,14 +64,14 @@ class DriverLeases:
 
     @property
     def fences(self) -> dict[str, int]:
-        """What this driver's writes depend on."""
+        """The leases, with their tokens, that this driver's writes depend on."""
         return dict(self._tokens)
 
     def is_gone(self, other: DriverJoined, studies: Iterable[str] = ()) -> bool:
-        """Has the other driver died, or said nothing for so long? If so, none of its writes will come any more.
+        """Whether the other driver has died, or its lease has expired. If so, no write of it can follow.
 
-        ``studies``: identities of those of the plan; one that it drove is free then, so that its next call need not
-        wait for the lease to run out.
+        ``studies``: identities of the plan's studies. The lease of any that the other driver drove is released, so that
+        the study's next call need not wait for it to expire.
         """
         name = _of(other.driver)
         if self._has_died(other):
@@ -89,11 +89,11 @@ class DriverLeases:
         return True
 
     def seems_gone(self, other: DriverJoined) -> bool:
-        """As :meth:`is_gone`, but changes nothing: a lease that ran out may be renewed yet."""
+        """Like :meth:`is_gone`, but without changing anything: an expired lease may still be renewed."""
         return self._has_died(other) or self._leases.holder(_of(other.driver)) is None
 
     def _free(self, name: str, others: Sequence[DriverJoined]) -> None:
-        """Give back the lease of a study whose driver died on this host, so that nobody has to wait for it."""
+        """Release the lease of a study whose driver died on this host, so that nobody has to wait for it."""
         held = self._leases.holder(name)
         for other in others:
             if held is not None and held.owner == other.driver and self._has_died(other):
@@ -106,7 +106,7 @@ class DriverLeases:
         return other.host == self._host and is_alive(other.pid, other.start)
 
     def close(self) -> None:
-        """Give the leases back."""
+        """Release the leases."""
         self._closing.set()
         if self._renewing is not None:
             self._renewing.join()
@@ -119,7 +119,7 @@ class DriverLeases:
             try:
                 self._leases.renew_all(self._tokens, self._seconds)
             except StoreError:
-                continue  # the driver's own writes say so; a store that comes back is renewed again
+                continue  # the driver's own writes report it; renewal resumes when the store is back
 
 
 def _of(driver: DriverId) -> str:

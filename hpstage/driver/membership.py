@@ -51,7 +51,7 @@ def join_plan(
 
     Raises:
         UsageError: another process drives the study, or others on the plan keep their checkpoints elsewhere.
-        LeaseLost: this process was suspended for so long that others took it for dead. Later writes have not counted,
+        LeaseLost: this process was suspended for so long that others considered it dead. Later writes had no effect,
             and it may join again.
         HistoryChanged: the journal has lost records that this process has folded. It may also join again.
     """
@@ -85,9 +85,9 @@ def join_plan(
         try:
             yield driver
         except (LeaseLost, HistoryChanged):
-            raise  # for the others it has already left, or they may no longer know it
+            raise  # the others consider it gone already, or may no longer know it
         except BaseException:
-            executor.close()  # nothing may run here once the others know that it left
+            executor.close()  # nothing may run here once the others know that this driver left
             with suppress(StoreError):  # if the store is gone, the lease expires
                 driver.leave()
             raise
@@ -107,7 +107,7 @@ def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStor
 
 
 def _check_place(place: str, others: Iterable[DriverJoined], driver: Driver) -> None:
-    """Check that all drivers use the same checkpoint location; otherwise each would take the other's for lost."""
+    """Check that all drivers use the same checkpoint location; otherwise each would consider the others' lost."""
     for other in others:
         if place and other.checkpoints and other.checkpoints != place:
             driver.leave()

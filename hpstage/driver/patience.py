@@ -9,7 +9,7 @@ from hpstage.scheduler.scheduler import Scheduler
 
 
 class Patience:
-    """Ends the search if all workers have been gone, or unable to use the checkpoints, for ``seconds``."""
+    """Ends the search if all workers have been gone, or unable to use the checkpoints, for too long."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -1,7 +1,7 @@
-"""StateProbe: the driver itself reads a state that a worker could not read, before it is written off.
+"""StateProbe: the driver checks a state that a worker could not read before the state is given up.
 
-A worker that alone cannot read a state has a missing mount, a stale cache or bad memory: then the worker is benched
-instead. Meanwhile the end of its chain is held back, as if it still ran, so that no other chain begins there.
+If only one worker cannot read it, that worker has a missing mount, a stale cache or bad memory, and is benched instead.
+Until that is known, the end of its chain is held back as if it still ran, so that no other chain begins there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StateProbe:
         self.held: set[ChainId] = set()
 
     def hold(self, report: ChainEnded, key: StateKey) -> None:
-        """Hold a report back until the cause is known."""
+        """Hold back a report until the cause is known."""
         self.held.add(report.chain)
         threading.Thread(target=self._look, args=(report, key), name="hpstage-probe", daemon=True).start()
 
@@ -52,7 +52,7 @@ class StateProbe:
             self._checkpoints.verify(key)
         except (CheckpointMissing, CheckpointCorrupt):
             self._decided.put(report)
-        except Exception as error:  # proves nothing about the state, and a report held back forever would hang
+        except Exception as error:  # says nothing about the state; a report held back forever would hang the search
             message = f"{report.message}; the driver cannot tell whether that is so ({error})"
             self._decided.put(replace(report, outcome="cut_off", message=message))
         else:
