@@ -1,4 +1,4 @@
-"""PatientStorage: an Optuna storage that may be away for a while, and then is as if it had not been."""
+"""PatientStorage: an Optuna storage that waits while the underlying storage is temporarily unavailable."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ logger = logging.getLogger("hpstage")
 
 T = TypeVar("T")
 
-# Seconds for which a storage may be away: a restart of a server, a failover, a locked file.
+# Seconds for which a storage may be unavailable: a server restart, a failover, a locked file.
 PATIENCE = 600.0
-# Between two attempts; doubled from the first to the second.
+# Shortest and longest seconds between two attempts; doubled after each.
 _PAUSES = (0.05, 5.0)
-# The share of it for which a storage that answers may refuse: a lock that is held, a connection that broke.
+# Share of PATIENCE for which a responding storage may refuse a call: a held lock, a broken connection.
 _REFUSALS = 0.1
-# What waiting does not help.
+# Errors that waiting does not resolve.
 _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
-# A system attribute by which a trial is known whose making was not answered.
+# System attribute that identifies a trial whose creation was not acknowledged.
 _TOKEN = "hpstage:token"
 
 
 @contextmanager
 def patient(study: optuna.Study, *, patience: float = PATIENCE) -> Iterator[None]:
-    """Let all that uses the study's storage, samplers and callbacks included, wait for it where it is away."""
+    """Let every user of the study's storage, samplers and callbacks included, wait while it is unavailable."""
     storage = private.storage_of(study)
     if isinstance(storage, InMemoryStorage | PatientStorage):
         yield
@@ -53,17 +53,17 @@ def patient(study: optuna.Study, *, patience: float = PATIENCE) -> Iterator[None
 
 
 class PatientStorage(BaseStorage):
-    """Tries again what fails for want of the storage; each call takes effect once, also if only its answer got lost.
+    """Retries calls while the storage is unavailable. Each call takes effect once, even if only its reply was lost.
 
     Raises:
-        StoreError: the storage stays away for ``patience`` seconds, or cannot be written (a full disk).
+        StoreError: the storage is unavailable for ``patience`` seconds, or cannot be written (a full disk).
     """
 
     def __init__(self, storage: BaseStorage, study_id: int, patience: float) -> None:
         self._storage = storage
         self._study_id = study_id
         self._patience = patience
-        # Of a database, and of a journal on Redis.
+        # The URL of a database, and of a journal on Redis.
         places = (getattr(storage, "url", None), private.url_of_journal(storage))
         self._urls = [place for place in places if isinstance(place, str)]
 
@@ -71,10 +71,10 @@ class PatientStorage(BaseStorage):
         return getattr(self._storage, name)
 
     def again(self, work: Callable[[BaseStorage], T]) -> T:
-        """What ``work`` does with the storage itself, and may do twice."""
+        """Return the result of ``work`` on the underlying storage; it may run more than once."""
         return self._again(lambda: work(self._storage))
 
-    # --- what is not the same when it is done twice -------------------------------------------------------
+    # --- calls that are not idempotent --------------------------------------------------------------------
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         template = create_trial(state=TrialState.RUNNING) if template_trial is None else template_trial
@@ -99,7 +99,7 @@ class PatientStorage(BaseStorage):
     def delete_study(self, study_id: int) -> None:
         self._storage.delete_study(study_id)
 
-    # --- the rest -----------------------------------------------------------------------------------------
+    # --- idempotent calls ---------------------------------------------------------------------------------
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
         self._again(lambda: self._storage.set_study_user_attr(study_id, key, value))
@@ -153,10 +153,10 @@ class PatientStorage(BaseStorage):
     def remove_session(self) -> None:
         self._storage.remove_session()
 
-    # --- absences -----------------------------------------------------------------------------------------
+    # --- retries ------------------------------------------------------------------------------------------
 
     def _once(self, work: Callable[[], T], done: Callable[[], T | None]) -> T:
-        """Do ``work``, unless an attempt that failed has done it: then what ``done`` finds."""
+        """Return the result of ``work``; if a failed attempt took effect nevertheless, return that of ``done``."""
         failed = False
 
         def attempt() -> T:
@@ -194,7 +194,7 @@ class PatientStorage(BaseStorage):
             done = retrying(work)
         except Exception as error:
             if not _may_pass(error) or self._answers():
-                raise  # it is there, and refuses this
+                raise  # the storage responds, but refuses this call
             raise StoreError(
                 f"the study's storage has been away for {time.monotonic() - began:.0f} s ({self._shown(error)}); all "
                 f"that was trained is kept: bring it back and run the same command again"
@@ -206,7 +206,7 @@ class PatientStorage(BaseStorage):
         return f"{type(error).__name__}: {redacted(str(error), *self._urls)}"
 
     def _answers(self) -> bool:
-        """Does the storage answer a question that every storage can answer?"""
+        """Whether the storage responds to a simple query."""
         try:
             self._storage.get_study_name_from_id(self._study_id)
         except Exception:
@@ -215,10 +215,10 @@ class PatientStorage(BaseStorage):
 
 
 def _may_pass(error: BaseException) -> bool:
-    """May the same call succeed later?
+    """Whether the same call may succeed later.
 
     Raises:
-        StoreError: no, and the user must do something about it.
+        StoreError: it cannot, unless the user fixes the cause.
     """
     if isinstance(error, UpdateFinishedTrialError | KeyError):
         return False
