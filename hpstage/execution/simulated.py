@@ -1,7 +1,7 @@
 """SimulatedExecutor: workers on a virtual clock, under the real driver.
 
-For tests of scheduling and recovery, and for predicting makespans: nothing is trained, time jumps from event to
-event, and faults happen when the test says.
+For tests of scheduling and recovery, and for predicting makespans. Nothing is trained, time jumps from event to event,
+and faults happen when the test schedules them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Measure = Callable[[StateKey, int], dict[str, float]]
 
 
 def value_of_key(key: StateKey, step: int) -> dict[str, float]:
-    """A metric that depends on the state and on nothing else: uniform in [0, 1)."""
+    """Return a metric that depends only on the state, uniform in [0, 1)."""
     return {"value": int(key, 16) / 16 ** len(key)}
 
 
@@ -46,16 +46,16 @@ class _Flight:
     chain: Chain
     worker: WorkerId
     course: Course
-    place: int  # where it stood at ``since``
+    place: int  # the step it had reached at ``since``
     since: float
     counted_from: int  # first step not yet reported
-    kept: int  # where a state was last kept, or training began
-    kept_at: float  # and when
+    kept: int  # step at which a state was last kept, or training began
+    kept_at: float  # time of ``kept``
     load: float
     source: Literal["fresh", "continued", "live", "disk"] | None
-    own: int | None = None  # a boundary ahead that it has set itself
-    halt: int | None = None  # where it was told to stop
-    keep: bool = False  # and to keep its state there
+    own: int | None = None  # a boundary ahead that the chain has set itself
+    halt: int | None = None  # step at which it has been asked to stop
+    keep: bool = False  # whether to keep its state there
     version: int = 0
 
 
@@ -63,11 +63,11 @@ class SimulatedExecutor(Executor):
     """``workers`` workers on a virtual clock.
 
     Args:
-        workers: how many.
+        workers: number of workers.
         step_seconds: seconds per step, or a function of the values at that step.
-        evaluate_seconds, load_seconds, save_seconds: cost of each such act.
-        measure: metrics of a state; by default ``{"value": ...}`` from its key.
-        state_bytes: what each checkpoint takes.
+        evaluate_seconds, load_seconds, save_seconds: cost of each such operation.
+        measure: returns the metrics of a state; by default ``{"value": ...}`` from its key.
+        state_bytes: size of each checkpoint.
         kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
     """
 
@@ -96,14 +96,14 @@ class SimulatedExecutor(Executor):
         self._flights: dict[ChainId, _Flight] = {}
         self._stand: dict[WorkerId, StateKey | None] = {}
         self._names = count()
-        self.trained: list[Span] = []  # that any worker finished
+        self.trained: list[Span] = []  # spans finished by any worker
         for _ in range(workers):
             self.join(0.0)
 
-    # --- what tests make happen ---------------------------------------------------------------------------
+    # --- events scheduled by tests ------------------------------------------------------------------------
 
     def join(self, after: float) -> WorkerId:
-        """A new worker comes ``after`` seconds from now."""
+        """Let a new worker join ``after`` seconds from now."""
         worker = WorkerId(f"sim-{next(self._names)}")
 
         def come() -> list[Report]:
@@ -114,7 +114,7 @@ class SimulatedExecutor(Executor):
         return worker
 
     def kill(self, worker: WorkerId, after: float) -> None:
-        """A worker dies ``after`` seconds from now, with the chain it runs."""
+        """Let a worker die ``after`` seconds from now, with the chain it runs."""
 
         def die() -> list[Report]:
             if worker not in self._stand:
@@ -134,7 +134,7 @@ class SimulatedExecutor(Executor):
         return Environment({"simulated": "1"})
 
     def use(self, checkpoints: CheckpointStore) -> None:
-        """Checkpoints are imaginary here."""
+        """Do nothing: checkpoints are imaginary here."""
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         return None
@@ -190,7 +190,7 @@ class SimulatedExecutor(Executor):
             self._now, _, act = heapq.heappop(self._agenda)
             reports += act()
         if timeout and not reports:
-            self._now += timeout  # nothing is to come, and the caller waits for the time alone
+            self._now += timeout  # nothing is scheduled, and the caller only waits for time to pass
         return reports
 
     def clock(self) -> float:
@@ -207,11 +207,11 @@ class SimulatedExecutor(Executor):
         return self._step_seconds({name: form.value(step) for name, form in stage.forms.items()})
 
     def _is_even(self, stage: Stage) -> bool:
-        """Do all steps of the stage take the same time?"""
+        """Whether all steps of the stage take the same time."""
         return not callable(self._step_seconds) or not any(map(varies, stage.forms.values()))
 
     def _seconds_between(self, flight: _Flight, start: int, stop: int) -> float:
-        """Seconds for steps ``[start, stop)``; in one go where they all take the same time."""
+        """Return the seconds for steps ``[start, stop)``; O(1) for each stage whose steps take the same time."""
         seconds = 0.0
         while start < stop:
             stage = flight.course.stage_at(start + 1)
@@ -224,7 +224,7 @@ class SimulatedExecutor(Executor):
         return seconds
 
     def _walk(self, flight: _Flight, step: int, last: int, seconds: float) -> tuple[int, float]:
-        """Where training from ``step`` gets in so many seconds, to ``last`` at most; and the seconds left over."""
+        """Return the step, at most ``last``, that training from ``step`` reaches in ``seconds``, and the time left."""
         while step < last:
             stage = flight.course.stage_at(step + 1)
             stop = min(stage.stop, last)
@@ -240,17 +240,17 @@ class SimulatedExecutor(Executor):
         return step, seconds
 
     def _progress(self, flight: _Flight) -> tuple[int, float]:
-        """Where the chain stands now, and the seconds spent on the step under way (below 0: it is still loading)."""
+        """Return the chain's current step, and the seconds spent on the one in progress (below 0: still loading)."""
         spent = self._now - flight.since
         if spent <= 0:
             return flight.place, spent
         return self._walk(flight, flight.place, min(flight.course.boundaries), spent)
 
     def _set_own(self, flight: _Flight) -> None:
-        """Set the next boundary that the chain sets itself, if one is due before those that were set for it."""
+        """Set the chain's own next boundary, if one is due before the boundaries that were set for it."""
         course, chain, place = flight.course, flight.chain, flight.place
         if flight.own is not None and flight.own > place:
-            course.boundaries.pop(flight.own, None)  # as it was due before the chain was amended
+            course.boundaries.pop(flight.own, None)  # it was computed before the chain was amended
         first, own, keep = min(course.boundaries), None, True
         if chain.keep_every is not None:
             own = (place // chain.keep_every + 1) * chain.keep_every
@@ -264,7 +264,7 @@ class SimulatedExecutor(Executor):
             course.boundaries[flight.own] = course.own(flight.own, keep=keep)
 
     def _aim(self, flight: _Flight, extra: float) -> None:
-        """Put the chain's next boundary, or the place where it stops, on the agenda."""
+        """Schedule the chain's arrival at its next boundary, or at the step where it stops."""
         flight.version += 1
         self._set_own(flight)
         place = min(flight.course.boundaries)
