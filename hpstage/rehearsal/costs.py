@@ -1,4 +1,4 @@
-"""Costs: what steps, evaluations and checkpoints take, from a plan that was trained or from a few steps here."""
+"""Costs of steps, evaluations and checkpoints, taken from a trained plan or measured over a few steps here."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hpstage.training.trainables import as_trainable
 
 StepSeconds = Callable[[Mapping[str, Scalar]], float]
 
-# Steps that are timed under each set of values, after one that is not; and the seconds after which they are enough.
+# Number of steps timed under each set of values, after one untimed step; timing ends earlier after so many seconds.
 _STEPS = 5
 _SECONDS = 2.0
-# A hyper-parameter counts if it brings the error down to this share of what it was without it.
+# A hyper-parameter is used if it reduces the error to less than this share of the error without it.
 _GAIN = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds and bytes of a workload. ``step_seconds``: a number, or a function of the values at the step."""
+    """Seconds and bytes of a workload. ``step_seconds`` is a number, or a function of the values at the step."""
 
     step_seconds: float | StepSeconds
     evaluate_seconds: float = 0.0
@@ -42,7 +42,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """``steps`` steps under these values took ``seconds``."""
+    """The ``seconds`` that ``steps`` steps took under given values."""
 
     values: Mapping[str, Scalar]
     steps: int
@@ -50,7 +50,7 @@ class Timing:
 
 
 def costs_of_plan(plan: SearchPlan) -> Costs:
-    """Costs as they were when the plan was trained: means, and for steps the median and the effects of the values.
+    """Return the costs recorded when the plan was trained: means, and for steps the median and effects of the values.
 
     Raises:
         UsageError: nothing was trained on the plan.
@@ -67,7 +67,7 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
             timings.append(Timing(constant, node.trained, node.seconds))
     if not timings:
         raise UsageError("nothing was trained on this plan yet, so it tells no seconds per step")
-    # A chain that goes on where the last one ended loads nothing.
+    # A chain that continues where the worker's last one ended loads nothing.
     entered = sum(number for source, number in totals.sources.items() if source != "continued")
     return Costs(
         step_seconds=by_values(timings),
@@ -80,20 +80,20 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
 
 @restored()
 def measured(trainable: object, samples: Iterable[Mapping[str, Scalar]]) -> Costs:
-    """Costs of a trainable, from a few steps in this process under each of these sets of values.
+    """Measure the costs of a trainable over a few steps in this process under each of these sets of values.
 
-    Each is set up and trained from the first step on, as a trial of that set alone would be.
+    For each set, it is set up and trained from the first step, as for a trial with these values.
     """
     trained = as_trainable(trainable)
     try:
         return _measured(trained, samples)
     finally:
         close: Callable[[], None] = getattr(trained, "close", lambda: None)
-        close()  # the object is the caller's again, and is searched next
+        close()  # the caller gets the object back, and searches with it next
 
 
 def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Costs:
-    describe(trained)  # sets threads and the like as they are on workers, until we return
+    describe(trained)  # also sets threads etc. as on workers; restored when the caller returns
     synchronize: Callable[[], None] = getattr(trained, "synchronize", lambda: None)
     timings = []
     for values in samples:
@@ -128,16 +128,16 @@ def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Co
 
 
 def by_values(timings: Sequence[Timing]) -> StepSeconds:
-    """Seconds per step: the median, times one effect per value (a batch of 256 takes 0.6 of it, ...).
+    """Fit seconds per step: the median, times one effect per value (0.6 for a batch of 256, ...).
 
-    An effect is the median ratio of a value's timings to what was told without it: the few that were taken while
-    something else went on on the machine do not move it. A value that was not measured has none, nor has a
-    hyper-parameter that tells the timings little better than chance would.
+    An effect is the median ratio of a value's timings to their prediction without it, so that a few timings taken while
+    the machine was busy do not change it. Values that were not measured have none, and neither has a hyper-parameter
+    that predicts the timings little better than chance.
     """
     median = statistics.median(timing.seconds / timing.steps for timing in timings)
     left = [math.log(timing.seconds / timing.steps / median) for timing in timings]
     effects: dict[str, dict[Scalar | None, float]] = {}
-    # Of few values first: a rate that each trial draws anew would be told all that its batch size does.
+    # Those with few values first: otherwise a rate that differs in each trial would absorb the batch size's effect.
     names = {name for timing in timings for name in timing.values}
     candidates = sorted(names, key=lambda name: (len({timing.values.get(name) for timing in timings}), name))
     while True:
@@ -161,9 +161,9 @@ def _medians(values: Sequence[Scalar | None], left: Sequence[float]) -> dict[Sca
 
 
 def _error(timings: Sequence[Timing], left: Sequence[float], effects: int) -> float:
-    """Absolute deviations, weighted by steps, per degree of freedom: to fit each timing with one effect is no gain.
+    """Return the absolute deviations, weighted by steps, per degree of freedom: one effect per timing is no gain.
 
-    Beyond a factor of e all count the same, so that the few that are far off do not drown the others.
+    Deviations are capped at a factor of e, so that a few outliers do not dominate.
     """
     free = len(timings) - effects
     total = sum(timing.steps * min(abs(one), 1.0) for timing, one in zip(timings, left, strict=True))

@@ -63,9 +63,9 @@ class Fleet:
     workers: int
     makespan: Spread
     lower_bound: Spread
-    """No schedule of the same work is shorter: max(critical path, unique work / workers)."""
+    """Lower bound on any schedule of the same work: max(critical path, unique work / workers)."""
     alone_bound: Spread
-    """The same without sharing: no schedule that trains each trial alone is shorter."""
+    """Lower bound without sharing, on any schedule that trains each trial alone."""
     worker_seconds: Spread
 
 
@@ -76,9 +76,9 @@ class Preflight:
     algorithm: str
     sampler: str
     exact: bool
-    """Whether no decision depends on metrics, so that all figures counted in steps are those of the search."""
+    """Whether no decision depends on metrics, so that all figures counted in steps are exact."""
     rehearsals: int
-    """Number of sets of random metrics that the ranges are taken over."""
+    """Number of sets of random metrics over which the ranges are taken."""
     measured: Spread
     """Number of evaluations whose metrics were measured before, on another plan."""
     drawn: Spread
@@ -409,7 +409,7 @@ def _check(
     save_seconds: float,
     checkpoint_bytes: int,
 ) -> None:
-    """Check the arguments that :func:`optimize` will not see."""
+    """Check the arguments that are not passed to :func:`optimize`."""
     if not workers or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in workers):
         raise UsageError(f"workers is {workers!r}; give whole numbers above zero, such as (1, 2, 4, 8)")
     for name, count, least in (("rehearsals", rehearsals, 1), ("checkpoint_bytes", checkpoint_bytes, 0)):
