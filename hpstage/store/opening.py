@@ -1,4 +1,4 @@
-"""Where a search is remembered: the journal and the checkpoints behind ``store=`` and ``checkpoints=``."""
+"""Opening the journal and the checkpoints that ``store=`` and ``checkpoints=`` name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE = "plan.sqlite"
 
 @dataclass(slots=True)
 class Places:
-    """An opened journal and checkpoint store. ``folder`` is where they lie, if it is one folder."""
+    """An opened journal and checkpoint store. ``folder`` is the folder that holds the journal, if there is one."""
 
     journal: Journal
     checkpoints: CheckpointStore
@@ -39,18 +39,18 @@ def open_places(
     workload: StateKey,
     closing: ExitStack,
 ) -> Places:
-    """Open what ``store`` and ``checkpoints`` name; what is opened here is closed by ``closing``.
+    """Open ``store`` and ``checkpoints``; ``closing`` closes whatever is opened here.
 
-    ``store`` is a folder, a URL such as a Redis server's (the plugins say which schemes there are), a :class:`Journal`,
-    or ``None``: a folder of the workload's own below ``.hpstage``, so that an edited trainable begins another plan. In
-    the same way a server holds a plan for each workload, unless the URL names one (Redis: by ``?prefix=...``).
-    ``checkpoints`` is a folder, a URL of any scheme that a plugin or fsspec knows, a :class:`CheckpointStore`, or
-    ``None``: a folder beside the journal (for a journal in memory, a temporary one).
+    ``store`` is a folder, a URL such as a Redis server's (plugins define the schemes), a :class:`Journal`, or ``None``:
+    a separate folder per workload below ``.hpstage``, so that an edited trainable begins another plan. In the same way,
+    a server holds a plan for each workload, unless the URL names one (Redis: by ``?prefix=...``). ``checkpoints`` is a
+    folder, a URL of any scheme that a plugin or fsspec supports, a :class:`CheckpointStore`, or ``None``: a folder
+    beside the journal (for a journal opened by the caller, a temporary one).
 
     Raises:
-        UsageError: a URL that cannot be, or a plan on a server with no place for its checkpoints.
+        UsageError: an invalid URL, or a plan on a server without a location for its checkpoints.
         StoreError: the store cannot be opened.
-        CheckpointError: nothing can be written where checkpoints are to be.
+        CheckpointError: checkpoints cannot be written to their location.
     """
     folder: Path | None = None
     own = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name) or 'plan'}-{workload[:12]}"
@@ -70,7 +70,7 @@ def open_places(
         journal = SQLiteJournal(folder / _FILE)
         closing.callback(journal.close)
     if isinstance(checkpoints, CheckpointStore):
-        checkpoints.identity()  # from here on it stands for this place, also where it is sent
+        checkpoints.identity()  # binds it, and its copies in other processes, to this place
         return Places(journal, checkpoints, folder)
     if checkpoints is not None:
         kept = open_checkpoints(checkpoints, workload)
@@ -86,14 +86,14 @@ def open_places(
 def open_existing(
     store: str, checkpoints: str | None, *, closing: ExitStack, sweep: bool = True
 ) -> tuple[SearchPlan, Places]:
-    """Open a plan that is there, by where it is alone; ``store`` and ``checkpoints`` as for :func:`open_places`.
+    """Open an existing plan, given only its location; ``store`` and ``checkpoints`` as for :func:`open_places`.
 
     Args:
-        sweep: let a folder of checkpoints remove what dead writers have left in it.
+        sweep: let a folder of checkpoints remove the remains of dead writers.
 
     Raises:
-        UsageError: a URL that names no plan (its message lists those that are there), or a plan on a server with no
-            place for its checkpoints.
+        UsageError: a URL that names no plan (its message lists the existing ones), or a plan on a server without a
+            location for its checkpoints.
         StoreError: there is no plan, or it cannot be read.
     """
     folder = None if _opener(store) is not None else Path(store)
@@ -107,10 +107,10 @@ def open_existing(
 
 
 def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only: bool = False) -> Journal:
-    """The journal of a plan that is there. Raises as :func:`open_existing` does.
+    """Open the journal of an existing plan. Raises as :func:`open_existing` does.
 
     Args:
-        read_only: for one who looks on and appends nothing.
+        read_only: for readers that append nothing.
     """
     opener = _opener(store)
     if opener is not None:
@@ -133,7 +133,7 @@ def _scheme(location: str | os.PathLike[str] | None) -> str | None:
 
 
 def _opener(store: str | os.PathLike[str] | None) -> Callable[..., Journal] | None:
-    """What opens the store that a URL names; ``None`` for a folder."""
+    """Return the function that opens the store of a URL; ``None`` for a folder."""
     scheme = _scheme(store)
     if scheme is None:
         return None
