@@ -1,13 +1,13 @@
 """Eviction: keeps the checkpoints of a plan within a budget of bytes, while searches run on it.
 
-:mod:`hpstage.checkpoints.retention` decides what is evicted. The eviction is first written to the journal, on the
-condition that nothing was written that is unknown here: a driver that wants to start from the same state either wrote
-first, so that the state is needed, or finds it lost. Only then is the checkpoint removed. A process that dies in
+:mod:`hpstage.checkpoints.retention` decides which checkpoints are evicted. The eviction is first written to the
+journal, on condition that it holds no records unknown here: a driver that wants to start from the same state either
+wrote first, so that the state is needed, or finds it lost. Only then is the checkpoint removed. A process that dies in
 between leaves a checkpoint that no record names, which ``hpstage gc`` removes. Removing takes a tenth of a second on an
 object store, so a few threads do it, a batch at a time. The plan is checked again before each batch, since an evicted
 state may be trained and saved again. Checkpoints that a running chain will save are not removed meanwhile, and this
-driver's own chains wait for removals on their path. It is left to chance that another driver starts to train and saves
-a state while it is being removed: the state is then missing when it is next loaded, and is trained once more.
+driver's own chains wait for removals on their path. One race is accepted: another driver may train and save a state
+while it is being removed. The state is then missing when it is next loaded, and is trained once more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpstage.plan.plan import SearchPlan
 
 logger = logging.getLogger("hpstage")
 
-# Share of the budget down to which is evicted, so that each decision frees much and there are few.
+# Evict down to this share of the budget, so that each decision frees much and few decisions are needed.
 _DOWN_TO = 0.9
 # Number of checkpoints removed at once, and of threads.
 _BATCH = 16
@@ -54,7 +54,7 @@ class Eviction:
 
     Args:
         checkpoints: the store from which they are removed.
-        budget: maximum bytes of all checkpoints together; None: limited by the disk only.
+        budget: maximum total bytes of all checkpoints; ``None``: limited by the disk only.
     """
 
     def __init__(self, checkpoints: Removes, budget: int | None = None, *, batch: int = _BATCH) -> None:
@@ -71,8 +71,8 @@ class Eviction:
         self.failed = 0  # number that could not be removed
 
     def keep(self, log: Log) -> None:
-        """Evict down to the budget, and continue removals, without blocking. O(1), except for one decision per as many
-        facts as a tenth of the budget holds checkpoints."""
+        """Evict down to the budget, and continue removals, without blocking. O(1), except for a decision each time that
+        as many facts were added as a tenth of the budget holds checkpoints."""
         plan = log.plan
         if self._budget is not None and plan.kept_bytes > self._budget and plan.position >= self._again:
             decision = self.evict(log, int(self._budget * _DOWN_TO), "checkpoints took more than their budget")
@@ -83,7 +83,7 @@ class Eviction:
             self._remove(plan)
 
     def make_room(self, log: Log, chains: Iterable[ChainId]) -> bool:
-        """Remove up to half of what is kept, as far as not needed, after the given chains found the disk full.
+        """Remove checkpoints that are not needed, up to half of all bytes, after the given chains found the disk full.
 
         Returns whether there is more room now than when they failed.
         """
@@ -150,7 +150,7 @@ class Eviction:
             return
         for key, ref in list(islice(self._pending.items(), 2 * self._batch)):
             if key in plan.kept:
-                del self._pending[key]  # it was saved again before it was removed
+                del self._pending[key]  # saved again before it was removed
             elif not plan.will_keep(ref) and len(self._removing) < self._batch:
                 del self._pending[key]
                 if self._pool is None:

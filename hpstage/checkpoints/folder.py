@@ -1,4 +1,4 @@
-"""FolderCheckpoints: checkpoints in a folder that all workers reach."""
+"""FolderCheckpoints: checkpoints in a folder that all workers can access."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from hpstage.plan.facts import Kept, StateKey
 
 T = TypeVar("T")
 
-# Where checkpoints are written, and put before they are removed. No key begins with a dot.
+# Folder where checkpoints are written, and to which they are moved for removal. No key begins with a dot.
 _ASIDE = ".tmp"
 # The folder that holds the place's name, in a file "name".
 _PLACE = ".place"
-# How a file system says that it cannot rename folders; EMFILE is gcsfuse's way.
+# Errors of file systems that cannot rename folders; EMFILE is gcsfuse's.
 _NO_RENAMES = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EMFILE, errno.EXDEV}
-# Seconds after which a temporary folder is taken for abandoned, whoever made it.
+# Seconds after which a temporary folder is considered abandoned, regardless of its writer.
 _ABANDONED = 24 * 3600.0
-# Small tensors are gathered to writes and reads of this many bytes; larger ones pass the buffer by.
+# Small tensors are combined into writes and reads of this many bytes; larger ones bypass the buffer.
 _BUFFER = 1 << 18
 
 
 class FolderCheckpoints(FormattedCheckpoints):
     """Checkpoints of one ``workload`` under the folder ``path``, local or on a shared file system.
 
-    ``<path>/<key[:2]>/<key>/`` holds the files of :mod:`hpstage.checkpoints.format`. A checkpoint is written
-    aside and published by renaming its folder, so that readers see all of it or nothing; hard links are not needed.
-    Nothing is synced to the disk: what was saved outlives every process at once, and after a power cut the checksums
-    find what was lost, which is then computed anew. Making an instance writes nothing; it removes what dead writers
-    have left, unless ``sweep`` is False.
+    ``<path>/<key[:2]>/<key>/`` holds the files of :mod:`hpstage.checkpoints.format`. A checkpoint is written to a
+    temporary folder and published by renaming it, so that readers see all of it or nothing; hard links are not needed.
+    Nothing is synced to the disk: a saved checkpoint survives the death of any process, and after a power failure the
+    checksums reveal what was lost, which is then recomputed. Creating an instance writes nothing; it removes the
+    remains of dead writers, unless ``sweep`` is False.
 
-    Once :meth:`identity` has named the place, an instance and its copies keep to it: where the mount is missing,
-    what lies below the path is another place, or none, and neither is written to nor believed.
+    Once :meth:`identity` has named the place, an instance and its copies are bound to it. If the mount is missing, the
+    path leads to another place or to none, which is neither written to nor trusted.
     """
 
     def __init__(self, path: str | os.PathLike[str], workload: str, *, sweep: bool = True) -> None:
         # Absolute, since workers may run in another folder.
         self.path = Path(path).absolute()
         self.workload = workload
-        self._name = ""  # of the place, once it was asked for
+        self._name = ""  # the place's name, set by the first call of identity()
         if sweep:
-            with suppress(CheckpointUnreachable):  # whether it can be used, check() tells
+            with suppress(CheckpointUnreachable):  # check() reports whether the place can be used
                 self.sweep()
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class FolderCheckpoints(FormattedCheckpoints):
             place.write(files.MANIFEST, files.encode_manifest(manifest))
             folder.parent.mkdir(exist_ok=True)
             while not _rename(aside, folder):
-                # Another writer was faster. Equal keys mean equal training: its checkpoint serves, if it is
+                # Another writer was faster. Equal keys mean equal training, so its checkpoint is used if it is
                 # sound.
                 if (kept := self._kept(key)) is not None:
                     return msgspec.structs.replace(kept, digest=manifest.digest, marks=manifest.marks)
@@ -93,10 +93,10 @@ class FolderCheckpoints(FormattedCheckpoints):
             self._remove(self._folder(key))
 
     def keys(self) -> Iterator[StateKey]:
-        """Keys of all checkpoints, sound or not, in sorted order."""
+        """Return the keys of all checkpoints, sound or not, in sorted order."""
         with self._explained(None, "list"):
             for folder in self._folders():
-                # An f-string and no Path: a folder may hold a hundred thousand.
+                # An f-string is faster than a Path: a folder may hold a hundred thousand checkpoints.
                 if os.path.exists(f"{folder.path}/{files.MANIFEST}"):
                     yield StateKey(folder.name)
 
@@ -116,9 +116,9 @@ class FolderCheckpoints(FormattedCheckpoints):
         return Usage(checkpoints=len(sizes), bytes=sum(sizes.values()), unpublished=aside)
 
     def identity(self) -> str:
-        """A random name, written into the folder by whoever asks first: a shared folder has many paths."""
+        """Return a random name, written into the folder by the first caller: a shared folder has many paths."""
         if self._name:
-            self.prove()  # never named anew: a mount that is missing now comes back
+            self.prove()  # never renamed: a mount that is missing now will come back
             return self._name
         marker = self.path / _PLACE
         with self._explained(None, "write"):
@@ -126,7 +126,7 @@ class FolderCheckpoints(FormattedCheckpoints):
                 with self._aside() as aside:
                     self._make(aside)
                     (aside / "name").write_text(uuid.uuid4().hex)
-                    _rename(aside, marker)  # if another was faster, its name counts
+                    _rename(aside, marker)  # if another process was faster, its name counts
             self._make_root()
             self._name = (marker / "name").read_text()
         return self._name
@@ -155,10 +155,10 @@ class FolderCheckpoints(FormattedCheckpoints):
             aside.rename(renamed)
 
     def sweep(self) -> int:
-        """Remove the temporary folders of dead writers; how many there were.
+        """Remove the temporary folders of dead writers; return how many were removed.
 
-        A writer is dead if it ran on this host and is no more, or if its folder is older than a day by the clock of
-        the place: that of this host may be wrong.
+        A writer is dead if it ran on this host and has ended, or if its folder is older than a day by the clock of the
+        place, since that of this host may be wrong.
         """
         removed = 0
         now: float | None = None
@@ -172,20 +172,20 @@ class FolderCheckpoints(FormattedCheckpoints):
                     if now - folder.stat().st_mtime <= _ABANDONED:
                         continue
                 except OSError:
-                    continue  # it is gone, or nothing may be changed here
-            # Another process may sweep as well, and a folder that we may not remove does no harm.
+                    continue  # it is gone, or this user may not write here
+            # Another process may sweep as well, and a folder that cannot be removed does no harm.
             shutil.rmtree(folder, ignore_errors=True)
             removed += 1
         return removed
 
     def _now(self) -> float:
-        """The clock by which this place dates its folders. Raises ``OSError``."""
+        """Return the current time by the clock that sets this place's modification times. Raises ``OSError``."""
         with self._aside() as probe:
             probe.mkdir()
             return probe.stat().st_mtime
 
     def _folders(self) -> Iterator[os.DirEntry[str]]:
-        """Folders that may hold a checkpoint, in the order of their keys."""
+        """Return the folders that may hold a checkpoint, in the order of their keys."""
         for prefix in _entries(self.path):
             if not prefix.name.startswith("."):
                 for folder in _entries(prefix.path):
@@ -200,7 +200,7 @@ class FolderCheckpoints(FormattedCheckpoints):
 
     @contextmanager
     def _aside(self) -> Iterator[Path]:
-        """A path for a temporary folder, which is gone afterwards: published or removed."""
+        """Yield a path for a temporary folder, which no longer exists afterwards: it was published or is removed."""
         folder = self.path / _ASIDE / f"{_host()}-{os.getpid()}-{uuid.uuid4().hex}"
         try:
             yield folder
@@ -212,8 +212,8 @@ class FolderCheckpoints(FormattedCheckpoints):
         aside.mkdir()
 
     def _make_root(self) -> None:
-        """The folder for temporary folders. It is there once the place has a name: should the mount go away while a
-        checkpoint is saved, no other is begun in what lies below."""
+        """Create the folder for temporary folders, unless the place has a name, when it must exist: if the mount
+        disappears while a checkpoint is saved, none is created in the folder below the mount point."""
         root = self.path / _ASIDE
         if self._name:
             root.stat()
@@ -230,7 +230,7 @@ class FolderCheckpoints(FormattedCheckpoints):
 
     @contextmanager
     def _present(self, key: StateKey, manifest: Manifest | None = None) -> Iterator[None]:
-        """Tell a checkpoint that is missing, or is deleted while it is read, from one that lacks a file."""
+        """Distinguish a checkpoint that is missing, or deleted while it is read, from one with a missing file."""
         folder = self._folder(key)
         missing = CheckpointMissing(f"no checkpoint of state {key} under {self.path}")
         try:
@@ -240,8 +240,8 @@ class FolderCheckpoints(FormattedCheckpoints):
         try:
             yield
         except FileNotFoundError as error:
-            # A deleted checkpoint loses its place before its files. As long as the folder is held open, no other
-            # one can be taken for it.
+            # A deleted checkpoint is moved before its files are removed. As long as the folder is held open, no other
+            # folder can be mistaken for it.
             if _is_at(folder, held):
                 raise CheckpointCorrupt(f"{folder} lacks {Path(error.filename).name}") from error
             raise missing from error
@@ -260,7 +260,7 @@ class FolderCheckpoints(FormattedCheckpoints):
 
 
 class FolderPlace:
-    """A folder as the place of one checkpoint's files."""
+    """The place of one checkpoint's files: a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -307,7 +307,7 @@ def _is_at(folder: Path, held: int) -> bool:
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder, sorted by name; nothing if there is no such folder."""
+    """Return the entries of a folder, sorted by name; none if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -316,7 +316,7 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
 
 
 def _file_sizes(folder: str) -> dict[str, int]:
-    """Bytes of each file in a folder; one that is removed meanwhile takes none."""
+    """Return the bytes of each file in a folder, except files removed meanwhile."""
     sizes: dict[str, int] = {}
     for entry in _entries(folder):
         with suppress(FileNotFoundError):
@@ -325,12 +325,12 @@ def _file_sizes(folder: str) -> dict[str, int]:
 
 
 def _host() -> str:
-    """Where a process number means the same process."""
+    """Return an identifier of the host, within which a process number identifies a process."""
     return xxhash.xxh3_64_hexdigest(host_identity().encode())
 
 
 def _has_died(name: str) -> bool:
-    """Is it known of the process that has made a temporary folder of this name that it is no more?"""
+    """Whether the process that created the temporary folder of this name is known to have ended."""
     host, _, rest = name.partition("-")
     pid = rest.partition("-")[0]
     return host == _host() and pid.isdigit() and not is_alive(int(pid))

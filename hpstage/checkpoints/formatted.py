@@ -1,4 +1,4 @@
-"""Common part of the checkpoint stores that use the files of :mod:`hpstage.checkpoints.format`."""
+"""Base class of the checkpoint stores that use the files of :mod:`hpstage.checkpoints.format`."""
 
 from __future__ import annotations
 
@@ -78,4 +78,4 @@ class FormattedCheckpoints(CheckpointStore):
 
     @abstractmethod
     def _explained(self, key: StateKey | None, action: str) -> AbstractContextManager[None]:
-        """Convert errors of the place to ours, with the action that failed and the remedy."""
+        """Convert errors of the place to :class:`CheckpointError`, with the action that failed and the remedy."""

@@ -1,4 +1,4 @@
-"""Leaves of a state: tensors, arrays and byte strings, as raw bytes and back.
+"""Leaves of a state: conversion of tensors, arrays and byte strings to raw bytes and back.
 
 torch and numpy are imported only if a leaf needs them: only a process that has imported torch can hold a tensor.
 """
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-# Exact dtype of torch -> (dtype in the safetensors file, its bytes, how many of them make one value). Complex values
+# Exact torch dtype -> (dtype in the safetensors file, its size in bytes, elements per value). Complex values
 # are stored as pairs of reals and the 8-bit floats as bytes, since not all readers of safetensors know them.
 _TORCH: dict[str, tuple[str, int, int]] = {
     "bool": ("BOOL", 1, 1),
@@ -124,7 +124,7 @@ def describe(name: str, value: object) -> Leaf | str | None:
 
 
 def _strides(tensor: Any) -> tuple[int, ...] | None:
-    """Return the strides; ``None`` if row-major ones will do, also if the tensor has gaps in memory or overlaps."""
+    """Return the strides; ``None`` if row-major ones suffice, also if the tensor has gaps in memory or overlaps."""
     strides: tuple[int, ...] = tensor.stride()
     # Not is_contiguous(): it ignores the strides of dimensions of size 1, which kernels do take into account.
     plain, reach = [], 1

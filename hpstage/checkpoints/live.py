@@ -1,4 +1,4 @@
-"""LiveCache: states that a worker keeps in memory, to fork them without reading them back."""
+"""LiveCache: states that a worker keeps in memory, to fork them without reading their checkpoints."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hpstage.plan.facts import StateKey
 
 
 class LiveCache:
-    """States by key, up to ``budget_bytes`` in all; the least recently used go first. Safe among threads.
+    """A least-recently-used cache of states by key, limited to ``budget_bytes`` in total. Thread-safe.
 
-    Tensors stay on the device they are on, so the budget is that device's memory as well.
+    Tensors stay on their device, so the budget is that device's memory as well.
     """
 
     def __init__(self, budget_bytes: int = 2 << 30) -> None:
@@ -22,9 +22,9 @@ class LiveCache:
         self._lock = threading.Lock()
 
     def put(self, key: StateKey, state: object) -> None:
-        """Keep a deep copy of ``state``; one that is larger than the budget is not kept.
+        """Keep a deep copy of ``state``, unless it is larger than the budget.
 
-        A key that is kept already is only used anew: equal keys mean equal states. Raises
+        A key that is already kept is only marked as used: equal keys mean equal states. Raises
         :class:`StateError`.
         """
         with self._lock:
@@ -34,7 +34,7 @@ class LiveCache:
             size = nbytes(state)
             if size > self.budget_bytes:
                 return
-            # Make room before the copy is made, so that both are never in memory together.
+            # Make room before copying, so that evicted states and the copy are never in memory together.
             while self._nbytes + size > self.budget_bytes:
                 _, (_, freed) = self._states.popitem(last=False)
                 self._nbytes -= freed
@@ -42,7 +42,7 @@ class LiveCache:
             self._nbytes += size
 
     def get(self, key: StateKey) -> object | None:
-        """The kept state itself, ``None`` if there is none. Not to be changed: copy what you load from it."""
+        """Return the kept state itself, or ``None``. It must not be modified: copy what you load from it."""
         with self._lock:
             if key not in self._states:
                 return None
@@ -51,7 +51,7 @@ class LiveCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all kept states."""
+        """Total bytes of all kept states."""
         with self._lock:
             return self._nbytes
 

@@ -1,13 +1,13 @@
-"""The kept states of a search plan, as retention decides on them. Pure.
+"""The kept states of a search plan, as input to retention. Pure.
 
 A state is *needed*, and its checkpoint must be kept, if
 
 - it is the nearest kept one at or before a state that a driver waits for: training will start from there;
 - it is the nearest kept one at or before the farthest state asked of an open trial, which may be continued;
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
-- a chain is on its way to it, and would keep it again at once.
+- a running chain will reach it, and would immediately keep it again.
 
-Any other state only costs retraining if it is asked for: by tomorrow's study, or by ``extend=True``.
+Evicting any other state only costs retraining if it is asked for later, by another study or by ``extend=True``.
 """
 
 from __future__ import annotations

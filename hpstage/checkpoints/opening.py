@@ -1,4 +1,4 @@
-"""open_checkpoints: the store that a location names."""
+"""open_checkpoints: open the checkpoint store at a path or URL."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def open_checkpoints(
     storage_options: Mapping[str, Any] | None = None,
     sweep: bool = True,
 ) -> CheckpointStore:
-    """The checkpoints of ``workload`` at ``location``: a folder, or a URL of a plugin's scheme, or of one of fsspec's.
+    """Open the checkpoints of ``workload`` at ``location``: a folder, or a URL of a plugin's scheme or one of fsspec's.
 
-    A path and ``file://`` are folders, with all that a file system can do and an object store cannot. Nothing is
-    written yet: :meth:`CheckpointStore.check` tells whether it can be.
+    A path or ``file://`` URL is a folder, with the features of a file system that object stores do not have. Nothing is
+    written yet: use :meth:`CheckpointStore.check` to find out whether it can be.
 
     Args:
         storage_options: options of fsspec's driver, for URLs only.
-        sweep: let a folder remove what dead writers have left in it.
+        sweep: let a folder remove the remains of dead writers.
 
     Raises:
-        UsageError: the URL cannot be, its driver is not installed, or a folder was given options.
+        UsageError: the URL is invalid, its driver is not installed, or options were given for a folder.
     """
     text = os.fspath(location)
     match = _SCHEME.match(text)
@@ -54,7 +54,7 @@ def open_checkpoints(
 def open_folder(
     location: str, workload: str, *, storage_options: Mapping[str, Any] | None, sweep: bool
 ) -> CheckpointStore:
-    """The checkpoints in a folder, given as a path or as ``file://``. Arguments as of :func:`open_checkpoints`."""
+    """Open the checkpoints in a folder, given as a path or as ``file://``. Arguments as :func:`open_checkpoints`."""
     if storage_options:
         raise UsageError(f"{shown(location)!r} is a folder: it has no storage_options")
     return FolderCheckpoints(_path(location) if _SCHEME.match(location) else location, workload, sweep=sweep)

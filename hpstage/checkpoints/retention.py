@@ -1,15 +1,15 @@
-"""Which checkpoints go when they take more bytes than they may. Pure: values in, a decision out.
+"""Decides which checkpoints to evict when they exceed their budget of bytes. Pure: values in, a decision out.
 
-Kept states form a forest: the parent of one is the nearest kept ancestor on its line, from which it would be trained
-anew. A checkpoint that is *needed* never goes. Of the others, the one goes whose absence costs the fewest seconds per
-byte freed (of those that must be freed: the rest of a large one counts for nothing). What it costs depends on what
-went before it:
+Kept states form a forest: a state's parent is the nearest kept ancestor on its line, from which it would be retrained.
+A *needed* checkpoint is never evicted. Of the others, the one is evicted whose loss costs the fewest seconds per byte
+freed (counting only bytes that must be freed: the excess of a large checkpoint counts for nothing). The cost depends
+on the checkpoints evicted before it:
 
-- It would be trained anew from its nearest ancestor that is still kept; that one moves up as ancestors go.
-- Checkpoints that went from below it would pay for its training too, each of them.
+- It would be retrained from its nearest ancestor that is still kept, which is farther up once ancestors are evicted.
+- Each evicted checkpoint below it would have to repeat its training, too.
 
-So the seconds lost are, over all checkpoints that go, those from the nearest kept ancestor to each of them: as if each
-were asked for once more, alone. Which of them really will be is not known; what is known to be wanted is needed.
+So the seconds lost are the sum, over all evicted checkpoints, of the seconds from the nearest kept ancestor to each: as
+if each were asked for once more, alone. Which of them will be is unknown; those known to be wanted are needed.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from hpstage.plan.facts import StateKey
 
 
 class KeptState(msgspec.Struct, frozen=True):
-    """A kept state, as the decision sees it; :func:`hpstage.checkpoints.needed.kept_states` makes them of a plan."""
+    """A kept state, as input to the decision; :func:`hpstage.checkpoints.needed.kept_states` returns a plan's."""
 
     key: StateKey
     parent: StateKey | None
-    """The nearest kept ancestor, itself among the states decided on; ``None``: training starts from the beginning."""
+    """The nearest kept ancestor, which must be among the given states; ``None``: training starts from the beginning."""
     bytes: int
-    """What its checkpoint takes, and so what its going frees (``Kept.bytes``)."""
+    """Size of its checkpoint (``Kept.bytes``), which evicting it frees."""
     seconds: float
-    """Training from the parent to this state; >= 0."""
+    """Seconds of training from the parent to this state; >= 0."""
     needed: bool
-    """It must stay."""
+    """Whether it must be kept."""
     last_used: float = 0.0
-    """When it was last saved or loaded, on any one clock. Among equals, the least recently used goes first."""
+    """When it was last saved or loaded, by any single clock. Ties are broken by evicting the least recently used."""
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """A decision."""
+    """Which checkpoints to evict."""
 
     delete: tuple[StateKey, ...]
-    """In the order of choice, cheapest first."""
+    """Keys in the order of choice, cheapest first."""
     remaining: int
-    """Bytes of what stays: more than the budget only where all that stays is needed."""
+    """Bytes of the remaining checkpoints: more than the budget only if all of them are needed."""
 
 
 def decide(states: Iterable[KeptState], budget_bytes: int | None) -> Retention:
-    """Choose what goes so that the rest fits into ``budget_bytes``; nothing for ``None``.
+    """Choose checkpoints to evict so that the rest fits into ``budget_bytes``; none if it is ``None``.
 
-    Greedy, by seconds lost per byte freed; then whatever went in vain, since a later and larger one freed enough,
-    stays after all. O(n log n) for n states, but for a state that comes to the top of the heap again each time that
-    an ancestor of it has gone: O(n x height x log n) at the very worst.
+    Greedy, by seconds lost per byte freed. Checkpoints chosen in vain, since a larger one chosen later frees enough,
+    are then kept after all. O(n log n) for n states, except that a state may return to the top of the heap each time
+    an ancestor of it is evicted: O(n x height x log n) in the worst case.
 
     Raises:
-        InternalError: the states are no forest.
+        InternalError: the states do not form a forest.
     """
     forest = _Forest(list(states))
     total = sum(state.bytes for state in forest.states)
@@ -65,7 +65,7 @@ def decide(states: Iterable[KeptState], budget_bytes: int | None) -> Retention:
     gone = _greedy(forest, total - budget_bytes)
     remaining = total - sum(forest.states[index].bytes for index in gone)
     chosen: list[StateKey] = []
-    for index in reversed(gone):  # the dearest first
+    for index in reversed(gone):  # most expensive first
         if remaining + forest.states[index].bytes <= budget_bytes:
             remaining += forest.states[index].bytes
         else:
@@ -74,17 +74,17 @@ def decide(states: Iterable[KeptState], budget_bytes: int | None) -> Retention:
 
 
 def _greedy(forest: _Forest, excess: int) -> list[int]:
-    """States in the order in which they go, until ``excess`` bytes are freed or only needed ones are left."""
+    """Return states in the order of eviction, until ``excess`` bytes are freed or only needed ones are left."""
     states = forest.states
-    # The beginning of training, at depth 0, stands at the index after all states: it never goes.
+    # The index after all states stands for the beginning of training, at depth 0, which is never evicted.
     beginning = len(states)
     depths = [*forest.depths, 0.0]
     anchors = [beginning if parent is None else parent for parent in forest.parents]
-    hanging = [1] * beginning + [0]  # states trained anew if this one goes: itself, and those that went from below it
+    hanging = [1] * beginning + [0]  # states retrained if this one is evicted: itself, and those evicted below it
     gone = [False] * (beginning + 1)
 
     def anchor(index: int) -> int:
-        """The nearest ancestor that is still kept; the way there is made short for the next time."""
+        """Return the nearest ancestor that is still kept, and compress the path to it."""
         way = []
         at = anchors[index]
         while gone[at]:
@@ -106,7 +106,7 @@ def _greedy(forest: _Forest, excess: int) -> list[int]:
     while excess > 0 and heap:
         entry = heap[0]
         index = entry[-1]
-        # Prices only rise as others go: an entry out of date is too low, and never hides a cheaper one.
+        # Prices only rise as others are evicted: an outdated entry is too low, and never hides a cheaper one.
         now = price(index)
         if now > entry:
             heapq.heapreplace(heap, now)
@@ -120,7 +120,7 @@ def _greedy(forest: _Forest, excess: int) -> list[int]:
 
 
 class _Forest:
-    """The states with their parents as indices, and the seconds of training from the beginning to each."""
+    """The states, with the index of each one's parent and its seconds of training from the beginning."""
 
     __slots__ = ("depths", "parents", "states")
 

@@ -1,4 +1,4 @@
-"""UrlCheckpoints: checkpoints below any URL that fsspec can write to, above all in object stores."""
+"""UrlCheckpoints: checkpoints below any URL that fsspec can write to, mainly in object stores."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from hpstage.plan.facts import Kept, StateKey
 
 T = TypeVar("T")
 
-# Seconds after which files without a manifest are taken for abandoned. A writer that needs half as long begins anew.
+# Seconds after which files without a manifest are considered abandoned. A writer that takes half as long starts over.
 _ABANDONED = 24 * 3600.0
-# Seconds between looks at a manifest that is not whole, before it is taken for spoilt. Several, for each look may meet
-# another writer's moment between making the file and filling it.
+# Seconds before each attempt to read an incomplete manifest, until it is considered corrupt. There are several, since
+# each attempt may find another writer between creating the file and filling it.
 _LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2)
 # The file that holds the place's name.
 _PLACE = ".place/name"
@@ -35,24 +35,24 @@ _TOKEN = re.compile(r"state-([0-9a-f]{1,64})\.(?:safetensors|json)")
 
 
 class UrlCheckpoints(FormattedCheckpoints):
-    """Checkpoints of one ``workload`` below ``url``. The name says what names the place, as with a folder.
+    """Checkpoints of one ``workload`` below ``url``, usually in an object store.
 
     ``<url>/<key[:2]>/<key>/`` holds the files of :mod:`hpstage.checkpoints.format`, as in a folder of
-    ``FolderCheckpoints``; what was copied from one to the other can be loaded. Object stores cannot rename: each writer
-    gives its files names of its own and writes the manifest, which names them, last; so nobody's file changes under a
-    reader, and two writers of one key do not meet before the manifest, which only the first one writes.
+    ``FolderCheckpoints``; checkpoints copied from one to the other can be loaded. Object stores cannot rename files.
+    Each writer therefore uses unique file names and writes the manifest, which lists them, last. So no file changes
+    while it is read, and two writers of one key conflict only over the manifest, which only the first one writes.
 
     Files that no manifest names are leftovers of writers that died or lost their connection; :meth:`sweep` removes them
-    after a day, by the service's clock, so that no clock of a host matters. Nothing is swept unasked, since it takes a
-    listing of all files. Uploads in parts that were never completed are not files yet: a lifecycle rule of the bucket
-    removes them.
+    after a day, by the service's clock, so that hosts' clocks do not matter. It runs only on request, since it lists
+    all files. Multipart uploads that were never completed are not files yet: a lifecycle rule of the bucket removes
+    them.
 
     Args:
-        url: of any scheme that fsspec knows (``s3://bucket/prefix``, ``gs://``, ``abfs://``, ``sftp://``,
-            ``memory://``). The bucket must be there.
+        url: of any scheme that fsspec supports (``s3://bucket/prefix``, ``gs://``, ``abfs://``, ``sftp://``,
+            ``memory://``). The bucket must exist.
         workload: as in every store.
         storage_options: fsspec's options of the driver, such as ``{"key": ..., "secret": ...}``. Instances carry them
-            to workers; better let the workers' environment hold credentials.
+            to workers; prefer credentials in the workers' environment.
 
     Raises:
         UsageError: the scheme is unknown, or its driver is not installed.
@@ -61,18 +61,18 @@ class UrlCheckpoints(FormattedCheckpoints):
     def __init__(self, url: str, workload: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
         self._remote = Remote(url, storage_options or {})
         self.workload = workload
-        self._name = ""  # of the place, once it was asked for
+        self._name = ""  # the place's name, set by the first call of identity()
         with self._explained(None, "reach"):
             self._remote.connect()
 
     @property
     def url(self) -> str:
-        """Where it is, without credentials."""
+        """The URL without credentials."""
         return self._remote.url
 
     def identity(self) -> str:
-        """A random name, written there by whoever asks first: one URL leads to two places where endpoints or the
-        memory of two processes differ, and two may lead to one."""
+        """Return a random name, written to the place by the first caller: one URL refers to two places if endpoints or
+        the memory of two processes differ, and two URLs may refer to one place."""
         if self._name:
             self.prove()
             return self._name
@@ -80,7 +80,7 @@ class UrlCheckpoints(FormattedCheckpoints):
             try:
                 self._name = self._remote.read(_PLACE).decode()
             except FileNotFoundError:
-                with suppress(FileExistsError):  # another was faster
+                with suppress(FileExistsError):  # another process was faster
                     self._remote.write_new(_PLACE, uuid.uuid4().hex.encode())
                 self._name = self._remote.read(_PLACE).decode()
         return self._name
@@ -120,7 +120,7 @@ class UrlCheckpoints(FormattedCheckpoints):
                         )
                     )
                     if abs(time.time() - began) < _ABANDONED / 2:
-                        break  # not so after a night in which this host slept: the files may be swept by now
+                        break  # else, e.g. after this host was suspended overnight, the files may have been swept
                 return self._publish(key, manifest)
             except _Unclear as unclear:
                 raise unclear.error from None
@@ -155,9 +155,9 @@ class UrlCheckpoints(FormattedCheckpoints):
         return Usage(checkpoints=len(published), bytes=sum(published), unpublished=unpublished)
 
     def sweep(self) -> int:
-        """Remove the files of writers that died: those that no manifest names, a day after the last was written.
+        """Remove the files of dead writers: those that no manifest names, a day after the last of them was written.
 
-        How many writers had left any. Lists everything, and reads only the manifests that stand beside such rests.
+        Returns the number of such writers. Lists all files, and reads only the manifests beside unnamed files.
         """
         removed = 0
         now: float | None = None
@@ -183,7 +183,7 @@ class UrlCheckpoints(FormattedCheckpoints):
         return UrlPlace(self._remote, key_path(key))
 
     def _publish(self, key: StateKey, manifest: Manifest) -> Kept:
-        """Write the manifest, if no sound checkpoint is there."""
+        """Write the manifest, unless a sound checkpoint exists."""
         place = self._place(key)
         mine = files.encode_manifest(manifest)
         while True:
@@ -197,10 +197,10 @@ class UrlCheckpoints(FormattedCheckpoints):
                 except OSError as second:
                     raise _Unclear(second) from error
                 if found == mine:
-                    break  # an answer was lost, and the next attempt met our own manifest
+                    break  # a reply was lost, and the next attempt found our own manifest
                 if found is None and not isinstance(error, FileExistsError):
                     raise
-                # Another writer was faster. Equal keys mean equal training: its checkpoint serves, if it is sound.
+                # Another writer was faster. Equal keys mean equal training, so its checkpoint is used if it is sound.
                 if (kept := self._kept(key)) is not None:
                     self._discard_named(place, manifest)
                     return msgspec.structs.replace(kept, digest=manifest.digest, marks=manifest.marks)
@@ -210,9 +210,9 @@ class UrlCheckpoints(FormattedCheckpoints):
         return manifest.as_kept()
 
     def _manifest_bytes(self, place: UrlPlace) -> bytes | None:
-        """The manifest's file, ``None`` if there is none.
+        """Return the content of the manifest's file, ``None`` if there is none.
 
-        On file systems that do not put files at once it may be seen half written: no JSON then.
+        On file systems that do not write files atomically it may be incomplete, and then is not valid JSON.
         """
         content = b""
         for pause in _LOOKS:
@@ -228,7 +228,7 @@ class UrlCheckpoints(FormattedCheckpoints):
     def _remove(self, place: UrlPlace) -> None:
         """Make a checkpoint disappear at once, then remove its files.
 
-        What a spoilt manifest names is not known: its files are left to be swept, for a writer may be at work beside.
+        The files of a corrupt manifest are unknown, and are left to ``sweep``: another writer may be active there.
         """
         content = self._manifest_bytes(place)
         if content is None:
@@ -242,13 +242,13 @@ class UrlCheckpoints(FormattedCheckpoints):
             self._remote.remove(f"{place.path}/{name}")
 
     def _discard(self, place: UrlPlace, token: str) -> None:
-        """Remove one writer's files; what cannot be reached now is left to be swept."""
+        """Remove one writer's files; files that cannot be reached now are left to ``sweep``."""
         for name in (f"state-{token}.safetensors", f"state-{token}.json"):
             with suppress(OSError):
                 self._remote.remove(f"{place.path}/{name}")
 
     def _listed(self) -> dict[StateKey, dict[str, int]]:
-        """Bytes of each file of each key."""
+        """Return the bytes of each file of each key."""
         with self._explained(None, "list"):
             sizes = self._remote.sizes()
         found: dict[StateKey, dict[str, int]] = defaultdict(dict)
@@ -260,7 +260,7 @@ class UrlCheckpoints(FormattedCheckpoints):
         return found
 
     def _unnamed(self, key: StateKey, found: Mapping[str, int]) -> list[tuple[str, list[str]]]:
-        """Writers whose files no manifest names: token and names."""
+        """Return the token and file names of each writer whose files no manifest names."""
         tokens: dict[str, list[str]] = defaultdict(list)
         for name in found:
             if match := _TOKEN.fullmatch(name):
@@ -269,7 +269,7 @@ class UrlCheckpoints(FormattedCheckpoints):
             try:
                 named = self._manifest(key).files
             except CheckpointError:
-                # Spoilt: it may name any of them, and its deletion comes first. Missing: deleted since it was listed.
+                # Corrupt: it may name any of them, and must be deleted first. Missing: deleted since it was listed.
                 return []
             return [(token, names) for token, names in tokens.items() if not any(name in named for name in names)]
         return [] if files.MANIFEST in found else list(tokens.items())
@@ -279,12 +279,12 @@ class UrlCheckpoints(FormattedCheckpoints):
 
     @contextmanager
     def _present(self, key: StateKey, manifest: Manifest) -> Iterator[None]:
-        """Tell a checkpoint that is deleted while it is read from one that lacks a file."""
+        """Distinguish a checkpoint that is deleted while it is read from one with a missing file."""
         try:
             yield
         except FileNotFoundError as error:
             place = self._place(key)
-            # A deleted checkpoint loses its manifest before its files, and one that is saved anew has other files.
+            # A deleted checkpoint loses its manifest before its files, and one that is saved again has other files.
             if self._manifest_bytes(place) == files.encode_manifest(manifest):
                 lacks = str(error.filename).rpartition("/")[2]
                 raise CheckpointCorrupt(f"{place.where('').rstrip('/')} lacks {lacks}") from error
@@ -305,7 +305,7 @@ class UrlCheckpoints(FormattedCheckpoints):
 
 
 class UrlPlace:
-    """A prefix below a URL as the place of one checkpoint's files."""
+    """The place of one checkpoint's files: a prefix below a URL."""
 
     def __init__(self, remote: Remote, path: str) -> None:
         self._remote = remote
@@ -333,7 +333,7 @@ class UrlPlace:
 
 
 class _Unclear(Exception):
-    """It cannot be found out whether the manifest was written: the files that it may name have to stay."""
+    """Raised if it is unknown whether the manifest was written, so that the files it may name must be kept."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -342,7 +342,7 @@ class _Unclear(Exception):
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Drivers put all kinds of things into a ``FileNotFoundError``: here it names the file."""
+    """Make a ``FileNotFoundError`` name the file: drivers put arbitrary values into it."""
     try:
         yield
     except FileNotFoundError as error:
