@@ -1,6 +1,6 @@
-"""Acts: trains chains on the workers of a Dask cluster.
+"""Execution on a Dask cluster: trains chains on its workers.
 
-Importing it is light, for the commands that only start other processes.
+Importing this package is cheap, for commands that only start other processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands ``hpstage scheduler`` and ``hpstage worker``: Dask's own, set up for training and supervised."""
+"""The commands ``hpstage scheduler`` and ``hpstage worker``: those of Dask, configured for training and supervised."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import typer
 from hpstage.errors import UsageError
 
 PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command whose further words are Dask's."""
+"""Settings of a command that passes further arguments to Dask."""
 
 _PORT = 8786
 _PAGE = "hpstage.cluster.dashboard"
 _REASONS = 3
-"""Reasons why there is no scheduler that are told: on a busy host a look may end without an answer first."""
+"""Maximum number of reasons for a missing scheduler that are printed: on a busy host, the first may be a timeout."""
 _LOOK = 1.0
-"""Seconds between two looks for a scheduler."""
+"""Seconds between two attempts to reach a scheduler."""
 _TRYING = 3.0
-"""Seconds that a look may take; one where nobody listens takes as long."""
+"""Maximum seconds of an attempt, which are used up if nobody listens."""
 
 Text = str | None
 Texts = list[str] | None
@@ -59,7 +59,7 @@ def scheduler(
 ) -> None:
     """Run a Dask scheduler for training.
 
-    It is `dask scheduler`, of which it takes all options, and finds frozen workers after 60 s.
+    This is `dask scheduler`, with all its options, but detects frozen workers after 60 s.
 
     \b
     hpstage scheduler
@@ -109,10 +109,10 @@ def worker(
     tls_key: Key = None,
     preload: Preload = None,
 ) -> None:
-    """Run this host's workers: a process of one thread per GPU, else per core.
+    """Run this host's workers: one single-threaded process per GPU, else per core.
 
-    They wait for the scheduler, and are started again when they or the scheduler die. SIGTERM or Ctrl-C ends them in
-    order, a second one at once. All further options are those of `dask worker`.
+    They wait for the scheduler, and are restarted when they or the scheduler die. SIGTERM or Ctrl-C ends them
+    gracefully, a second one immediately. All further options are those of `dask worker`.
 
     \b
     hpstage worker tcp://head:8786
@@ -159,7 +159,7 @@ def worker(
 
 
 class _Place:
-    """Where the scheduler is to be found, by the parsed options of ``dask worker``."""
+    """The scheduler's location, given by the parsed options of ``dask worker``."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         import dask.config
@@ -185,9 +185,9 @@ class _Place:
         return self._file or str(self._address)
 
     async def wait_for_scheduler(self) -> None:
-        """Until a connection can be made; says that there is none yet, and why: each reason once, the first few.
+        """Wait until a connection can be made; print the first few distinct reasons why there is none yet.
 
-        A worker would try as well, but ten times a second, with a line for each in its log, and never say why.
+        A worker would also retry, but ten times a second, logging a line each time and never the reason.
         """
         told: set[str] = set()
         while (problem := await self._problem()) is not None:
@@ -216,7 +216,7 @@ class _Place:
 
 
 def _innermost(error: BaseException) -> str:
-    # Whether Dask names a cause depends on when the other side hangs up; what Tornado met is in the ``real_error``.
+    # Whether Dask sets a cause depends on when the other side hangs up; Tornado's own error is in ``real_error``.
     while inner := error.__cause__ or getattr(error, "real_error", None) or error.__context__:
         error = inner
     refused = isinstance(error, ssl.SSLError)
@@ -229,7 +229,7 @@ def _listed(words: str | list[str]) -> list[str]:
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
-    """The command line that sets these options."""
+    """Return the command-line arguments that set these options."""
     words = []
     for option, value in options.items():
         for one in value if isinstance(value, list) else [] if value is None else [value]:
@@ -238,10 +238,10 @@ def _words(options: Mapping[str, object]) -> list[str]:
 
 
 def _parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
-    """Dask's parameters by its own parser.
+    """Parse Dask's parameters with its own parser.
 
     Raises:
-        UsageError: it refuses a word.
+        UsageError: it rejects an argument.
     """
     import click
 

@@ -1,4 +1,4 @@
-"""A connection to a Dask scheduler that hears what happens there."""
+"""A connection to a Dask scheduler that receives events about workers and chains."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from hpstage.plan.facts import WorkerId
 Departure = Literal["died", "closed"]
 
 _ECHO = 60.0
-"""Seconds in which a scheduler must pass on an event of ours."""
+"""Seconds within which a scheduler must deliver an event that was sent for testing."""
 
 
 class Connection:
-    """A client of our own, which hears of workers and of a run's chains. Once lost it stays lost.
+    """A client that receives events about workers and a run's chains. It never reconnects.
 
     Args:
         where: the scheduler's address, or the cluster.
-        security: as the cluster's other clients have it.
-        topic: of the run's feed.
-        on_feed: called with each message on the feed; on Dask's loop, like ``on_left``.
+        security: as for the cluster's other clients.
+        topic: topic of the run's feed.
+        on_feed: called with each message of the feed; like ``on_left``, on Dask's loop.
         on_left: called when a worker is gone.
         timeout: seconds to wait for the scheduler; by default Dask's.
 
@@ -54,7 +54,7 @@ class Connection:
         self._all = False
         limit = {} if timeout is None else {"timeout": timeout}
         self.client = ClientOnce(where, name=topic, security=security, set_as_default=False, **limit)
-        # Dask's client collects messages for 10 ms; a worker would stand idle meanwhile.
+        # Dask's client batches messages for 10 ms; a worker would be idle meanwhile.
         self.client.scheduler_comm.interval = 0.001
         self.pool = str(self.client.scheduler_info(n_workers=0)["id"])
 
@@ -63,11 +63,11 @@ class Connection:
         return self.client.status == "running" and not self.client.scheduler_comm.closed()
 
     def listen(self) -> None:
-        """Hear of workers and chains from now on; returns when it is sure to.
+        """Subscribe to events about workers and chains; return once they are known to arrive.
 
         Raises:
             OSError: the scheduler is gone.
-            ClusterError: it passes on no events.
+            ClusterError: it delivers no events.
         """
         self.client.subscribe_topic("all", self._on_cluster)
         self._all = True
@@ -84,9 +84,9 @@ class Connection:
             self._heard.wait(0.01)
 
     def forget_the_dead(self, prefix: str) -> None:
-        """Take plugins of this prefix off the workers whose owners are gone: of drivers that were killed.
+        """Remove plugins with this prefix whose drivers are gone, because they were killed.
 
-        They would stop nothing, but be set up on every new worker, each with its trainable.
+        They do no harm, except that each would be set up, with its trainable, on every new worker.
         """
         try:
             stale = self.client.run_on_scheduler(_ownerless, prefix)
@@ -97,9 +97,9 @@ class Connection:
                 self.client.unregister_worker_plugin(name)
 
     def close(self) -> None:
-        """Returns when nothing is heard any more."""
+        """Close the connection; return when no more events are delivered."""
         if self._all and self.alive:
-            # Else the scheduler would tell us of our own leaving, and log that it cannot.
+            # Otherwise the scheduler would try to notify us of our own departure, and log that it cannot.
             self.client.unsubscribe_topic("all")
         self.client.close()
 
@@ -117,26 +117,26 @@ class Connection:
         if message.get("action") != "remove-worker":
             return
         worker = WorkerId(message["worker"])
-        # Retired and scaled down workers are expected to go.
+        # Retired and scaled-down workers are expected to leave.
         orderly = message.get("expected", False) or await self._said_goodbye(worker)
         self._on_left(worker, "closed" if orderly else "died")
 
     async def _said_goodbye(self, worker: WorkerId) -> bool:
-        """Whether a worker that is gone closed of itself, as one does that is restarted or gets a signal."""
+        """Whether a worker that is gone closed itself, as it does when it is restarted or receives a signal."""
         try:
             events = await self.client.scheduler.events(topic=worker)
         except OSError:
             return False  # the scheduler is gone, and with it the connection
         for message in (message for _, message in reversed(events) if isinstance(message, dict)):
             if message.get("action") == "closing-worker":
-                # One that was silent for too long may come to its senses as it is ended.
+                # A worker that was silent for too long may respond again while it is being closed.
                 return not message.get("reason", "").startswith("check-worker-ttl")
             if message.get("action") == "add-worker":
-                break  # what is older is of another worker that had this address
+                break  # older events are those of another worker that had this address
         return False
 
 
 def _ownerless(prefix: str, dask_scheduler: Scheduler) -> list[str]:
-    """On the scheduler: the names of plugins of which no client bears the name. A connection is named like its run."""
+    """Return the plugins without a client of the same name. Runs on the scheduler; a connection has its run's name."""
     names = [name for name in dask_scheduler.worker_plugins if name.startswith(prefix)]
     return [name for name in names if not any(name in client for client in dask_scheduler.clients)]

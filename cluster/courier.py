@@ -1,4 +1,4 @@
-"""Brings orders to workers while their chains run."""
+"""Sends orders to workers while their chains run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ logger = logging.getLogger("hpstage")
 
 
 class Courier:
-    """Delivers each worker's orders in the order in which they were sent; returns at once and promises nothing more.
+    """Sends each worker its orders in sequence, without blocking; delivery is not guaranteed.
 
-    They go through the scheduler, since not every driver reaches the workers, and do not wait for Dask's tasks: they
-    arrive after some 1.5 ms. Safe among threads.
+    Orders go through the scheduler, since not every driver can reach the workers, and do not wait for Dask's tasks:
+    they arrive after about 1.5 ms. Thread-safe.
 
     Args:
-        client: connected.
-        channel: the name of the workers' handler.
+        client: a connected client.
+        channel: name of the workers' handler.
     """
 
     def __init__(self, client: Client, channel: str) -> None:
@@ -29,7 +29,7 @@ class Courier:
         self._scheduler = client.scheduler  # a closed client has none
         self._channel = channel
         self._lock = threading.Lock()
-        self._waiting: dict[WorkerId, list[Order]] = {}  # while an earlier delivery is under way
+        self._waiting: dict[WorkerId, list[Order]] = {}  # while an earlier delivery is in progress
 
     def send(self, worker: WorkerId, order: Order) -> None:
         with self._lock:
@@ -53,5 +53,5 @@ class Courier:
                     msg={"op": self._channel, "orders": encode(orders)}, workers=[worker], on_error="ignore"
                 )
             except OSError:
-                # Without a scheduler there are no workers either, and the executor tells that.
+                # Without a scheduler there are no workers either, which the executor reports.
                 logger.debug("orders for %s were lost", worker, exc_info=True)

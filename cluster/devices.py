@@ -1,4 +1,4 @@
-"""Which CUDA devices there are, and which worker gets which."""
+"""The CUDA devices of this host, and their assignment to workers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hpstage.errors import ClusterError
 
 
 def visible_devices() -> list[str]:
-    """CUDA devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    """Return the CUDA devices that this process may use, as named in ``CUDA_VISIBLE_DEVICES``."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return []  # no driver: spare the seconds that importing torch takes
+        return []  # no driver: save the seconds that importing torch takes
     import torch
 
     count = torch.cuda.device_count()
@@ -23,7 +23,7 @@ def visible_devices() -> list[str]:
 
 
 def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
-    """As many of ``devices`` as were asked for; all for ``None``.
+    """Return the first ``gpus`` of ``devices``; all of them for ``None``.
 
     Raises:
         ClusterError: there are fewer.
@@ -40,7 +40,7 @@ def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
 
 
 def environment_of(worker: int, devices: Sequence[str], *, hide: bool) -> dict[str, str]:
-    """The variables that show a worker one device, dealt out in turn. Without devices: none, or to ``hide`` what is."""
+    """Return variables that give a worker one device, round-robin. Without devices: none, or one to ``hide`` them."""
     if devices:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices[worker % len(devices)]}
     return {"CUDA_VISIBLE_DEVICES": ""} if hide else {}

@@ -48,34 +48,34 @@ from hpstage.training.trainables import as_trainable
 logger = logging.getLogger("hpstage")
 
 _STARTING = 60.0
-"""Seconds that a cluster which has no worker yet is given."""
+"""Seconds to wait for a cluster's first worker."""
 _SETUPS = 5
-"""How often workers are set up, if one is lost while it is."""
+"""Maximum number of attempts to set up the workers, if one is lost meanwhile."""
 _TURN = 5.0
-"""Seconds for which trying out waits for its turn on a worker that others may use."""
+"""Seconds for which trying out waits for its turn on a worker that other searches may use."""
 _LOOK = 0.5
-"""Seconds between two looks at the connection while nothing is heard, and between two attempts at another."""
+"""Seconds between two checks of the connection while there are no reports, and between two attempts to reconnect."""
 _ATTEMPTS = (2.0, 10.0)
-"""Seconds that a scheduler which is to come back is given to answer: at first, since within an attempt Dask tries less
-and less often, and at most, since a large cluster that is coming up answers late."""
+"""Seconds to wait for the answer of a scheduler that was lost: at first, since Dask retries less and less often within
+an attempt; and at most, since a large cluster answers late while it starts."""
 
 
 class DaskExecutor(Executor):
     """Trains on a Dask cluster, one worker process per device.
 
-    Reports come over a feed of events as they happen, and again as the result of the chain's task, which says what
-    the feed has lost. Workers that join later are used too, if they are like those that were there first.
+    Reports arrive over a feed of events as they happen, and again as the result of the chain's task, which contains
+    those that the feed has lost. Workers that join later are also used, if they match the first ones.
 
-    A scheduler that goes away takes its workers along; the executor waits for another at the same address, and goes on
-    with the workers that join it.
+    If the scheduler is lost, so are its workers; the executor waits for another scheduler at the same address, and
+    continues with the workers that join it.
 
     Args:
-        client: whose cluster to use. A connection of its own is made; the client is left as it is, and never closed.
-            Without a client a local cluster is started, and closed in :meth:`close`.
+        client: a client of the cluster to use. The executor opens a separate connection; the client is not modified,
+            and never closed. Without a client, a local cluster is started, and closed in :meth:`close`.
         n_workers: size of the local cluster.
-        gpus: local cluster: how many GPUs to use; else: how many workers must have one. ``None``: what there is.
-        worker_timeout: seconds for which a search waits for workers when all are gone, the time in which a scheduler
-            is started anew included; by default 300, and 60 for a local cluster.
+        gpus: number of GPUs that a local cluster uses, or of other workers that must have one. ``None``: as available.
+        worker_timeout: seconds for which a search waits for workers when all are gone, including the time to restart a
+            scheduler; by default 300, and 60 for a local cluster.
 
     Raises:
         UsageError: ``n_workers`` was given with a client.
@@ -113,10 +113,10 @@ class DaskExecutor(Executor):
         self._checkpoints = b""
         self._started = 0
         self._futures: dict[ChainId, Future] = {}
-        self._lock = threading.Lock()  # over futures, and what is below
+        self._lock = threading.Lock()  # protects the futures and the attributes below
         self._environment: Environment | None = None
         self._loaded: dict[str, str] = {}
-        self._early: dict[WorkerId, Description | None] = {}  # came (or left: None) while open() was under way
+        self._early: dict[WorkerId, Description | None] = {}  # joined (or left: None) during open()
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         packed = pack(trainable)
@@ -160,7 +160,7 @@ class DaskExecutor(Executor):
         return self._environment
 
     def _install(self, client: Client, plugin: side.TrainingPlugin) -> None:
-        """Bring the plugin to all workers; once more if one is lost on the way."""
+        """Install the plugin on all workers; retry if one is lost meanwhile."""
         for attempt in range(_SETUPS):
             try:
                 client.wait_for_workers(1, timeout=_STARTING)
@@ -184,13 +184,13 @@ class DaskExecutor(Executor):
         if self._given is None:
             self._cluster = local_cluster(self._n_workers, gpus=self._gpus)
             return self._cluster, None
-        # One that has lost its scheduler just now says "connecting", and still knows the address.
+        # A client that has just lost its scheduler has status "connecting", and still knows the address.
         if self._given.status not in ("running", "connecting") or self._given.scheduler is None:
             raise UsageError(f"the given client is {self._given.status}; connect it first")
         return self._given.scheduler.address, self._given.security
 
     def _connect(self, timeout: float | None = None) -> Connection:
-        # A connection of our own: the given client may be asynchronous, restarted, or listen to the same topics.
+        # A separate connection: the given client may be asynchronous, restarted, or subscribed to the same topics.
         connection = self._connection = Connection(
             self._where, self._security, self._name, on_feed=self._on_feed, on_left=self._on_left, timeout=timeout
         )
@@ -213,11 +213,11 @@ class DaskExecutor(Executor):
         self._trying.clear()
         key = self._new_key()
         future = self._submit(worker, key, side.try_out, self._run, key, encode(dict(initial)), self._checkpoints)
-        # Not result(timeout=...): each time-out leaves a future behind whose error Dask's loop complains of.
+        # Not result(timeout=...): each timeout leaves a future behind whose error Dask's loop logs.
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
-        # The task of a worker that left would wait for another at its address; and one that has not begun, for another
-        # search's chain, which may take hours.
+        # The task of a worker that left would wait for another one at its address. A task that has not begun would
+        # wait for another search's chain, which may take hours.
         limit = time.monotonic() + _TURN
         while not done.wait(_LOOK) and worker in self._inbox.workers and self._connected:
             if not self._trying.is_set() and time.monotonic() > limit:
@@ -230,7 +230,7 @@ class DaskExecutor(Executor):
         if not self._inbox.begin(chain.id, worker):
             return
         if not self._connected:
-            return  # wait() is about to tell that all workers have left
+            return  # wait() will report that all workers have left
         key = self._new_key()
         future = self._submit(worker, key, side.run_chain, self._run, key, encode(chain), self._checkpoints)
         with self._lock:
@@ -240,7 +240,7 @@ class DaskExecutor(Executor):
         future.add_done_callback(lambda done: self._on_done(chain.id, done))
 
     def _new_key(self) -> str:
-        """A key that is never used again: Dask would mistake one task for the other."""
+        """Return a unique key: Dask would confuse two tasks with the same key."""
         self._started += 1
         return f"{self._name}-{self._started}"
 
@@ -293,14 +293,14 @@ class DaskExecutor(Executor):
             self._reconnecting.start()
 
     def _abandon(self) -> None:
-        """Hear nothing any more of the workers, whatever becomes of them."""
+        """Close the connection, and consider all workers lost, even if they are still running."""
         if self._connection is not None:
             self._connection.close()
         for worker in self._inbox.workers:
             self._release(self._inbox.leave(worker, "unreachable"))
 
     def _reconnect(self) -> None:
-        """Until there is a scheduler again that knows of us. In a thread of its own: the driver has more to do."""
+        """Retry until a scheduler is connected and has the plugin. Runs in a thread, so as not to block the driver."""
         timeout, longest = _ATTEMPTS
         while not self._closed.is_set():
             try:
@@ -379,14 +379,14 @@ class DaskExecutor(Executor):
             self._inbox.join(worker)
         else:
             logger.warning("worker %s is not used: %s", worker, reason)
-            self._on_left(worker, "closed")  # it may have been: its training process is another now
+            self._on_left(worker, "closed")  # it may have been used before, with another training process
 
     def _on_left(self, worker: WorkerId, reason: Departure, message: str = "") -> None:
         with self._lock:
             if self._environment is None:
                 self._early[worker] = None
                 return
-        # Else their tasks would wait for ever for a worker of that address.
+        # Otherwise their tasks would wait forever for a worker at that address.
         self._release(self._inbox.leave(worker, reason, message))
 
     def _release(self, chains: list[ChainId]) -> None:
@@ -400,7 +400,7 @@ class DaskExecutor(Executor):
         worker = self._inbox.runs_on(chain)
         cancelled = future.cancelled()
         if worker is not None and not cancelled:
-            # The feed has lost something, or our own code on the worker has failed.
+            # The feed has lost reports, or hpstage's own code on the worker has failed.
             try:
                 self._inbox.hear(chain, 0, future.result())
             except CancelledError:
@@ -411,6 +411,6 @@ class DaskExecutor(Executor):
                 self._inbox.fail(problem)
                 return
         if cancelled and not self._connected:
-            return  # wait() is about to tell that all workers have left
+            return  # wait() will report that all workers have left
         self._inbox.forget(chain)
         self._release([chain])

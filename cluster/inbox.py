@@ -23,12 +23,12 @@ _TRUSTED = 2.0
 @dataclass(slots=True)
 class _Running:
     worker: WorkerId
-    told: int = 0  # number of reports handed on so far
+    told: int = 0  # number of reports passed on so far
     ended: bool = False
 
 
 class Inbox:
-    """Hands on each report once, those of a chain in order, and none of a chain whose worker has left.
+    """Passes on each report once, those of a chain in order, and none of a chain whose worker has left.
 
     Thread-safe for the driver's thread, Dask's loop and its callback thread. Independent of Dask.
 
@@ -70,7 +70,7 @@ class Inbox:
             return lost
 
     def begin(self, chain: ChainId, worker: WorkerId) -> bool:
-        """Record that a chain will start; return ``False`` if its worker has left, which the driver has yet to read."""
+        """Record that a chain will start; return ``False`` if its worker has left, unknown to the driver so far."""
         with self._changed:
             if any(running.worker == worker and not running.ended for running in self._chains.values()):
                 raise InternalError(f"{chain} was started on {worker}, which is not idle")
@@ -80,15 +80,15 @@ class Inbox:
             return True
 
     def runs_on(self, chain: ChainId) -> WorkerId | None:
-        """Return the worker of a chain that has started, and neither ended nor been lost."""
+        """Return the worker of a chain that has started and has neither ended nor been lost."""
         with self._changed:
             running = self._chains.get(chain)
             return running.worker if running is not None and not running.ended else None
 
     def hear(self, chain: ChainId, first: int, encoded: list[bytes]) -> None:
-        """Hand on the new reports among those of a chain, numbered from ``first``.
+        """Pass on the new ones among these reports of a chain, which are numbered from ``first``.
 
-        After a gap none is handed on: all of them are repeated in the task's result.
+        After a gap, none is passed on: all of them are repeated in the task's result.
         """
         with self._changed:
             running = self._chains.get(chain)

@@ -1,4 +1,4 @@
-"""Starts a Dask cluster on this machine, set up for training."""
+"""Starts a Dask cluster on this machine, configured for training."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from hpstage.errors import ClusterError
 
 
 def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> LocalCluster:
-    """Workers of one thread each: one per GPU, if there are any, else one per core.
+    """Start workers with one thread each: one per GPU, if there are any, else one per core.
 
-    Memory is not limited (states kept live would count as a leak), and Dask's profiler of tasks is off: with steps of
+    Memory is not limited (states kept in memory would look like a leak), and Dask's task profiler is off: with steps of
     1 ms it takes 2 to 3 % of a core per worker.
 
     Args:
-        n_workers: how many; with GPUs they are dealt out in turn.
-        gpus: how many GPUs to use (0: none; ``None``: all).
+        n_workers: number of workers; GPUs are assigned to them round-robin.
+        gpus: number of GPUs to use (0: none; ``None``: all).
 
     Raises:
-        UsageError: training processes, too, would run what calls this, since they import its script.
+        UsageError: training processes, which import the calling script, would also run this call.
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
     require_main_guard()
@@ -51,13 +51,13 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
         self._hide = hide
         dashboard = importlib.util.find_spec("bokeh") is not None
         with warnings.catch_warnings():
-            # Another cluster may take the port after the look at it; Dask then picks one of its own.
+            # Another cluster may take the port after the check; Dask then picks another one.
             warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
             super().__init__(
                 n_workers=0,
                 threads_per_worker=1,
                 memory_limit=0,
-                dashboard_address=_dashboard_address(),  # of /metrics, too
+                dashboard_address=_dashboard_address(),  # also serves /metrics
                 scheduler_kwargs={"dashboard": dashboard, "worker_ttl": _worker_ttl()},
                 config=dask.config.merge(
                     dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}
@@ -76,7 +76,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
             raise
 
     async def _leave_ctrl_c_to_us(self) -> None:
-        """Ctrl-C on a terminal goes to all its processes. The workers', children of this thread, are to go on."""
+        """Block Ctrl-C for workers, which are children of this thread: a terminal sends it to all its processes."""
         resource_tracker.ensure_running()  # unblocks the signal in the thread that starts it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
@@ -95,16 +95,16 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
 
 
 def _worker_ttl() -> str:
-    """How long a worker may be silent: what the user has configured, else less than Dask's five minutes.
+    """Return how long a worker may be silent: the user's setting, else less than Dask's five minutes.
 
-    A call into C that keeps the interpreter's lock for longer ends its worker, so not much less.
+    Not much less, since a call into C that holds the GIL for longer ends its worker.
     """
     configured: str = dask.config.get("distributed.scheduler.worker-ttl")
     return "60s" if configured == "5 minutes" else configured
 
 
 def _dashboard_address() -> str:
-    """Dask's usual port, where people look for it, or any other if that is taken."""
+    """Return an address with Dask's usual port, where users expect it, or any other port if it is taken."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 8787))

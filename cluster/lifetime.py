@@ -1,4 +1,4 @@
-"""A process that must not outlive the one that started it."""
+"""Makes a process end with the one that started it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends: to be exact, the thread of the parent that started it.
+    """Have the kernel kill this process when its parent, or more exactly the parent's thread that started it, ends.
 
-    Only Linux does; elsewhere nothing is changed.
+    Linux only; no effect elsewhere.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is None:

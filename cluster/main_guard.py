@@ -1,4 +1,4 @@
-"""Tells a script that starts a search outside of ``if __name__ == "__main__":``, before it does."""
+"""Detects scripts that start a search outside of ``if __name__ == "__main__":``, before the search starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _REMEDY = 'put what starts it under `if __name__ == "__main__":`'
 
 
 def require_main_guard() -> None:
-    """See that processes which are started to train, and so import the script, will not come to this call again.
+    """Check that training processes, which import the script, will not reach this call again.
 
     Raises:
-        UsageError: they would.
-        SystemExit: this is such a process. Whoever started it says more; its traceback would tell nobody anything.
+        UsageError: they would reach it.
+        SystemExit: this is such a process. The process that started it reports more; a traceback would not help.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(f"a training process has reached the start of the search; {_REMEDY}")
@@ -31,9 +31,9 @@ def require_main_guard() -> None:
 
 
 def _unguarded_line(frame: FrameType | None) -> int | None:
-    """The line of the script that is run now, if whoever imports the script runs it, too; ``None`` also in doubt."""
+    """Return the line of the script that is being run, if importing the script also runs it; ``None`` if unsure."""
     main = sys.modules.get("__main__")
-    path = getattr(main, "__file__", None)  # none: a console, `python -c`, a notebook: there is nothing to import
+    path = getattr(main, "__file__", None)  # None in a console, `python -c` or a notebook: there is nothing to import
     package = getattr(getattr(main, "__spec__", None), "name", "")
     if path is None or package.endswith("__main__"):  # such a module is not imported by multiprocessing
         return None
@@ -50,5 +50,5 @@ def _unguarded_line(frame: FrameType | None) -> int | None:
         if statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno):
             return None if isinstance(statement, ast.If) else frame.f_lineno
         if isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test):
-            return None  # it may have left
+            return None  # it may exit if the script is imported
     return None

@@ -1,10 +1,10 @@
-"""How a training process's C library keeps memory between steps. Settings of glibc; elsewhere they mean nothing.
+"""Settings of glibc with which a training process keeps memory between steps; no effect with other C libraries.
 
 Dask's nanny sets ``MALLOC_TRIM_THRESHOLD_=65536``, which the processes that its workers start inherit. That returns
 freed memory to the system at once, and it also switches off glibc's adaptive threshold for mmap, so that every tensor
 from 128 KiB on is mapped, faulted in page by page and unmapped again, in each step: small CNNs train 1.8 to 2.8 times
-slower on the CPU (``scripts/bench_worker_speed.py``). What cures is the mmap threshold; generous trimming alone does
-not help larger models.
+slower on the CPU (``scripts/bench_worker_speed.py``). Raising the mmap threshold fixes this; a higher trim threshold
+alone does not help larger models.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
     "MALLOC_TRIM_THRESHOLD_": str(2**32),
-    "MALLOC_TOP_PAD_": str(2**28),  # reserved address space, not memory: pages are taken when they are touched
+    "MALLOC_TOP_PAD_": str(2**28),  # reserves address space, not memory: pages are allocated when touched
     "MALLOC_ARENA_MAX": "1",  # threads of the user's code then share the main arena; others are limited to 64 MiB
 }
-"""For a process still to be started."""
+"""Variables for a process still to be started."""

@@ -1,6 +1,6 @@
 """Messages between driver, workers and training processes, besides chains, amendments and reports.
 
-MessagePack: JSON has no NaN.
+Encoded as MessagePack, since JSON has no NaN.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
-    """A request raised ``kind``: either an error to show to the user, or a bug of ours."""
+    """A request raised ``kind``: either an error to show to the user, or an internal error."""
 
     kind: str
     text: str

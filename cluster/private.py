@@ -1,7 +1,7 @@
-"""Names of Dask's that are private: no other file of ours uses any.
+"""Uses of Dask's private names; no other module of this project uses any.
 
-They were looked at, and tested, in distributed 2025.1.0 and 2026.8.0. Nothing public does the same: a client cannot be
-told to stay lost, nor a cluster to start workers in the foreground, where what goes wrong is raised.
+Reviewed and tested with distributed 2025.1.0 and 2026.8.0. There is no public equivalent: a client cannot be configured
+not to reconnect, nor a cluster to start workers in the foreground, where errors are raised.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from distributed import Client, LocalCluster
 
 
 class ClientOnce(Client):  # type: ignore[misc]
-    """Connected once. Dask's would try again when it has lost its scheduler, and hear nothing from the next one:
-    topics, plugins and futures belong to the one that is gone."""
+    """A client that never reconnects. Dask's would reconnect after losing its scheduler, but receive nothing from the
+    next one: topics, plugins and futures belong to the lost one."""
 
     async def _reconnect(self) -> None:
         pass
 
 
 def start_workers(cluster: LocalCluster) -> None:
-    """Bring a cluster to its ``worker_spec``; ``scale()`` would do it later, and swallow what goes wrong."""
+    """Start the workers in a cluster's ``worker_spec``; ``scale()`` would do so later, and suppress errors."""
     cluster.sync(cluster._correct_state)

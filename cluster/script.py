@@ -1,7 +1,7 @@
-"""The driver's script, which training processes import as multiprocessing has its processes do.
+"""Importing the driver's script in training processes, as the processes of multiprocessing do.
 
-What it does at its top (a default dtype, a folder on ``sys.path``) then holds where its trainable trains. The Dask
-workers between them do without: each would load torch once more, for nothing.
+Its module-level code (a default dtype, a folder on ``sys.path``) thus also takes effect where its trainable trains. The
+Dask workers do not import it: each would load torch a second time, needlessly.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from multiprocessing import spawn
 from typing import Any
 
 _DASK_WORKER = "Dask Worker process (from Nanny)"
-"""How Dask's nanny calls the process of its worker."""
+"""Name that Dask's nanny gives its worker's process."""
 _KEYS = ("init_main_from_name", "init_main_from_path")
 
 
 def this_script() -> dict[str, str]:
-    """What :func:`import_script` is to import in another process; nothing in a console or a notebook."""
+    """Return the argument for :func:`import_script` in another process; empty in a console or a notebook."""
     data: dict[str, Any] = spawn.get_preparation_data("")
     return {key: data[key] for key in _KEYS if key in data}
 
 
 def import_script(script: dict[str, str]) -> None:
-    """Import a script as the main module of this process, which knows by its ``__name__`` that it is not to run.
+    """Import a script as the main module of this process; its ``__name__`` is not ``"__main__"``.
 
     Raises:
-        SystemExit: it has come to the start of the search, or leaves with a status of its own.
+        SystemExit: the script reached the start of the search, or exits with a nonzero status.
     """
     process: Any = multiprocessing.current_process()
     process._inheriting = True  # as in any process of multiprocessing while it does this
@@ -34,15 +34,15 @@ def import_script(script: dict[str, str]) -> None:
     except SystemExit as leave:
         if leave.code not in (None, 0):
             raise
-        # It is not to be imported, it says; and what was sent of it does not need it.
+        # The script exits if it is imported; what was sent of it does not need it.
     finally:
         del process._inheriting
 
 
 def leave_it_to_training_processes() -> None:
-    """Workers that are started by this process from now on do not import its script.
+    """Prevent workers that this process starts from now on from importing its script.
 
-    Dask has no setting for this. It is sound, since Dask sends by value what the script defines.
+    Dask has no setting for this. It is safe, since Dask sends by value what the script defines.
     """
     prepare = spawn.get_preparation_data
     if getattr(prepare, "__module__", None) == __name__:

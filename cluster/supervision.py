@@ -13,7 +13,7 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0
 _STEADY = 60.0
 """Seconds after which a process that ends is restarted without an increased delay."""
 _GRACE = 20.0
-"""Seconds for processes to end. Schedulers of clusters kill after 30."""
+"""Seconds for processes to end. Cluster schedulers kill after 30."""
 
 
 @dataclass(frozen=True, slots=True)

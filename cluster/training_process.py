@@ -1,9 +1,8 @@
 """The process in which a run trains on one worker. It holds the trainable and nothing else.
 
 The Dask worker's other activities (its event loop draws random numbers and holds Python's lock, other runs describe
-their workloads) take place in another process. Chains run in the main thread. One more thread listens, without anything
-that a training step could notice: it decodes messages and passes them on, runs no user code and draws no random
-numbers.
+their workloads) take place in another process. Chains run in the main thread. A second thread receives messages without
+affecting training: it decodes them and passes them on, runs no user code and draws no random numbers.
 """
 
 from __future__ import annotations
@@ -89,14 +88,14 @@ def main(channel: int, parent: int, worker: str) -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """End at once: threads of the user's code could keep the process alive, and libraries take time to shut down."""
+    """Exit immediately: threads of the user's code could keep the process alive, and libraries shut down slowly."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)
 
 
 def _leave_signals_to_the_worker() -> None:
-    """Ignore a Ctrl-C on the terminal and a SIGTERM to all processes of a job: the worker handles them and ends us."""
+    """Ignore Ctrl-C on the terminal and SIGTERM to all processes of a job: the worker handles both and ends us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # workers of local clusters block it
     # Not SIG_IGN, which would be inherited by processes that the user's code starts and may end with SIGTERM.
@@ -130,7 +129,7 @@ def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]]) -> Non
 
 
 class _Training:
-    """Executes requests in the thread that calls :meth:`serve`, which is the main one."""
+    """Executes requests in the thread that calls :meth:`serve`, which is the main thread."""
 
     def __init__(self, worker: WorkerId, tell: Callable[[Reply], None]) -> None:
         self._worker = worker

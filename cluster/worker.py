@@ -109,8 +109,8 @@ class _News:
 class Site:
     """The part of a run on one worker: a training process, and its current chain.
 
-    A process that has ended is replaced; to the driver that is a worker that died and one that joins. So each process
-    is admitted by its own description, since it may have found other files.
+    A process that has ended is replaced; the driver sees this as one worker dying and another joining. Each process is
+    admitted by its own description, since it may have loaded other files.
     """
 
     def __init__(self, name: str, worker: Worker, load: Load) -> None:
@@ -211,7 +211,7 @@ class Site:
                 metrics: dict[str, float] | None = await trainer.answer(dict[str, float] | None)
                 return metrics
             except TrainingProcessLost:
-                return None  # the driver is informed by the task that keeps the process
+                return None  # the task that keeps the process notifies the driver
             finally:
                 self._abandoned.discard(key)
 
@@ -220,7 +220,7 @@ class Site:
         reports: list[bytes] = []
 
         def tell(report: bytes) -> None:
-            # At once over the feed, which may lose reports; together in the result, which may not.
+            # Immediately over the feed, which may lose reports, and all together in the result, which may not.
             self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
             reports.append(report)
 
