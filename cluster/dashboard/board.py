@@ -54,7 +54,7 @@ logger = logging.getLogger("hpstage")
 _MOST_PLANS = 16
 """Maximum number of plans held, not counting those of running searches."""
 _QUIET = 60.0
-"""Seconds without records after which a plan is considered not followed any more."""
+"""Seconds without reports after which a plan is considered no longer followed."""
 
 _decode = msgspec.json.Decoder(Fact).decode
 
@@ -65,8 +65,8 @@ class PlanView(Observer):
     def __init__(self) -> None:
         super().__init__(SearchPlan(StateKey("")))  # until the first record gives the workload
         self.position = 0  # position of the next record
-        self.hash = b""  # of the chain of records so far, which shows their sender whether the journal still has them
-        self.heard = 0.0
+        self.hash = b""  # of the records so far, by which their sender checks whether the journal still has them
+        self.heard = 0.0  # time of the last report
         self.whole = False  # whether the end of the journal was reached once, so that the numbers are those of the plan
         self.problem = ""
         self.studies: dict[str, StudyView] = {}
@@ -139,7 +139,7 @@ class PlanView(Observer):
         self._changed.update(span.node for chain in chains if chain is not None for span in chain.spans)
 
     def _touch_below(self, node: NodeId, step: int) -> None:
-        """Mark the nodes that a failure makes unreachable, or its end reachable again."""
+        """Mark the nodes that a failure makes unreachable, or that are reachable again after its end."""
         below = [(self.plan.nodes[node], step)]
         while below:
             line, passed = below.pop()
@@ -248,7 +248,7 @@ class PlanView(Observer):
 
 
 def running(view: PlanView) -> dict[NodeId, int]:
-    """Return the step up to which each node is being trained. O(open chains)."""
+    """Return, for each node in training, the step up to which it is trained. O(open chains)."""
     ahead: dict[NodeId, int] = {}
     for chain in view.plan.chains.values():
         for span in chain.ahead():

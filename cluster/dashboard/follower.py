@@ -1,4 +1,4 @@
-"""The driver's side of the dashboard's page: sends it the journal as it grows."""
+"""The driver's side of the dashboard's page: sends new records of the journal to it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Follower:
     """Keeps the page of a cluster's dashboard up to date with a journal, in a separate thread.
 
     It makes no decisions and nothing waits for it: if there is no page, or it cannot be reached, it tries again later.
-    The page answers with the position of the record it wants next. So several followers of one plan send each record
-    once or twice, and a page that has lost everything is sent everything.
+    The page answers with the position of the next record it needs. So several followers of one plan send each record
+    once or twice, and a page that has lost everything is sent everything again.
 
     Args:
         client: returns the current connection to the scheduler; ``None`` if there is none.

@@ -4,8 +4,8 @@ Dask serves the process's registry, which contains a single collector for all sc
 several of them is exported once. All numbers are maintained while records are folded, so the cost of a scrape does not
 depend on the size of a plan.
 
-Counters continue where they were when a scheduler is restarted, since they are those of the journal. So a plan is
-exported only after it has been read to its end once; a counter seen half way would count its second half twice.
+Counters keep their values when a scheduler is restarted, since they are those of the journal. So a plan is exported
+only after it has been read to its end once; a counter exported half way would count its second half twice.
 """
 
 from __future__ import annotations

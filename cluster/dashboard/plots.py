@@ -95,7 +95,7 @@ class Plot(DashboardComponent):  # type: ignore[misc]
     def draw(self, shown: Shown | None) -> None: ...
 
     def fit(self, height: int, *, most: int) -> None:
-        """Set the height to what the rows need, if the layout allows it."""
+        """Set the height that the rows need, if the layout allows it."""
         if self._sizing == "stretch_width":
             self.root.height = min(height, most)
 

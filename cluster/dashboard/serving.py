@@ -1,4 +1,4 @@
-"""Adds the page to a scheduler's dashboard, which has no hook for it."""
+"""Adds the page to a scheduler's dashboard, which has no hook for additional pages."""
 
 from __future__ import annotations
 

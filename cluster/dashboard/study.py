@@ -80,7 +80,7 @@ class History:
 
 
 class StudyView:
-    """All calls of a study together."""
+    """The state of a study over all of its calls."""
 
     def __init__(self, started: SearchStarted, totals: StudyTotals) -> None:
         self.started = started
@@ -92,7 +92,7 @@ class StudyView:
         self.lanes: dict[NodeId, StudyLane] = {}  # parents before children
         self.rungs: dict[int, Rung] = {}
         self.standing: dict[TrialId, Result] = {}  # the farthest finite result of each trial
-        self._ranking: list[_Rank] = []  # of these, the best first
+        self._ranking: list[_Rank] = []  # of the standing results, the best first
         self.results: deque[Result] = deque(maxlen=_RESULTS)
         self.began = started.at  # the first call
         self.history = History()  # (seconds since then, worker-seconds of the trials alone, worker-seconds spent)
@@ -142,7 +142,7 @@ class StudyView:
         rung.best = value if better else rung.best
 
     def lose(self, fact: ChainLost, plan: SearchPlan) -> None:
-        """Record that a chain paid by the study was lost, or discarded its last training."""
+        """Record that a chain charged to the study was lost, or discarded its last training."""
         self.chains_lost[fact.outcome] += 1
         self.mark(fact.at, plan)
 
