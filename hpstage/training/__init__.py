@@ -1,1 +1,1 @@
-"""Training functions, and what they see at each step."""
+"""Training functions and other trainables, and the capture of their state."""

@@ -1,4 +1,4 @@
-"""What the Trainables that wrap a user's object have in common."""
+"""Base class and helpers of the Trainables that wrap a user's object."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hpstage.training.identity.workload import StandsFor, packages
 
 
 class Adapter(StandsFor):
-    """Base of the Trainables that wrap a user's object, ``subject``, whose identity counts."""
+    """Base class of Trainables that wrap a user's object, ``subject``, whose identity is used as theirs."""
 
     def describe_environment(self) -> dict[str, str]:
         """Return the settings that decide the bits of training: torch's, pinned, if the subject's code names torch.
 
-        The result depends on the code alone, not on what happens to be imported: workers of one cluster must agree.
+        The result depends on the code alone, not on the modules that happen to be imported: all workers must agree.
         """
         if "torch" not in packages(self.subject):
             return {}
@@ -25,7 +25,7 @@ class Adapter(StandsFor):
 
 
 def stateless_of(subject: object) -> tuple[str, ...]:
-    """Return the paths in the subject's attribute ``stateless``. Raises :class:`UsageError` if it is not names."""
+    """Return the paths in the subject's attribute ``stateless``. Raises :class:`UsageError` if they are not strings."""
     named = getattr(subject, "stateless", ())
     if isinstance(named, str) or not all(isinstance(name, str) for name in named):
         raise UsageError(f"stateless is {named!r}; it must be a tuple of names of attributes, such as ('cache',)")

@@ -33,7 +33,7 @@ class Pause:
 
 
 class Body:
-    """One call of the training function. Holds no reference to its FunctionTrainable, whose end must end this call."""
+    """One call of the training function. Holds no reference to its FunctionTrainable, whose deletion must end it."""
 
     def __init__(self, function: Callable[[Run], object], run: Run) -> None:
         self.run = run
@@ -51,7 +51,7 @@ class Body:
             baton.wait()
             self._function(self.run)
         except Abandoned:
-            pass  # unwound as asked
+            pass  # unwound on request
         except BaseException as error:
             # Drop our own frame, so that the traceback starts in the user's code.
             self._error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
@@ -60,7 +60,7 @@ class Body:
             baton.end()
 
     def go_on(self) -> None:
-        """Let the function run to its next pause. Raise what it raised."""
+        """Let the function run to its next pause. Re-raise its exception."""
         self.run._baton.hand_over()
         if self._error is not None:
             error, self._error = self._error, None
@@ -108,7 +108,7 @@ class Body:
         if self._thread.is_alive():
             self.run._baton.abandon(ended=self.ended)
             self._thread.join()
-        # What the function attached may be large and on a device.
+        # Attached objects may be large and on a device.
         self.run._parts = None
         self.run._followers.clear()
 

@@ -1,4 +1,4 @@
-"""What an object with its own ``state_dict`` changes only after the steps covered by the first fork's verification."""
+"""Detects what an object with its own ``state_dict`` changes only after the steps that the first fork verified."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _INDEX = re.compile(r"\[[^]]*\]")
 
 
 class Changes:
-    """Paths of what training has changed since it was set up, except those covered by a verified fork.
+    """Paths that training has changed since it was set up, except those covered by a verified fork.
 
     The creation of an object and later changes within it are recorded separately.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._known = Survey()  # the survey that changes are counted from
+        self._known = Survey()  # the survey to which later ones are compared
         self._trained = 0
         self._before: frozenset[str] = frozenset()  # paths changed up to that survey
         self._verified: frozenset[str] | None = None
 
     def begin(self) -> None:
-        """Start counting: everything is set up and no step has been trained yet."""
+        """Start recording changes: everything is set up and no step has been trained yet."""
         self._count_from_here()
         self._trained, self._before = 0, frozenset()
 
     def loaded(self) -> None:
-        """Note that a state was loaded: the first fork has not seen what the coming steps change."""
+        """Record that a state was loaded: the first fork does not cover what the next steps change."""
         self.begin()
         self._verified = self._verified or frozenset()
 
     def trained(self) -> None:
-        """Note that a step was trained."""
+        """Record that a step was trained."""
         self._trained += 1
         if self._trained == _EARLY:
             self._note()
@@ -60,7 +60,7 @@ class Changes:
         return self._before - self._verified
 
     def verified(self, paths: frozenset[str]) -> None:
-        """Note that a fork was verified after ``paths`` had changed."""
+        """Record that a fork was verified after ``paths`` had changed."""
         self._verified = paths | (self._verified or frozenset())
 
     def _note(self) -> None:

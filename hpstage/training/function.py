@@ -16,9 +16,9 @@ The function runs in a separate thread with strict hand-over: either it runs or 
 where it asks ``run.steps()`` for the next step. To fork, hpstage calls the function again, and ``run.attach`` restores
 the state of its arguments. So whatever training changes must be attached; local variables are not part of the state.
 Whenever a state is captured, local variables that may be read before they are written again
-(:mod:`hpstage.training.capture.liveness`) must hold what they held when the loop began. One that has changed is
-refused by name, however late that is. Variables that training does not depend on (a list of losses to look at) are
-named in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
+(:mod:`hpstage.training.capture.liveness`) must have the values that they had when the loop began. A variable that has
+changed is refused by name, no matter how late it changes. Variables that training does not depend on (a list of losses
+to inspect) are listed in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from hpstage.training.run import Run
 class FunctionTrainable(Adapter):
     """A training function as a Trainable.
 
-    Before each step, :meth:`announce` says whether the state after it will be evaluated or kept. A kept state holds its
-    metrics, so that it can be evaluated later without another step. Without announcements, metrics are always asked
-    for.
+    Before each step, :meth:`announce` may be called with whether the state after it will be evaluated or kept. A kept
+    state includes its metrics, so that it can be evaluated later without another step. Without announcements, metrics
+    are always requested.
     """
 
     subject: Callable[[Run], object]
@@ -57,12 +57,12 @@ class FunctionTrainable(Adapter):
         self._finalizer: Callable[[], object] = _nothing
         self._entered: Pause | None = None
         self._attached: dict[str, Any] = {}
-        # The roots must not refer to self: when it is dropped, the function's thread ends.
+        # The roots must not refer to self, whose garbage collection ends the function's thread.
         roots = {self._name: function}, self._attached
         self._world = World(stateless_of(function), lambda: [item for some in roots for item in some.items()])
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        """Forget the run so far. The function is called only when needed, since a state may be loaded first."""
+        """Discard the current run. The function is called only when needed, since a state may be loaded first."""
         self._end()
         self._initial = dict(hp)
 
@@ -136,7 +136,7 @@ class FunctionTrainable(Adapter):
         """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
         body = self._begun()
         matter = {variable.name for variable in body.pause(stateless_of(self.subject)).variables}
-        # Functions last: a variable they close over is first met under its own name, whether or not it is bound yet.
+        # Functions last, so that a variable they close over is first visited under its own name, even if unbound yet.
         variables = sorted(body.variables(), key=lambda found: isinstance(found[1].get(), FunctionType))
         shown = [(LOCAL + name, value) for name, value in variables if name in matter]
         return body.in_its_thread(lambda: self._world.portrait(shown))
@@ -161,7 +161,7 @@ class FunctionTrainable(Adapter):
         before = libraries()
         body = self._run_to_loop(state)
         if libraries() != before:
-            # It has imported torch or NumPy: what it made with them came from unkeyed generators.
+            # It has imported torch or NumPy, whose generators were not keyed when it used them.
             self._end()
             body = self._run_to_loop(state)
         return body
@@ -170,7 +170,7 @@ class FunctionTrainable(Adapter):
         self._attached.clear()
         self._world.reset()
         self._body = body = Body(self.subject, Run(self._initial, state, self._attached, self._world))
-        # Also when this object is dropped: a paused thread would stay forever.
+        # Also called when this object is garbage-collected: otherwise a paused thread would stay forever.
         self._finalizer = weakref.finalize(self, body.close)
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
         try:

@@ -1,9 +1,9 @@
 """The attributes of a user's object, kept separate from those it has while it is trained.
 
-The object itself is trained, not a copy: what it holds may refer back to it (bound methods in a table, callbacks,
-closures), and nothing could make all of these refer to a copy. So it has two sets of attributes, the user's and
-training's, one of which is put aside. What training sets on the object affects neither its identity, nor what the user
-sees afterwards, nor its next training.
+The object itself is trained, not a copy: its attributes may refer back to it (bound methods in a table, callbacks,
+closures), and these references cannot all be redirected to a copy. So it has two sets of attributes, the user's and
+training's, one of which is set aside. Attributes set during training affect neither the object's identity, nor what the
+user sees afterwards, nor its next training.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Lent:
                 self._swap()
 
     def give_back(self) -> None:
-        """Give the object the user's attributes again. Idempotent."""
+        """Restore the user's attributes of the object. Idempotent."""
         with _LOCK:
             if self._is_taken:
                 self._swap()

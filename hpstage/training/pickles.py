@@ -16,9 +16,9 @@ _UNCHANGING = (str, bytes, tuple, frozenset)
 def pickled(obj: object) -> bytes:
     """Return an object as bytes for a state, equal for equal objects; read them with ``pickle.loads``.
 
-    A mutable object met twice is loaded as one object; strings, tuples and dtypes are written each time.
+    A mutable object that occurs twice is loaded as one object; strings, tuples and dtypes are written each time.
     Meant for library objects (a scikit-learn estimator) whose state is more than a few arrays; for large data, keep
-    arrays instead. Raises what ``pickle.dumps`` raises for objects that cannot be pickled.
+    arrays instead. Raises the same errors as ``pickle.dumps`` for objects that cannot be pickled.
     """
     written = io.BytesIO()
     _Canonical(written, _PROTOCOL).dump(obj)
@@ -37,7 +37,7 @@ class _Canonical(pickle._Pickler):  # the C pickler does not let us choose what 
 
 
 def pickles_in(state: object, path: str = "state") -> Iterator[tuple[str, bytes]]:
-    """Yield path and bytes of everything in a state that looks like a pickle."""
+    """Yield path and content of each byte string in a state that looks like a pickle."""
     if isinstance(state, dict):
         for key, value in state.items():
             yield from pickles_in(value, f"{path}[{key!r}]")
@@ -49,7 +49,7 @@ def pickles_in(state: object, path: str = "state") -> Iterator[tuple[str, bytes]
 
 
 def is_pickle(content: bytes) -> bool:
-    """Return whether ``content`` begins and ends like a pickle of protocol 2 or later."""
+    """Whether ``content`` begins and ends like a pickle of protocol 2 or later."""
     return content[:1] == b"\x80" and content[1:2] <= b"\x05" and content[-1:] == b"."
 
 

@@ -55,7 +55,7 @@ def rekey(seed: int, step: int, purpose: Purpose = Purpose.TRAIN) -> None:
 
     A library that is imported later is not keyed before the next call; see :func:`libraries`.
     """
-    # 62 bits of one mix serve all: Python takes all of them, NumPy and torch's CPU generator 32 each.
+    # 62 bits of one mix suffice for all: Python uses all of them, NumPy and torch's CPU generator 32 each.
     key = mix(seed, step, purpose)
     random.seed(key)
     numpy: Any = sys.modules.get("numpy")

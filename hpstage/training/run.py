@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Run:
     """The argument of a training function.
 
-    ``hp`` maps every hyper-parameter to its value at the present step (before the loop: at step 0).
+    ``hp`` maps every hyper-parameter to its value at the current step (before the loop: at step 0).
     ``wants_report`` is whether the state after this step will be evaluated or kept; only then is :meth:`report`
     needed.
     """
@@ -47,12 +47,11 @@ class Run:
         self._baton = Baton()
 
     def attach(self, **parts: Any) -> None:
-        """Name what training changes: anything with ``state_dict`` and ``load_state_dict``. Once, before the loop.
+        """Attach the objects that training changes, each with ``state_dict`` and ``load_state_dict``.
 
-        In a fork, this call restores the state: parameters, gradients, buffers, attributes, and everything
-        reachable from them. Fields of a torch optimizer's param groups that are named like a hyper-parameter
-        (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its schedule from now
-        on.
+        Call it once, before the loop. In a fork, it restores the state: parameters, gradients, buffers, attributes, and
+        everything reachable from them. Fields of a torch optimizer's param groups that are named like a hyper-parameter
+        (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its schedule from now on.
         """
         if self._looping or self._parts is not None:
             raise UsageError("call run.attach(...) once, before the loop over run.steps()")
@@ -81,21 +80,21 @@ class Run:
             self._state = None
 
     def _own(self) -> Iterator[str]:
-        """Yield the names of parts captured by their ``state_dict``: all but torch's, which are captured whole."""
+        """Yield the names of parts captured by their ``state_dict``: all but torch's, which are captured entirely."""
         torch: Any = sys.modules.get("torch")
         for name, part in (self._parts or {}).items():
             if torch is None or not isinstance(part, (torch.nn.Module, torch.optim.Optimizer, _scheduler(torch))):
                 yield name
 
     def steps(self) -> Iterator[int]:
-        """Return an iterator over the steps to train. It ends by unwinding the function: code after it is not run."""
+        """Return an iterator over the steps to train, which ends by unwinding the function: code after it is not run."""
         return Steps(self)
 
     def report(self, **metrics: Any) -> None:
         """Record the metrics of the state after this step. Ignored unless ``wants_report``.
 
         Before the loop, these are the metrics of the state that the run begins with. Measuring them must not change
-        what is attached (``model.eval()`` before, ``model.train()`` after).
+        the attached objects (``model.eval()`` before, ``model.train()`` after).
         """
         if self.wants_report:
             self._metrics = checked_metrics(metrics, "run.report()")
@@ -121,8 +120,8 @@ class Run:
 
 
 class Steps(Iterator[int]):
-    """The steps of one run. Since anything may consume them in parallel (``zip(range(100), steps)``), they cannot be
-    restarted."""
+    """The steps of one run. They cannot be restarted, since they may be consumed along with other iterators
+    (``zip(range(100), steps)``)."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class SampleOrder:
     """Passes over ``population`` samples, each in a different order: ``Philox(key=[seed, epoch])``.
 
-    Keeps the permutation of the last epoch asked for (11 ms to make for 1.2 million samples).
+    Caches the permutation of the last requested epoch, which takes 11 ms to compute for 1.2 million samples.
     """
 
     def __init__(self, population: int) -> None:
@@ -28,8 +28,8 @@ class SampleOrder:
     def take(self, seed: int, position: int, count: int) -> Indices:
         """Return indices of ``count`` samples from ``position`` (samples consumed so far): int64, shape ``(count,)``.
 
-        At the end of an epoch it takes the remaining samples and begins the next epoch, so that every batch is full.
-        The result may be a view: don't write to it.
+        A batch at the end of an epoch is completed from the next epoch, so that every batch is full. The result may be
+        a view: do not write to it.
         """
         epoch, offset = divmod(position, self.population)
         if offset + count <= self.population:
@@ -45,7 +45,7 @@ class SampleOrder:
         return np.concatenate(pieces)
 
     def rest(self, position: int) -> int:
-        """Return how many samples are left in the epoch that contains ``position``: at least 1."""
+        """Return the number of samples left in the epoch that contains ``position``, at least 1."""
         return self.population - position % self.population
 
     def _epoch(self, seed: int, epoch: int) -> Indices:

@@ -64,7 +64,7 @@ def _takes_one_argument(function: Callable[..., Any]) -> bool:
 class Keyed(Adapter):
     """A user's own Trainable with the global generators keyed before each call that may use them.
 
-    Its state is what ``state_dict()`` returns; everything else that training reaches is restored before each setup.
+    Its state is the result of ``state_dict()``; everything else that training can reach is restored before each setup.
     """
 
     answers_for_state = True
@@ -91,7 +91,7 @@ class Keyed(Adapter):
         self._lent.take()
         self._set_up(hp)
         if libraries() != before:
-            # It has imported NumPy or torch: what it drew from them was not keyed.
+            # It has imported NumPy or torch, whose generators were not keyed when it used them.
             self._set_up(hp)
 
     def _set_up(self, hp: Mapping[str, Scalar]) -> None:
@@ -114,7 +114,7 @@ class Keyed(Adapter):
         return self._user.state_dict()
 
     def load_state_dict(self, state: object) -> None:
-        # A copy: others may load the same state, and training in place would change it.
+        # A copy: the same state may be loaded again, and in-place training would change it.
         self._user.load_state_dict(clone(state))
         self._changes.loaded()
 
