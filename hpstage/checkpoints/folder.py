@@ -212,8 +212,8 @@ class FolderCheckpoints(FormattedCheckpoints):
         aside.mkdir()
 
     def _make_root(self) -> None:
-        """Create the folder for temporary folders, unless the place has a name, when it must exist: if the mount
-        disappears while a checkpoint is saved, none is created in the folder below the mount point."""
+        """Create the folder for temporary folders. Once the place has a name it must exist already, so that nothing is
+        created in an empty mount point if the mount disappears while a checkpoint is saved."""
         root = self.path / _ASIDE
         if self._name:
             root.stat()

@@ -87,7 +87,7 @@ class Run:
                 yield name
 
     def steps(self) -> Iterator[int]:
-        """Return an iterator over the steps to train, which ends by unwinding the function: code after it is not run."""
+        """Return an iterator over the steps to train. It ends by unwinding the function: code after it is not run."""
         return Steps(self)
 
     def report(self, **metrics: Any) -> None:
