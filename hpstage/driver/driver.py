@@ -10,9 +10,9 @@ import msgspec
 
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import difference, explain
-from hpstage.driver.state_probe import StateProbe
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.patience import Patience
+from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import (
     CheckpointFull,
     LeaseLost,

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.driver import Driver
-from hpstage.driver.state_probe import StateProbe
 from hpstage.driver.driver_leases import DriverLeases
+from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger
