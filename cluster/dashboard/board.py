@@ -35,7 +35,6 @@ from hpstage.plan.facts import (
     StateLoss,
     StateLost,
     StateReached,
-    StateRef,
     TargetAsked,
     TrialEnded,
     TrialId,
@@ -225,7 +224,8 @@ class PlanView(Observer):
     def _told(self, fact: StateReached) -> Charge | Waste | None:
         plan, id = self.plan, fact.node
         node = plan.nodes[id]
-        answered = [] if fact.metrics is None else plan.unanswered(StateRef(id, fact.step))
+        state = node.states.get(fact.step)
+        answered = [] if fact.metrics is None or state is None else list(state.unanswered or ())
         front, fails_at = self.front(id), self.fails_at(id)
         paid = super().apply(fact)
         assert paid is not None

@@ -22,7 +22,7 @@ def distinct(value: Scalar) -> object:
 class State:
     """The state of a node's line after ``step`` steps: its metrics, its checkpoint, and the trials that wait for it."""
 
-    __slots__ = ("digest", "kept", "metrics", "node", "step", "used", "waiting")
+    __slots__ = ("digest", "kept", "metrics", "node", "step", "unanswered", "used", "waiting")
 
     def __init__(self, node: Node, step: int) -> None:
         self.node = node
@@ -31,6 +31,8 @@ class State:
         self.kept: Kept | None = None
         self.digest: str | None = None  # of the first checkpoint kept, even after that is gone
         self.used = 0.0  # when it was last kept or trained on from
+        # Trials that asked for the metrics and have no answer yet, in order; also those whose driver is gone.
+        self.unanswered: dict[TrialId, None] | None = None
         self.waiting: dict[TrialId, DriverId] = {}  # trials that wait for the metrics, in order, and their drivers
 
     @property

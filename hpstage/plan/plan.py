@@ -71,8 +71,6 @@ class SearchPlan:
         self.totals = Totals()
         self.tallies: dict[str, Tally] = {}  # by study
         self._tally_of: dict[TrialId, Tally] = {}
-        # Trials that asked for a state that has no metrics yet; also those whose driver is gone, and waits no more.
-        self._unanswered: dict[StateRef, dict[TrialId, None]] = {}
         self.payments = Payments()
         self.failures: list[StageFailed] = []
         # Steps in which training raised, kept while any driver is on the plan: concurrent drivers agree that they
@@ -178,8 +176,9 @@ class SearchPlan:
         if fact.metrics is not None:
             numbers = to_numbers(fact.metrics)
             state.metrics = numbers if state.metrics is None else state.metrics | numbers
-            for trial in self._unanswered.pop(state.ref, ()):
+            for trial in state.unanswered or ():
                 self._answer(self.trials[trial], fact.step)
+            state.unanswered = None
             state.waiting.clear()
         if fact.kept is not None:
             self._keep(state, fact.kept)
@@ -326,10 +325,11 @@ class SearchPlan:
         planned.targets.setdefault(step, False)
         if step > planned.asked:
             tally = self.tally_of(fact.trial)
-            tally.ask(planned, step)
+            path = list(planned.path_to(step))
+            tally.ask(path, step - planned.asked)
             self.totals.steps_asked += step - planned.asked
             planned.asked = step
-            for node, _, stop in planned.path_to(step):
+            for node, _, stop in path:
                 if stop > node.reach:
                     fresh = stop - node.reach
                     planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
@@ -342,7 +342,9 @@ class SearchPlan:
         if state.metrics is not None:
             self._answer(planned, step)
         else:
-            self._unanswered.setdefault(state.ref, {})[fact.trial] = None
+            if state.unanswered is None:
+                state.unanswered = {}
+            state.unanswered[fact.trial] = None
 
     def _answer(self, planned: PlannedTrial, step: int) -> None:
         self.tally_of(planned.id).answer(planned, step, self.step_seconds)
@@ -364,10 +366,6 @@ class SearchPlan:
     @property
     def merge_rate(self) -> float:
         return self.totals.merge_rate
-
-    def unanswered(self, ref: StateRef) -> list[TrialId]:
-        """Trials that have asked for the metrics of a state, and have no answer yet."""
-        return list(self._unanswered.get(ref, ()))
 
     def study_of(self, trial: TrialId) -> str:
         """Return the trial's study; in a plan driven without a study, the prefix of the trial's id."""

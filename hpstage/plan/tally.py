@@ -41,10 +41,10 @@ class Tally:
     _reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step asked for
     _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
 
-    def ask(self, trial: PlannedTrial, step: int) -> None:
-        """Count a target beyond all earlier targets of the trial. O(segments)."""
-        self.totals.steps_asked += step - trial.asked
-        for node, start, stop in trial.path_to(step):
+    def ask(self, path: list[tuple[Node, int, int]], steps: int) -> None:
+        """Count a target on ``path`` that is ``steps`` beyond all earlier targets of its trial. O(segments)."""
+        self.totals.steps_asked += steps
+        for node, start, stop in path:
             fresh = stop - self._reach.get(node.id, start)
             if fresh > 0:
                 self.totals.steps_unique += fresh

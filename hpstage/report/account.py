@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import msgspec
 
-from hpstage.plan.facts import ChainId, DriverId, Fact, NodeId, StateReached, TargetAsked, TrialId
+from hpstage.plan.facts import ChainId, ChainLost, DriverId, Fact, NodeId, StateReached, TargetAsked, TrialId
 from hpstage.plan.log import fold_on, read_header, shares
 from hpstage.plan.payments import Charge, Waste
 from hpstage.plan.plan import SearchPlan
@@ -45,15 +46,14 @@ class Account(Observer):
         self.asks: list[Ask] = []
         self.targeted: dict[tuple[NodeId, int], TrialId] = {}  # the first trial to ask for a node's state at a step
 
-    def apply(self, fact: Fact) -> Charge | Waste | None:
-        if fact.__class__ is TargetAsked:
-            self._ask(fact)
-            return None
-        paid = super().apply(fact)
-        if isinstance(paid, Charge):
-            self.charges.append(paid)
-        elif paid is not None:
-            self.wastes.append(paid)
+    def _reached(self, fact: StateReached) -> Charge:
+        paid = super()._reached(fact)
+        self.charges.append(paid)
+        return paid
+
+    def _waste(self, fact: ChainLost) -> Waste:
+        paid = super()._waste(fact)
+        self.wastes.append(paid)
         return paid
 
     def _ask(self, fact: TargetAsked) -> None:
@@ -65,6 +65,8 @@ class Account(Observer):
             totals = self.plan.totals
             self.asks.append(Ask(id, step, self.now, totals.steps_asked, totals.steps_unique))
         self.targeted.setdefault((self.plan.trials[id].node_at(step).id, step), id)
+
+    HANDLERS: ClassVar = {**Observer.HANDLERS, StateReached: _reached, ChainLost: _waste, TargetAsked: _ask}
 
     def drivers(self) -> set[DriverId]:
         """Return the drivers that have started chains: one for each call of ``optimize``."""
@@ -94,11 +96,11 @@ class Account(Observer):
             self._catch_up(journal, seen)
 
     def _catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None) -> None:
-        def fold(fact: Fact) -> None:
+        def fold_and_show(fact: Fact) -> None:
             self.apply(fact)
-            if seen is not None:
-                seen(fact)
+            seen(fact)  # type: ignore[misc]
 
+        fold = self.apply if seen is None else fold_and_show
         # In pieces, so that the records of a long journal need not be in memory at once.
         while fold_on(journal, self.plan, fold, _PIECE) == _PIECE:
             pass
@@ -106,13 +108,19 @@ class Account(Observer):
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection in the block. An account contains no garbage, and collecting would double the time."""
+    """Disable garbage collection in the block. An account contains no garbage, and collecting would double the time.
+
+    Afterwards what was made in the block counts as old, without having been looked at.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collecting:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -6,8 +6,8 @@ updated as records arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -61,20 +61,17 @@ class Observer:
 
     def apply(self, fact: Fact) -> Charge | Waste | None:
         """Fold a fact and return the payment that results from it, if any."""
-        note = _BEFORE.get(fact.__class__)
-        if note is not None:
-            note(self, fact)
-        paid = self.plan.apply(fact)
-        note = _AFTER.get(fact.__class__)
-        if note is not None:
-            note(self, fact)
-        return paid
+        handler = self.HANDLERS.get(fact.__class__)
+        return self.plan.apply(fact) if handler is None else handler(self, fact)
 
     def _start(self, fact: ChainStarted) -> None:
+        self.plan.apply(fact)
         self.now = fact.at
         self.chains[fact.chain] = ChainRecord(fact.worker, fact.driver, fact.at)
 
-    def _reached(self, fact: StateReached) -> None:
+    def _reached(self, fact: StateReached) -> Charge:
+        paid = self.plan.apply(fact)
+        assert isinstance(paid, Charge)
         self.now = fact.at
         node = fact.node
         if fact.step > self.trained.get(node, 0):
@@ -87,26 +84,34 @@ class Observer:
                 self._failures[node] = left
             else:
                 del self._failures[node]
+        return paid
 
     def _close(self, fact: ChainClosed) -> None:
+        self.plan.apply(fact)
         self.now = fact.at
         if fact.chain in self.chains:
             self.chains[fact.chain].ended = fact.at
 
-    def _waste(self, fact: ChainLost) -> None:
+    def _waste(self, fact: ChainLost) -> Waste:
         self.now = fact.at
         if fact.chain in self.chains:
             self.chains[fact.chain].outcome = fact.outcome
+        paid = self.plan.apply(fact)
+        assert isinstance(paid, Waste)
+        return paid
 
     def _leave(self, fact: DriverLeft) -> None:
         for id, chain in self.plan.chains.items():
             if chain.driver == fact.driver and id in self.chains:
                 self.chains[id].ended = fact.at
+        self.plan.apply(fact)
 
     def _lose(self, fact: StateLost) -> None:
+        self.plan.apply(fact)
         self.lost[StateRef(fact.node, fact.step)] = fact
 
     def _fail(self, fact: StageFailed) -> None:
+        self.plan.apply(fact)
         if not self._is_overcome(fact):
             self._failures.setdefault(fact.node, {})[fact.step, fact.evaluating] = fact
 
@@ -115,6 +120,17 @@ class Observer:
             return self.trained.get(failure.node, 0) > failure.step
         state = self.plan.nodes[failure.node].states.get(failure.step)
         return state is not None and state.metrics is not None
+
+    # By type: a match would take as long as the handlers. Each of them applies the fact to the plan as well.
+    HANDLERS: ClassVar[Mapping[type, Callable[[Any, Any], Charge | Waste | None]]] = {
+        ChainStarted: _start,
+        StateReached: _reached,
+        ChainClosed: _close,
+        ChainLost: _waste,
+        DriverLeft: _leave,
+        StateLost: _lose,
+        StageFailed: _fail,
+    }
 
     def failures(self) -> list[StageFailed]:
         """Return the exceptions of the user's code, one per place, except those a later search got past."""
@@ -128,15 +144,3 @@ class Observer:
         """Return the first step of the node in which training is known to raise."""
         places = self._failures.get(node, ())
         return min((step for step, evaluating in places if not evaluating), default=None)
-
-
-# Dispatched by type: a match over all of them would take as long as the handlers.
-_BEFORE: dict[type, Callable[[Observer, Any], None]] = {DriverLeft: Observer._leave}
-_AFTER: dict[type, Callable[[Observer, Any], None]] = {
-    ChainStarted: Observer._start,
-    StateReached: Observer._reached,
-    ChainClosed: Observer._close,
-    ChainLost: Observer._waste,
-    StateLost: Observer._lose,
-    StageFailed: Observer._fail,
-}
