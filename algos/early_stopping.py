@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections import deque
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting
-from hpstage.algos.rungs import check_whole
+from hpstage.algos.parameters import check_whole
 from hpstage.errors import UsageError
 
 
@@ -46,7 +46,10 @@ class EarlyStoppingSearch(Search):
 
     @abstractmethod
     def should_continue(self, index: int, level: int, value: float) -> bool:
-        """Whether the trial continues to its next evaluation, given the value at ``level``; also called at the last."""
+        """Whether the trial continues to its next evaluation, given the value at ``level``.
+
+        It is called at the last level, too, where the answer is ignored: the trial is complete.
+        """
 
     def room(self) -> int:
         return self._window - len(self._levels)

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.rungs import check_whole
+from hpstage.algos.parameters import check_whole
 
 # Trials open at a time with a sampler that learns: enough to keep several workers busy and to merge stages.
 _LEARNING_WINDOW = 16

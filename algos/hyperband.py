@@ -10,7 +10,8 @@ from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Finish, Search, Setting, Trials
 from hpstage.algos.asha import PromotionSearch
-from hpstage.algos.rungs import check_rungs, check_whole, known, rung_steps
+from hpstage.algos.parameters import check_whole
+from hpstage.algos.rungs import check_rungs, known, rung_steps
 from hpstage.algos.successive_halving import HalvingSearch
 from hpstage.errors import UsageError
 

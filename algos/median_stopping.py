@@ -9,7 +9,8 @@ from math import isnan
 
 from hpstage.algorithm import Search, Setting, Trials
 from hpstage.algos.early_stopping import EarlyStoppingAlgorithm, EarlyStoppingSearch
-from hpstage.algos.rungs import check_whole, known
+from hpstage.algos.parameters import check_whole
+from hpstage.algos.rungs import known
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from random import Random
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Setting, Trials
 from hpstage.algos.explore import explore, pick
-from hpstage.algos.rungs import check_whole
+from hpstage.algos.parameters import check_whole
 from hpstage.errors import UsageError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpstage.algorithm import Trials
+from hpstage.algos.parameters import check_whole
 from hpstage.errors import UsageError
 
 
@@ -27,9 +28,3 @@ def check_rungs(min_steps: int, reduction_factor: int, steps: int) -> None:
 def known(trials: Trials, *, tree_aware: bool) -> Trials:
     """Return the look-ups for an algorithm: if it is not tree-aware, all trials appear different."""
     return trials if tree_aware else Trials()
-
-
-def check_whole(name: str, value: object, *, least: int) -> None:
-    """Raise :class:`UsageError` if a parameter is not a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is {value!r}; it must be a whole number, {least} or more")

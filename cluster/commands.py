@@ -140,10 +140,10 @@ def worker(
     ours = ["--no-nanny", "--nthreads", "1", "--memory-limit", "0", "--no-dashboard"]
     theirs = [*_words(options), *context.args]
     place = _Place(_parse(dask_worker.main, theirs))
-    words = [*ours, *theirs, "--preload", "hpstage.cluster.supervised"]
+    words = [*ours, *theirs, "--preload", "hpstage.cluster.supervised_worker"]
     devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
     count = nworkers or len(devices) or CPU_COUNT
-    command = (sys.executable, "-m", "hpstage.cluster.supervised", str(os.getpid()), *words)
+    command = (sys.executable, "-m", "hpstage.cluster.supervised_worker", str(os.getpid()), *words)
     names = [] if name is None else [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
     children = [
         Child(

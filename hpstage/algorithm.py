@@ -84,7 +84,10 @@ class Trials:
 
 
 class Search(ABC):
-    """One run of an algorithm. Values of a synchronous algorithm are told in the order in which it asked."""
+    """One run of an algorithm. Values of a synchronous algorithm are told in the order in which it asked.
+
+    Unless trials fail, at least one must be finished as ``complete``: ``study.best_trial`` ignores pruned ones.
+    """
 
     @abstractmethod
     def room(self) -> int:

@@ -1,6 +1,6 @@
 """Eviction: keeps the checkpoints of a plan within a budget of bytes, while searches run on it.
 
-:mod:`hpstage.checkpoints.retention` decides which checkpoints are evicted. The eviction is first written to the
+:mod:`hpstage.checkpoints.eviction_policy` decides which checkpoints are evicted. The eviction is first written to the
 journal, on condition that it holds no records unknown here: a driver that wants to start from the same state either
 wrote first, so that the state is needed, or finds it lost. Only then is the checkpoint removed. A process that dies in
 between leaves a checkpoint that no record names, which ``hpstage gc`` removes. Removing takes a tenth of a second on an
@@ -18,8 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from hpstage.checkpoints.eviction_policy import EvictionPlan, choose_evictions
 from hpstage.checkpoints.needed import kept_states
-from hpstage.checkpoints.retention import Retention, decide
 from hpstage.errors import CheckpointError, UsageError
 from hpstage.plan.facts import ChainId, StateKey, StateLost, StateRef
 from hpstage.plan.log import Log
@@ -104,11 +104,11 @@ class Eviction:
         self.keep(log)
         self.finish(log)
 
-    def evict(self, log: Log, budget: int, why: str) -> Retention:
+    def evict(self, log: Log, budget: int, why: str) -> EvictionPlan:
         """Evict checkpoints so that the rest takes at most ``budget`` bytes."""
         plan = log.plan
         while True:
-            decision = decide(kept_states(plan), budget)
+            decision = choose_evictions(kept_states(plan), budget)
             refs = {key: plan.kept[key].ref for key in decision.delete}
             if not refs or log.commit([StateLost(ref.node, ref.step, "evicted", why) for ref in refs.values()]):
                 self._pending |= refs

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 
-from hpstage.checkpoints.retention import KeptState
+from hpstage.checkpoints.eviction_policy import KeptState
 from hpstage.plan.facts import NodeId, StateKey
 from hpstage.plan.nodes import Node, State
 from hpstage.plan.plan import SearchPlan

@@ -13,8 +13,8 @@ import typer
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction, budget_bytes
+from hpstage.checkpoints.eviction_policy import choose_evictions
 from hpstage.checkpoints.needed import kept_states
-from hpstage.checkpoints.retention import decide
 from hpstage.checkpoints.store import Usage
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
@@ -160,7 +160,7 @@ class Collection:
 
     def _evict(self, budget: int) -> None:
         if self.dry_run:
-            gone = decide(kept_states(self.log.plan), budget).delete
+            gone = choose_evictions(kept_states(self.log.plan), budget).delete
         else:
             eviction = Eviction(self.checkpoints)
             gone = eviction.evict(self.log, budget, "by hpstage gc").delete

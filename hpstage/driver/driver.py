@@ -11,8 +11,8 @@ import msgspec
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import difference, explain
 from hpstage.driver.driver_leases import DriverLeases
-from hpstage.driver.patience import Patience
 from hpstage.driver.state_probe import StateProbe
+from hpstage.driver.worker_timeout import WorkerTimeout
 from hpstage.errors import (
     CheckpointFull,
     LeaseLost,
@@ -48,7 +48,7 @@ from hpstage.store.journal import NO_FENCES, Journal
 
 logger = logging.getLogger("hpstage")
 
-# Seconds between checks for records of other drivers, if there are any, and for finished inquests.
+# Seconds between checks for records of other drivers, if there are any, and for finished probes.
 _OTHERS = 0.02
 # Seconds between checks whether other drivers are alive, and the longest wait for benched workers only.
 _WATCH = 1.0
@@ -67,7 +67,7 @@ class Driver:
         eviction: keeps the checkpoints within their budget, and makes room if the disk is full.
         exact: whether equal steps must give equal bits (not if the user allows kernels with unordered sums).
         strict: whether to refuse to build on training that any driver, earlier ones included, has found inexact.
-        inquest: re-reads a state before it is written off; without it workers are believed.
+        probe: re-reads a state before it is written off; without it workers are believed.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Driver:
         eviction: Eviction | None = None,
         exact: bool = True,
         strict: bool = True,
-        inquest: StateProbe | None = None,
+        probe: StateProbe | None = None,
     ) -> None:
         self.plan = plan
         self.scheduler = scheduler
@@ -95,9 +95,9 @@ class Driver:
         self._eviction = eviction
         self._exact = exact
         self._strict = exact and strict
-        self._probe = inquest
+        self._probe = probe
         self._looked = 0.0
-        self._patience = Patience(scheduler)
+        self._patience = WorkerTimeout(scheduler)
         for worker in workers:
             scheduler.note(WorkerJoined(worker, executor.clock()))
 
@@ -244,7 +244,7 @@ class Driver:
         self._patience.check(self._executor.worker_timeout)
 
     def _understood(self, reports: Iterable[Report]) -> Iterator[Report]:
-        """Yield reports, holding back that of an unreadable state until the inquest has found the cause."""
+        """Yield reports, holding back that of an unreadable state until the probe has found the cause."""
         for report in reports:
             if self._probe is not None and isinstance(report, ChainEnded) and report.outcome == "unreadable":
                 key = self.scheduler.source_of(report.chain)

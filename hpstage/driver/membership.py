@@ -68,7 +68,7 @@ def join_plan(
         eviction=eviction,
         exact=described.get("environment:deterministic") != "no",
         strict=verify != "off",
-        inquest=StateProbe(checkpoints),
+        probe=StateProbe(checkpoints),
         workers=workers,
     )
     with ExitStack() as leaving:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Literal
 
 from hpstage.checkpoints.live import LiveCache
-from hpstage.checkpoints.patience import Patient
+from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import (
     CheckpointCorrupt,
@@ -60,7 +60,7 @@ class ChainRunner:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._trainable = trainable
-        self._checkpoints = Patient(checkpoints)
+        self._checkpoints = PatientStore(checkpoints)
         self._live = live
         self._worker = worker
         self._clock = clock

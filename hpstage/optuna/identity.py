@@ -8,7 +8,7 @@ import uuid
 from optuna.storages import BaseStorage, RDBStorage
 
 from hpstage.optuna import private
-from hpstage.optuna.patience import PatientStorage
+from hpstage.optuna.patient_storage import PatientStorage
 
 _ATTRIBUTE = "hpstage:identity"
 

@@ -1,10 +1,13 @@
 """Handling of a worker's death in the middle of a chain. Pure.
 
-The executor reports it (``WorkerLeft``, or a ``ChainEnded`` with outcome ``lost``) after all earlier reports of the
-chain. :func:`facts_of_loss` turns that into facts: the chain is closed, and training after its last kept state is
-lost. Folding them (``covers.py``) opens the steps that it did not reach: its last kept state is a ready head again,
-and the next turn (``dispatch.py``) assigns it to an idle worker like any other head. If several workers in a row have
-died on the path from one state, the stage is assumed to be the cause, and its trials fail.
+1. The executor notices it: ``cluster/connection.py`` that a worker's process is gone, ``cluster/worker.py`` that only
+   its training process is. It reports ``WorkerLeft``, or ``ChainEnded`` with outcome ``lost``, after all earlier
+   reports of the chain.
+2. The driver passes the report to ``Reports`` (``reports.py``), which calls :func:`facts_of_loss`: the chain is closed,
+   and training after its last kept state is lost. If several workers in a row have died on the path from one state, the
+   stage is assumed to be the cause, and its trials fail.
+3. Folding these facts (``Scheduler.fold``, ``Covers.end``) opens the steps that the chain did not reach: its last kept
+   state is a ready head again, which the same turn of the driver (``Dispatch.propose``) assigns to an idle worker.
 """
 
 from __future__ import annotations

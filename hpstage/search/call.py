@@ -17,7 +17,7 @@ from hpstage.driver.membership import join_plan
 from hpstage.errors import UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger, samplers
-from hpstage.optuna.patience import patient
+from hpstage.optuna.patient_storage import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key

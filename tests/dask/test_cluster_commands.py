@@ -104,7 +104,7 @@ def test_no_worker_outlives_its_supervisor(start: Start, start_scheduler: Callab
 
 @linux
 def test_a_worker_whose_supervisor_is_gone_already_does_not_start() -> None:
-    words = [sys.executable, "-m", "hpstage.cluster.supervised", str(2**22 + 1), "tcp://127.0.0.1:1"]
+    words = [sys.executable, "-m", "hpstage.cluster.supervised_worker", str(2**22 + 1), "tcp://127.0.0.1:1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "the process that started this one has ended meanwhile" in done.stderr

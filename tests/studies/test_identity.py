@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from hpstage.optuna.ledger import Ledger
-from hpstage.optuna.patience import patient
+from hpstage.optuna.patient_storage import patient
 
 
 def database(folder: Path) -> BaseStorage:

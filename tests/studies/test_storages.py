@@ -23,7 +23,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import ASHA, Hyperband, PopulationBasedTraining, SuccessiveHalving
 from hpstage.errors import StoreError
-from hpstage.optuna.patience import patient
+from hpstage.optuna.patient_storage import patient
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape, alone
 from tests.redis_server import RedisServer
@@ -263,7 +263,7 @@ class Flaky(JournalStorage):
 def test_a_call_that_fails_anywhere_takes_effect_once(
     tmp_path: Path, kind: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpstage.optuna.patience._PAUSES", (0.001, 0.001))
+    monkeypatch.setattr("hpstage.optuna.patient_storage._PAUSES", (0.001, 0.001))
 
     def play(folder: Path, at: int) -> tuple[list[tuple[object, ...]], int]:
         folder.mkdir()

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
+from hpstage.checkpoints.eviction_policy import KeptState
 from hpstage.checkpoints.needed import kept_states
-from hpstage.checkpoints.retention import KeptState
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import (
     ChainId,

@@ -12,8 +12,8 @@ import pytest
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.checkpoints import FolderCheckpoints, patience
-from hpstage.checkpoints.patience import Patient
+from hpstage.checkpoints import FolderCheckpoints, patient_store
+from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.driver.driver import Driver
 from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
@@ -135,7 +135,7 @@ def searched(executor: SimulatedExecutor, shelf: Shelf) -> tuple[Driver, MemoryJ
     journal = MemoryJournal()
     plan = open_plan(journal, WORKLOAD, {})
     scheduler = Scheduler(plan, checkpoint_every=2)
-    driver = Driver(plan, scheduler, executor, journal, inquest=StateProbe(shelf))
+    driver = Driver(plan, scheduler, executor, journal, probe=StateProbe(shelf))
     driver.add(TRIALS)
     for added, stop in zip(TRIALS, STOPS, strict=True):
         driver.ask(added.trial, stop)
@@ -220,8 +220,8 @@ class Refusing(FolderCheckpoints):
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are out of patience after some attempts that follow fast on each other."""
-    monkeypatch.setattr(patience, "_PAUSES", (0.001, 0.004))
-    monkeypatch.setattr(Patient.__init__, "__kwdefaults__", {"patience": 0.05})
+    monkeypatch.setattr(patient_store, "_PAUSES", (0.001, 0.004))
+    monkeypatch.setattr(PatientStore.__init__, "__kwdefaults__", {"patience": 0.05})
 
 
 KEY = StateKey("k" * 32)
@@ -230,7 +230,7 @@ KEY = StateKey("k" * 32)
 @pytest.mark.usefixtures("hasty")
 def test_what_passes_is_ridden_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Refusing(tmp_path, CheckpointUnreachable("a time-out"), 3)
-    patient = Patient(store)
+    patient = PatientStore(store)
     patient.enter(lambda: False)
     with caplog.at_level(logging.WARNING, "hpstage"):
         patient.save(KEY, {"a": 1}, step=1, parent=None)
@@ -242,13 +242,13 @@ def test_what_passes_is_ridden_out(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_what_does_not_pass_is_not_tried_again(tmp_path: Path, error: CheckpointError) -> None:
     store = Refusing(tmp_path, error, 1)
     with pytest.raises(type(error)):
-        Patient(store).load(KEY)
+        PatientStore(store).load(KEY)
     assert store.calls == ["load"]
 
 
 def test_a_chain_that_is_to_end_does_not_wait_for_the_place(tmp_path: Path) -> None:
     store = Refusing(tmp_path, CheckpointUnreachable("away"), 10**6)
-    patient = Patient(store, patience=3600.0)
+    patient = PatientStore(store, patience=3600.0)
     patient.enter(lambda: len(store.calls) >= 2)
     with pytest.raises(CheckpointUnreachable):
         patient.save(KEY, {"a": 1}, step=1, parent=None)
@@ -258,7 +258,7 @@ def test_a_chain_that_is_to_end_does_not_wait_for_the_place(tmp_path: Path) -> N
 @pytest.mark.usefixtures("hasty")
 def test_once_out_of_patience_chains_are_turned_away_at_their_beginning_until_it_can_be_written(tmp_path: Path) -> None:
     store = Refusing(tmp_path, CheckpointUnreachable("refused"), 10**6)
-    patient = Patient(store)
+    patient = PatientStore(store)
     patient.enter(lambda: False)
     with pytest.raises(CheckpointUnreachable):
         patient.save(KEY, {"a": 1}, step=1, parent=None)
@@ -290,7 +290,7 @@ def searching(store: object, journal: MemoryJournal, **options: Any) -> hpstage.
 def test_three_refused_writes_of_a_worker_write_nothing_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patient.__init__, "__kwdefaults__", {"patience": 0.0})
+    monkeypatch.setattr(PatientStore.__init__, "__kwdefaults__", {"patience": 0.0})
     expected = searching(tmp_path / "undisturbed", MemoryJournal())
     journal = MemoryJournal()
     refusing = Refusing(tmp_path / "refusing", CheckpointUnreachable("Permission denied"), 3, after=4)

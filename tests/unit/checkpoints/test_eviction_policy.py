@@ -1,4 +1,4 @@
-"""Retention: what is needed stays, the budget is kept, and the seconds lost are few."""
+"""EvictionPlan: what is needed stays, the budget is kept, and the seconds lost are few."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpstage.checkpoints.retention import KeptState, Retention, decide
+from hpstage.checkpoints.eviction_policy import EvictionPlan, KeptState, choose_evictions
 from hpstage.errors import InternalError
 from hpstage.plan.facts import StateKey
 
@@ -103,12 +103,12 @@ def greedy_by_trying_each(states: list[KeptState], budget: int) -> list[StateKey
 @given(states=forests(), budget=st.none() | st.integers(0, 300))
 def test_what_is_needed_never_goes(states: list[KeptState], budget: int | None) -> None:
     needed = {state.key for state in states if state.needed}
-    assert not needed & set(decide(states, budget).delete)
+    assert not needed & set(choose_evictions(states, budget).delete)
 
 
 @given(states=forests(), budget=st.integers(0, 300))
 def test_the_budget_is_kept_or_only_needed_states_are_left(states: list[KeptState], budget: int) -> None:
-    decision = decide(states, budget)
+    decision = choose_evictions(states, budget)
     stay = [state for state in states if state.key not in decision.delete]
     assert decision.remaining == sum(state.bytes for state in stay)
     if decision.remaining > budget:
@@ -117,7 +117,7 @@ def test_the_budget_is_kept_or_only_needed_states_are_left(states: list[KeptStat
 
 @given(states=forests(), budget=st.integers(0, 300))
 def test_nothing_goes_in_vain(states: list[KeptState], budget: int) -> None:
-    decision = decide(states, budget)
+    decision = choose_evictions(states, budget)
     sizes = {state.key: state.bytes for state in states}
     assert all(decision.remaining + sizes[key] > budget for key in decision.delete)
 
@@ -133,19 +133,19 @@ def test_each_choice_is_the_cheapest_per_byte_given_those_before_it(states: list
             remaining += sizes[key]
         else:
             expected.insert(0, key)
-    assert list(decide(states, budget).delete) == expected
+    assert list(choose_evictions(states, budget).delete) == expected
 
 
 @given(states=forests(), budget=st.integers(0, 300), data=st.data())
 def test_the_decision_does_not_depend_on_the_order_of_the_states(
     states: list[KeptState], budget: int, data: st.DataObject
 ) -> None:
-    assert decide(states, budget) == decide(data.draw(st.permutations(states)), budget)
+    assert choose_evictions(states, budget) == choose_evictions(data.draw(st.permutations(states)), budget)
 
 
 @given(states=forests(), budget=st.integers(0, 300))
 def test_deciding_again_on_what_stays_deletes_nothing(states: list[KeptState], budget: int) -> None:
-    gone = set(decide(states, budget).delete)
+    gone = set(choose_evictions(states, budget).delete)
     named = {state.key: state for state in states}
     stay = []
     for kept in states:
@@ -155,7 +155,7 @@ def test_deciding_again_on_what_stays_deletes_nothing(states: list[KeptState], b
                 seconds += named[parent].seconds
                 parent = named[parent].parent
             stay.append(msgspec.structs.replace(kept, parent=parent, seconds=seconds))
-    assert all(named[key].bytes == 0 for key in decide(stay, budget).delete)
+    assert all(named[key].bytes == 0 for key in choose_evictions(stay, budget).delete)
 
 
 # --- against the best that could be done ------------------------------------------------------------------
@@ -188,7 +188,7 @@ def gaps(same_size: bool) -> list[float]:
         budget = sum(state.bytes for state in states) * random.Random(seed).randint(2, 9) // 10
         best = best_by_trying_all(states, budget)
         if best:
-            found.append(seconds_lost(states, set(decide(states, budget).delete)) / best - 1.0)
+            found.append(seconds_lost(states, set(choose_evictions(states, budget).delete)) / best - 1.0)
     return found
 
 
@@ -205,27 +205,27 @@ def test_on_small_trees_few_more_seconds_are_lost_than_the_fewest_possible() -> 
 
 
 def test_without_a_budget_nothing_goes() -> None:
-    assert decide([state("a", bytes=5)], None) == Retention((), remaining=5)
+    assert choose_evictions([state("a", bytes=5)], None) == EvictionPlan((), remaining=5)
 
 
 def test_a_budget_that_is_kept_deletes_nothing() -> None:
-    assert decide([state("a"), state("b")], 20).delete == ()
+    assert choose_evictions([state("a"), state("b")], 20).delete == ()
 
 
 def test_the_cheapest_per_byte_goes_first() -> None:
     states = [state("dear", seconds=100), state("cheap", seconds=1), state("large", seconds=50, bytes=1000)]
-    assert decide(states, 1010).delete == ("cheap",)
-    assert decide(states, 500).delete == ("large",)
+    assert choose_evictions(states, 1010).delete == ("cheap",)
+    assert choose_evictions(states, 500).delete == ("large",)
 
 
 def test_bytes_beyond_those_to_be_freed_count_for_nothing() -> None:
     states = [state("dear", seconds=100), state("cheap", seconds=1), state("large", seconds=500, bytes=1000)]
-    assert decide(states, 1000).delete == ("cheap", "dear")
+    assert choose_evictions(states, 1000).delete == ("cheap", "dear")
 
 
 def test_what_went_in_vain_stays_after_all() -> None:
     states = [state("cheap", seconds=1), state("large", seconds=500, bytes=1000)]
-    assert decide(states, 500).delete == ("large",)
+    assert choose_evictions(states, 500).delete == ("large",)
 
 
 def test_an_ancestor_costs_more_once_those_below_it_are_gone() -> None:
@@ -236,21 +236,21 @@ def test_an_ancestor_costs_more_once_those_below_it_are_gone() -> None:
         state("right", "trunk", seconds=1),
         state("other", seconds=20),
     ]
-    assert decide(states, 10).delete == ("left", "right", "other")
+    assert choose_evictions(states, 10).delete == ("left", "right", "other")
 
 
 def test_a_state_costs_more_once_its_ancestor_is_gone() -> None:
     states = [state("trunk", seconds=2), state("leaf", "trunk", seconds=3), state("other", seconds=4)]
-    assert decide(states, 10).delete == ("trunk", "other")  # the leaf would now be 5 seconds away
+    assert choose_evictions(states, 10).delete == ("trunk", "other")  # the leaf would now be 5 seconds away
 
 
 def test_among_equals_the_least_recently_used_goes() -> None:
     states = [state("a", used=3), state("b", used=1), state("c", used=2)]
-    assert decide(states, 20).delete == ("b",)
+    assert choose_evictions(states, 20).delete == ("b",)
 
 
 def test_needed_states_stay_over_the_budget() -> None:
-    decision = decide([state("a", needed=True), state("b", "a"), state("c", "b", needed=True)], 5)
+    decision = choose_evictions([state("a", needed=True), state("b", "a"), state("c", "b", needed=True)], 5)
     assert (decision.delete, decision.remaining) == (("b",), 20)
 
 
@@ -264,7 +264,7 @@ def test_needed_states_stay_over_the_budget() -> None:
 )
 def test_states_that_are_no_forest_are_refused(states: list[KeptState], message: str) -> None:
     with pytest.raises(InternalError, match=message):
-        decide(states, 0)
+        choose_evictions(states, 0)
 
 
 def test_deciding_costs_little_for_many_states_and_for_deep_trees() -> None:
@@ -276,5 +276,5 @@ def test_deciding_costs_little_for_many_states_and_for_deep_trees() -> None:
     trunk += [state(f"leaf{n}", str(count // 2 - 1), seconds=draw.random()) for n in range(count // 2)]
     for states in (line, bushy, trunk):
         began = time.process_time()
-        decide(states, count)  # a tenth of the bytes
+        choose_evictions(states, count)  # a tenth of the bytes
         assert time.process_time() - began < 10

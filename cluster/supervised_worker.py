@@ -1,4 +1,4 @@
-"""A worker under a supervisor: ``python -m hpstage.cluster.supervised PID ARGUMENTS-OF-DASK-WORKER``.
+"""A worker under a supervisor: ``python -m hpstage.cluster.supervised_worker PID ARGUMENTS-OF-DASK-WORKER``.
 
 It dies with the supervisor, however that ends. As Dask's ``--preload`` it makes SIGTERM retire the worker, so that the
 scheduler knows that it leaves voluntarily, and no task that ran on it is blamed.

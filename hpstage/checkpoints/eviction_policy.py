@@ -39,7 +39,7 @@ class KeptState(msgspec.Struct, frozen=True):
     """When it was last saved or loaded, by any single clock. Ties are broken by evicting the least recently used."""
 
 
-class Retention(msgspec.Struct, frozen=True):
+class EvictionPlan(msgspec.Struct, frozen=True):
     """Which checkpoints to evict."""
 
     delete: tuple[StateKey, ...]
@@ -48,12 +48,13 @@ class Retention(msgspec.Struct, frozen=True):
     """Bytes of the remaining checkpoints: more than the budget only if all of them are needed."""
 
 
-def decide(states: Iterable[KeptState], budget_bytes: int | None) -> Retention:
+def choose_evictions(states: Iterable[KeptState], budget_bytes: int | None) -> EvictionPlan:
     """Choose checkpoints to evict so that the rest fits into ``budget_bytes``; none if it is ``None``.
 
-    Greedy, by seconds lost per byte freed. Checkpoints chosen in vain, since a larger one chosen later frees enough,
-    are then kept after all. O(n log n) for n states, except that a state may return to the top of the heap each time
-    an ancestor of it is evicted: O(n x height x log n) in the worst case.
+    Greedy: the next one is that with the least (seconds of training from its nearest kept ancestor) x (1 + evicted
+    states below it) / (bytes that it frees); of equals, the least recently used. Those chosen in vain, since a larger
+    one chosen later frees enough, are kept after all. O(n log n) for n states, except that a state may return to the
+    top of the heap each time an ancestor of it is evicted: O(n x height x log n) in the worst case.
 
     Raises:
         InternalError: the states do not form a forest.
@@ -61,7 +62,7 @@ def decide(states: Iterable[KeptState], budget_bytes: int | None) -> Retention:
     forest = _Forest(list(states))
     total = sum(state.bytes for state in forest.states)
     if budget_bytes is None or total <= budget_bytes:
-        return Retention(delete=(), remaining=total)
+        return EvictionPlan(delete=(), remaining=total)
     gone = _greedy(forest, total - budget_bytes)
     remaining = total - sum(forest.states[index].bytes for index in gone)
     chosen: list[StateKey] = []
@@ -70,7 +71,7 @@ def decide(states: Iterable[KeptState], budget_bytes: int | None) -> Retention:
             remaining += forest.states[index].bytes
         else:
             chosen.append(forest.states[index].key)
-    return Retention(delete=tuple(reversed(chosen)), remaining=remaining)
+    return EvictionPlan(delete=tuple(reversed(chosen)), remaining=remaining)
 
 
 def _greedy(forest: _Forest, excess: int) -> list[int]:
@@ -85,29 +86,29 @@ def _greedy(forest: _Forest, excess: int) -> list[int]:
 
     def anchor(index: int) -> int:
         """Return the nearest ancestor that is still kept, and compress the path to it."""
-        way = []
+        passed_by = []
         at = anchors[index]
         while gone[at]:
-            way.append(at)
+            passed_by.append(at)
             at = anchors[at]
-        for passed in way:
+        for passed in passed_by:
             anchors[passed] = at
         anchors[index] = at
         return at
 
-    def price(index: int) -> tuple[float, float, StateKey, int]:
+    def cost_per_byte(index: int) -> tuple[float, float, StateKey, int]:
         state = states[index]
         seconds = (depths[index] - depths[anchor(index)]) * hanging[index]
         return seconds / min(state.bytes, excess), state.last_used, state.key, index
 
-    heap = [price(index) for index, state in enumerate(states) if not state.needed and state.bytes > 0]
+    heap = [cost_per_byte(index) for index, state in enumerate(states) if not state.needed and state.bytes > 0]
     heapq.heapify(heap)
     order: list[int] = []
     while excess > 0 and heap:
         entry = heap[0]
         index = entry[-1]
-        # Prices only rise as others are evicted: an outdated entry is too low, and never hides a cheaper one.
-        now = price(index)
+        # Costs only rise as others are evicted: an outdated entry is too low, and never hides a cheaper one.
+        now = cost_per_byte(index)
         if now > entry:
             heapq.heapreplace(heap, now)
             continue

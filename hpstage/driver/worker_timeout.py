@@ -8,7 +8,7 @@ from hpstage.errors import CheckpointUnreachable, ClusterError
 from hpstage.scheduler.scheduler import Scheduler
 
 
-class Patience:
+class WorkerTimeout:
     """Ends the search if all workers have been gone, or unable to use the checkpoints, for too long."""
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -1,4 +1,4 @@
-"""Patient: a worker's access to its checkpoints, which retries temporary errors and proves the place before use."""
+"""A worker's access to its checkpoints, which retries temporary errors and proves the place before use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAUSES = (0.1, 3.0)
 _LOOK = 0.1
 
 
-class Patient:
+class PatientStore:
     """The checkpoint store as used by a worker's consecutive chains. Not thread-safe.
 
     Raises :class:`CheckpointUnreachable` when its patience is over. From then on every chain is refused at its start,
