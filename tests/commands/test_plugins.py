@@ -38,7 +38,7 @@ from hpstage.store import SQLiteJournal
 
 
 @dataclass(frozen=True)
-class PatientStore(FullTraining):
+class Patient(FullTraining):
     '''An algorithm of one file.'''
 
     seconds: int = 0
@@ -66,7 +66,7 @@ text = "nothing to call"
 """
 ENTRY_POINTS = """
 [hpstage.algorithms]
-PatientStore = small_plugin:PatientStore
+Patient = small_plugin:Patient
 Absent = there_is_no_such_module:Absent
 Nothing = small_plugin:NoAlgorithm
 [hpstage.executors]
@@ -114,7 +114,7 @@ def test_a_search_runs_on_an_algorithm_an_executor_a_store_and_checkpoints_of_a_
     places = ["--store", "drawer://plan", "--checkpoints", "drawer://plan"]
     done = hpstage(
         *["run", "search.py:Tape", *SPACE, *OF_A_RUN, *places, "--storage", "optuna.log"],
-        *["--algorithm", "PatientStore(seconds=3)", "--executor", "Quiet()"],
+        *["--algorithm", "Patient(seconds=3)", "--executor", "Quiet()"],
     )
     assert done.returncode == 0, done.stderr
     assert "Best trial" in done.stdout
@@ -127,7 +127,7 @@ def test_a_search_runs_on_an_algorithm_an_executor_a_store_and_checkpoints_of_a_
 
 
 def test_a_plan_is_made_with_an_algorithm_of_a_plugin(hpstage: Run) -> None:
-    done = hpstage("plan", *SPACE, "--algorithm", "PatientStore")
+    done = hpstage("plan", *SPACE, "--algorithm", "Patient")
     assert done.returncode == 0, done.stderr
 
 
@@ -136,7 +136,7 @@ def test_a_plan_is_made_with_an_algorithm_of_a_plugin(hpstage: Run) -> None:
     [
         (
             ["--algorithm", "Unheard()"],
-            "give one of ASHA, Absent, FullTraining, Hyperband, MedianStopping, Nothing, OptunaPruner, PatientStore,",
+            "give one of ASHA, Absent, FullTraining, Hyperband, MedianStopping, Nothing, OptunaPruner, Patient,",
         ),
         (
             ["--algorithm", "Absent"],
@@ -175,8 +175,8 @@ def test_two_distributions_that_use_one_name_are_told_apart_by_nobody(hpstage: R
     other = tmp_path / "installed" / "other_plugin-0.1.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 0.1\n")
-    (other / "entry_points.txt").write_text("[hpstage.algorithms]\nPatient = other_plugin:PatientStore\n")
-    done = hpstage("plan", *SPACE, "--algorithm", "PatientStore")
+    (other / "entry_points.txt").write_text("[hpstage.algorithms]\nPatient = other_plugin:Patient\n")
+    done = hpstage("plan", *SPACE, "--algorithm", "Patient")
     assert done.returncode == 1
     assert "small-plugin 1.2" in done.stderr and "other-plugin 0.1" in done.stderr
     assert "have one name; uninstall one of them" in done.stderr

@@ -113,7 +113,7 @@ def test_a_script_without_a_main_guard_is_told_so_before_a_worker_starts(tmp_pat
     last = done.stderr.splitlines()[-1]
     line = len(SEARCH.splitlines()) + 2
     assert last.startswith(
-        f"hpstage.errors.UsageError: training processes import your script, and so would come to line {line}"
+        f"hpstage.errors.UsageError: training processes import your script, and so would reach line {line}"
     )
     assert last.endswith('put what starts it under `if __name__ == "__main__":`')
     assert not (tmp_path / ".hpstage").exists()
@@ -123,7 +123,7 @@ def test_a_guard_that_guards_nothing_is_found_out_by_the_first_training_process(
     done = ran(tmp_path, f"{SEARCH}\nif Tape is not None:\n    search()\n")
     assert done.returncode == 1
     assert "UsageError: the trainable cannot be set up on worker" in done.stderr
-    assert "a training process has come to the start of the search; put what starts it under" in done.stderr
+    assert "a training process has reached the start of the search; put what starts it under" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_search_whose_driver_was_taken_for_dead_ends_as_if_nothing_had_been(al
     with caplog.at_level(logging.WARNING, "hpstage"):
         found = search(journal, algorithm, callbacks=[burial])
     assert len(set(burial.drivers)) == len(burial.drivers) >= 2
-    assert sum("joins them again" in record.message for record in caplog.records) == len(burial.drivers)
+    assert sum("It rejoins" in record.message for record in caplog.records) == len(burial.drivers)
     assert outcome(found) == outcome(undisturbed)
     assert found.plan.totals.steps_trained == undisturbed.plan.totals.steps_trained
     validate(found.plan)

@@ -236,7 +236,10 @@ untyped: Any = s  # misused on purpose, past the type checker
         (lambda: untyped.sampled("abc"), "one value and not a sequence"),
         (lambda: untyped.sampled([1, math.nan]), "at step 1: nan"),
         (lambda: untyped.sampled(lambda step: [step], 2), "at step 0"),
-        (lambda: untyped.constant(1).then(2), r"goes on for ever; bound it with \.until\(step\)"),
+        (
+            lambda: untyped.constant(1).then(2),
+            r"nothing can follow a schedule without an end; bound it with \.until\(step\)",
+        ),
         (lambda: untyped.constant(1).until(3).until(4), r"ends at step 3 and cannot be cut at step 4; add \.then"),
         (lambda: untyped.constant(1).until(-1), "step is -1"),
         (lambda: untyped.constant(1).until(True), "step is True"),
