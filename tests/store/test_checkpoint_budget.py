@@ -308,7 +308,7 @@ def test_checkpoints_of_other_workloads_and_spoilt_ones_are_left(tmp_path: Path)
     (shared / "ef" / ("ef" * 16) / "manifest.json").write_text("{")
     done = gc(tmp_path / "plan", "--checkpoints", shared, "--budget", "0")
     assert done.exit_code == 0
-    assert row(done.output, "left: of other workloads")[0] == 1 and row(done.output, "left: spoilt")[0] == 1
+    assert row(done.output, "left: of other workloads")[0] == 1 and row(done.output, "left: damaged")[0] == 1
     assert keys_in(shared, result.plan.workload) == {"cd" * 16, "ef" * 16}
 
 

@@ -216,7 +216,7 @@ def test_the_file_of_another_state_in_its_place_is_noticed(store: FolderCheckpoi
     mine = saved(store)
     store.save(OTHER, {**STATE, "w": torch.arange(5.0) + 1}, step=7, parent=None)
     shutil.copy(store.path / OTHER[:2] / OTHER / files.TENSORS, mine)
-    with pytest.raises(CheckpointCorrupt, match="does not agree with the checksum"):
+    with pytest.raises(CheckpointCorrupt, match="does not match the checksum"):
         store.load(KEY)
 
 

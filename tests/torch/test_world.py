@@ -389,7 +389,7 @@ def test_what_evaluate_changes_and_is_put_back_is_said_once(caplog: pytest.LogCa
     trainable: Any = advance(fresh(Scheduling()), 0, 1)
     for _ in range(2):
         trainable.evaluate()
-    said = [record.getMessage() for record in caplog.records if "is put back" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "is undone" in record.getMessage()]
     assert len(said) == 1
     assert "evaluate() has changed self.scheduler." in said[0]
 
