@@ -91,7 +91,7 @@ def test_an_owner_that_stood_still_cannot_commit_after_its_heir(place: Place) ->
         token = take_over(store)
         assert store.append([b"the heir's"], fences={"node": token}) == 1
         owner.send_signal(signal.SIGCONT)
-        assert say(owner, "too late\n").startswith("the leases 'node' are held no longer")
+        assert say(owner, "too late\n").startswith("the leases 'node' are no longer held")
         assert store.read() == [b"in time", b"the heir's"]
 
 

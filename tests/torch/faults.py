@@ -466,7 +466,7 @@ NAMED: dict[str, tuple[Callable[[], object], str]] = {
     "a cache": (Cached, r"cache"),
     "the clock": (Clock, r"Clock\.loss .* names time\.time"),
     "the order of a set": (SetOrder, r"order of a set"),
-    "hash() of a text": (TextHash, r"hash\(\) of a text"),
+    "hash() of a string": (TextHash, r"hash\(\) of a string"),
     "an address": (Address, r"names id"),
     "entropy": (Entropy, r"names os\.urandom"),
     "a generator without a seed": (Unseeded, r"self\.rng"),
