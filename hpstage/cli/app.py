@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 import traceback
-from gc import freeze
 from importlib.metadata import version
 from typing import Annotated
 
@@ -21,7 +20,6 @@ from hpstage.cli.status import status
 from hpstage.cli.tree import tree
 from hpstage.cluster import commands as cluster
 from hpstage.errors import HpstageError
-from hpstage.report.account import uncollected
 from hpstage.store.redaction import redacted
 
 app = typer.Typer(
@@ -55,8 +53,9 @@ app.command()(gc)
 app.command()(plan)
 app.command()(run)
 app.command()(status)
-for command in (tree, report, export):  # they fold a plan once, and end
-    app.command()(uncollected()(command))
+app.command()(tree)
+app.command()(report)
+app.command()(export)
 
 
 # Of a command line that cannot be read: typer does not name it.
@@ -83,7 +82,5 @@ def main() -> None:
             told, status = page.getvalue(), error.exit_code  # type: ignore[attr-defined]
         else:
             told, status = traceback.format_exc(), 1
-    finally:
-        freeze()  # the process ends: looking for garbage would take as long as a large plan takes to read
     typer.echo(redacted(told, *urls), err=True, nl=False)
     sys.exit(status)

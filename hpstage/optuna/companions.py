@@ -35,6 +35,11 @@ def possible(distribution: Numerical, values: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray(inside)
 
 
+def _extends(trial: FrozenTrial, known: FrozenTrial) -> bool:
+    """Whether ``trial`` was read from the storage no earlier than ``known``: parameters are only added to a trial."""
+    return known.params.keys() <= trial.params.keys() and not known.state.is_finished()
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """One parameter of a proposal, and how far a value that replaces it may be away."""
@@ -61,7 +66,7 @@ class Companions:
     """
 
     def __init__(self) -> None:
-        self._trials: Sequence[FrozenTrial] = ()
+        self._trials: list[FrozenTrial] = []
         self._columns: dict[str, Floats] = {}  # values as stored by Optuna; NaN where a trial has none
         self._numbers: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._trained: Floats = np.zeros(0)  # number of steps that a trial was trained, or may still be
@@ -73,14 +78,17 @@ class Companions:
         trials = study.get_trials(deepcopy=False)
         with self._lock:
             before = len(self._trials)
-            if len(trials) < before:
-                return  # another thread read a later list
             self._make_room(len(trials))
-            changed = [*self._open, *range(before, len(trials))]
-            self._open = [row for row in changed if not trials[row].state.is_finished()]
+            # Another thread may have read a later list, and so more of a trial, or more trials.
+            changed = [row for row in self._open if row < len(trials) and _extends(trials[row], self._trials[row])]
             for row in changed:
-                self._read(row, trials[row])
-            self._trials = trials
+                self._trials[row] = trials[row]
+            self._trials += trials[before:]
+            changed += range(before, len(self._trials))
+            for row in changed:
+                self._read(row, self._trials[row])
+            rows = [*self._open, *range(before, len(self._trials))]
+            self._open = [row for row in rows if not self._trials[row].state.is_finished()]
 
     def _make_room(self, rows: int) -> None:
         more = 2 * rows - len(self._trained)
@@ -117,9 +125,10 @@ class Companions:
             steps: number of steps of a full trial. If known, a pruned trial gains at most the steps it was trained.
         """
         with self._lock:
-            rows, trials = len(self._trials), self._trials
+            # Copies: another thread may read more of an open trial meanwhile.
+            trials = self._trials.copy()
+            rows = len(trials)
             trained, numbers = self._trained[:rows], self._numbers[:rows]
-            # Copies: another thread may read more of an open trial than ``trials`` tells of it.
             known = {wish.name for wish in wishes} & self._columns.keys()
             columns = {name: self._columns[name][:rows].copy() for name in known}
         others = (trained > 0) & (numbers != number)

@@ -108,19 +108,13 @@ class Account(Observer):
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection in the block. An account contains no garbage, and collecting would double the time.
-
-    Afterwards what was made in the block counts as old, without having been looked at.
-    """
+    """Disable garbage collection in the block. An account contains no garbage, and collecting would double the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collecting:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
 
 

@@ -29,7 +29,7 @@ from hpstage.search.session import Session, missing_metric
 from hpstage.search.signals import Interruption
 from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
-from hpstage.store.opening import Places, open_places
+from hpstage.store.opening import Places, check_places, open_places
 from hpstage.training.identity.workload import by_name, code_identity
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def open_call(
     interruption: Interruption,
 ) -> Iterator[Call]:
     """Start the workers, and open the stores of the plan and its checkpoints."""
+    check_places(store, checkpoints)
     with ExitStack() as closing:
         if display is not None:
             display.tell("Setting up the workers")  # takes seconds

@@ -17,7 +17,7 @@ from hpstage.plan.messages import Verify
 from hpstage.progress import open_display
 from hpstage.schedule.space import Space
 from hpstage.search.call import open_call
-from hpstage.search.request import Request
+from hpstage.search.request import Request, in_tuple
 from hpstage.search.result import Result
 from hpstage.search.run import run
 from hpstage.search.session import Callback
@@ -122,13 +122,13 @@ def optimize(
         study=study,
         trainable=trainable,
         space=space,
-        metrics=(metric,) if isinstance(metric, str) else tuple(metric),
+        metrics=in_tuple(metric),
         steps=steps,
         n_trials=n_trials,
         timeout=timeout,
         algorithm=FullTraining() if algorithm is None else algorithm,
-        callbacks=tuple(callbacks or ()),
-        catch=(catch,) if isinstance(catch, type) else tuple(catch),
+        callbacks=in_tuple(callbacks or ()),
+        catch=in_tuple(catch),
         extend=extend,
         sharing=sharing,
         checkpoint_every=checkpoint_every,

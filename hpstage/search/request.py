@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import optuna
 
@@ -22,6 +23,11 @@ BLIND = (
     optuna.samplers.BruteForceSampler,
     optuna.samplers.QMCSampler,
 )
+
+
+def in_tuple(values: object) -> tuple[Any, ...]:
+    """Return an argument that is one value or several as a tuple."""
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | type) else (values,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,12 @@ class Request:
                 _check_count(name, count)
         if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout > 0):
             raise UsageError(f"timeout is {self.timeout!r}; it must be a number of seconds above zero, or None")
+        for caught in self.catch:
+            if not (isinstance(caught, type) and issubclass(caught, Exception)):
+                raise UsageError(f"catch has {caught!r}; give classes of exceptions, such as (ValueError,)")
+        for callback in self.callbacks:
+            if not callable(callback):
+                raise UsageError(f"callbacks has {callback!r}; give functions of the study and a trial")
         _check_algorithm(self.algorithm, len(self.metrics))
         self.algorithm.check(self.setting)
 

@@ -31,6 +31,22 @@ class Places:
     folder: Path | None
 
 
+def check_places(store: object, checkpoints: object) -> None:
+    """Check the arguments of :func:`open_places`. Nothing is opened.
+
+    Raises:
+        UsageError: one is of no kind that can be opened, or a plan on a server has no location for its checkpoints.
+    """
+    for name, place, port in (("store", store, Journal), ("checkpoints", checkpoints, CheckpointStore)):
+        if place is not None and not isinstance(place, str | os.PathLike | port):
+            raise UsageError(f"{name} is {place!r}; give a folder, a URL, a {port.__name__}, or None")
+    if isinstance(store, str | os.PathLike) and _opener(store) is not None and checkpoints is None:
+        raise UsageError(
+            f"a plan at {_scheme(store)}:// is shared by processes and hosts: say with checkpoints= where all of them "
+            f"reach its checkpoints (a folder, or a URL such as s3://bucket/folder)"
+        )
+
+
 def open_places(
     store: str | os.PathLike[str] | Journal | None,
     checkpoints: str | os.PathLike[str] | CheckpointStore | None,
@@ -52,16 +68,12 @@ def open_places(
         StoreError: the store cannot be opened.
         CheckpointError: checkpoints cannot be written to their location.
     """
+    check_places(store, checkpoints)
     folder: Path | None = None
     own = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name) or 'plan'}-{workload[:12]}"
     if isinstance(store, Journal):
         journal = store
     elif (opener := _opener(store)) is not None:
-        if checkpoints is None:
-            raise UsageError(
-                f"a plan at {_scheme(store)}:// is shared by processes and hosts: say with checkpoints= where all of "
-                f"them reach its checkpoints (a folder, or a URL such as s3://bucket/folder)"
-            )
         journal = opener(str(store), own)
         closing.callback(journal.close)
     else:

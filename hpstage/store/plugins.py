@@ -20,12 +20,19 @@ _T = TypeVar("_T")
 
 
 def names(group: Group) -> list[str]:
-    """The names that there are, sorted; nothing is loaded."""
-    return sorted({point.name for point in entry_points(group=group)})
+    """Return the names in a group, sorted; nothing is loaded.
+
+    Raises:
+        UsageError: hpstage's own are missing.
+    """
+    found = sorted({point.name for point in entry_points(group=group)})
+    if not found:
+        raise UsageError(f"the entry points {group} of hpstage itself are missing: install it again")
+    return found
 
 
 def subclass(group: Group, name: str, port: type[_T]) -> type[_T]:
-    """The class of that name.
+    """Return the class of that name.
 
     Raises:
         UsageError: there is none, it cannot be imported, or it is no subclass of ``port``.
@@ -38,7 +45,7 @@ def subclass(group: Group, name: str, port: type[_T]) -> type[_T]:
 
 
 def function(group: Group, name: str) -> Callable[..., Any]:
-    """The function of that name. Raises as :func:`subclass` does."""
+    """Return the function of that name. Raises as :func:`subclass` does."""
     point = _the_one(group, name)
     found = _loaded(point)
     if not callable(found):
@@ -49,7 +56,7 @@ def function(group: Group, name: str) -> Callable[..., Any]:
 def _the_one(group: Group, name: str) -> EntryPoint:
     points = list(entry_points(group=group, name=name))
     if not points:
-        raise UsageError(f"there is no {name!r} among {group}: {', '.join(names(group)) or 'none is installed'}")
+        raise UsageError(f"there is no {name!r} among {group}: {', '.join(names(group))}")
     if len({point.value for point in points}) > 1:
         raise UsageError(f"{' and '.join(map(_described, points))} have one name; uninstall one of them")
     return points[0]
@@ -58,7 +65,7 @@ def _the_one(group: Group, name: str) -> EntryPoint:
 def _loaded(point: EntryPoint) -> Any:
     try:
         return point.load()
-    except Exception as error:  # a module may raise anything where it is imported
+    except (Exception, SystemExit) as error:  # a module may raise anything where it is imported
         raise UsageError(
             f"{_described(point)} cannot be imported ({type(error).__name__}: {error}); {_remedy(point)}"
         ) from error

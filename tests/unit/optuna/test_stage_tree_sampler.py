@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -381,6 +382,20 @@ def test_a_plain_optimize_loop_with_several_threads_works() -> None:
 
     study.optimize(objective, n_trials=40, n_jobs=4)
     assert len({trial["z"] for trial in params(study)}) < 30
+
+
+def test_a_list_that_another_thread_read_earlier_takes_nothing_back() -> None:
+    study = optuna.create_study(sampler=RandomSampler(seed=0))
+    running = study.ask({"a": FloatDistribution(0, 1)})
+    earlier = study.get_trials()
+    running.suggest_float("b", 0, 1)
+    later = study.get_trials()
+    companions = Companions()
+    for read in (earlier, later, earlier):
+        companions.refresh(SimpleNamespace(get_trials=lambda deepcopy, read=read: read))  # type: ignore[arg-type]
+    b = FloatDistribution(0, 1)
+    found = companions.find(99, [Wish("b", b, running.params["b"], radius=0.1)], [0.0, 1.0], steps=None)
+    assert found is not None and found.trial.params == running.params
 
 
 def test_a_companion_has_the_parameters_for_which_it_was_chosen_whatever_other_threads_read_meanwhile() -> None:

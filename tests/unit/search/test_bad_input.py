@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import resource
 import sqlite3
 import subprocess
@@ -133,6 +134,27 @@ def test_a_folder_that_is_a_file_or_lies_below_one_is_named(tmp_path, option):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises((StoreError, CheckpointError), match="file"):
             search(**{option: path})
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"catch": ("ValueError",)}, "catch has 'ValueError'; give classes of exceptions"),
+        ({"catch": 5}, "catch has 5"),
+        ({"callbacks": [5]}, "callbacks has 5; give functions of the study and a trial"),
+        ({"metric": None}, "metric is None; give the name"),
+        ({"store": 5}, "store is 5; give a folder, a URL, a Journal, or None"),
+        ({"store": b"plan"}, "store is b'plan'"),
+        ({"checkpoints": 5}, "checkpoints is 5; give a folder, a URL, a CheckpointStore, or None"),
+        ({"store": "nosuch://plan"}, "there is no store of the kind nosuch://"),
+        ({"store": "redis://127.0.0.1:1"}, "say with checkpoints= where all of them reach its checkpoints"),
+    ],
+)
+def test_senseless_arguments_are_named_before_workers_are_started(option: dict[str, Any], message: str) -> None:
+    executor = hpstage.InlineExecutor()
+    executor.open = None  # type: ignore[assignment, method-assign]  # were it called, this would be a TypeError
+    with pytest.raises(UsageError, match=re.escape(message)):
+        search(executor=executor, **option)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------
