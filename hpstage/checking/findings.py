@@ -129,7 +129,7 @@ class CheckReport:
             if not any(_follows(finding, other) for other in shown):
                 shown.append(finding)
         if len(shown) < len(self.differences):
-            others = "What differs on the other ways follows from the same, most likely."
+            others = "The other differences probably have the same cause."
             lines = [*lines, "", "\n\n".join(map(str, shown)), "", others]
         else:
             lines = [*lines, "", "\n\n".join(map(str, shown))]

@@ -140,6 +140,8 @@ def run(
     echo(f"{'study':<20}  {where}{more}")
     if report is not None:
         echo(f"{'report':<20}  {clean(result.write_report(report))}")
+    if result.savings.failed and not _best(result):
+        raise typer.Exit(1)
 
 
 def _executor(named: str | None, scheduler: str | None, n_workers: int | None, closing: ExitStack) -> Executor:

@@ -148,8 +148,8 @@ class Preflight:
     def _notes(self) -> Iterator[str]:
         if not self.exact and not self.drawn.high:
             yield (
-                f"{self.algorithm} with {self.sampler} decides by metrics, all of which were measured before: steps "
-                f"and merge rate are those that the search would have, from the beginning."
+                f"{self.algorithm} with {self.sampler} decides by metrics, and all of them were measured before: "
+                f"steps and merge rate are those of the same search on a new store."
             )
         elif self.exact:
             yield "No decision depends on metrics: steps and merge rate are those that the search will have."

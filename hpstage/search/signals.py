@@ -77,7 +77,7 @@ class Interruption:
         if self._left == 0:
             self._raise()
         if first and self._wake is None:
-            logger.warning("Stopping as soon as the executor has started")
+            logger.warning("Stopping as soon as the executor has started; Ctrl-C twice more stops at once")
         elif first and self._wake is not None:
             logger.warning("Stopping: saving what runs; Ctrl-C again stops at once")
             self._wake()

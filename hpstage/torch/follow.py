@@ -54,9 +54,9 @@ class Follower:
             if not _agree(group[name], value):
                 raise UsageError(
                     f"param group {index} of {type(self._optimizer).__name__} was built with {name}="
-                    f"{_plain(group[name])!r}, but the hyper-parameter {name!r} is {value!r} then and the group would "
-                    "follow it: build the group with that value, or (TorchTrainable) override group_values(), or give "
-                    "the hyper-parameter a name of its own"
+                    f"{_plain(group[name])!r}, but the hyper-parameter {name!r} is {value!r} at first, and the group "
+                    f"would follow it: build the group with that value, or (TorchTrainable) override group_values(), "
+                    f"or give the hyper-parameter a name of its own"
                 )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:

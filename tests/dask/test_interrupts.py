@@ -170,7 +170,7 @@ def test_ctrl_c_while_local_workers_start_is_for_the_search_alone(tmp_path: Path
         output, _ = process.communicate(timeout=300)
     assert all(mask & 1 << signal.SIGINT - 1 for mask in blocked)
     assert process.returncode == -signal.SIGINT
-    assert said(output) == ["Stopping as soon as the executor has started"]
+    assert said(output) == ["Stopping as soon as the executor has started; Ctrl-C twice more stops at once"]
     assert output.count("Traceback") == 1
 
 

@@ -302,6 +302,14 @@ def test_names_are_shown_and_not_obeyed(inline: hpstage.Result) -> None:
     assert "1 trial not finished yet" in shown
 
 
+def test_a_search_of_which_every_trial_fails_ends_with_status_1(folder: Path) -> None:
+    (folder / "fails.py").write_text(SCRIPT.replace('hp["lr"]', 'hp["rate"]'))
+    words = ["fails.py:Line", "fails.py:space", *WORDS[2:], "--direction", "minimize", "--executor", "InlineExecutor()"]
+    status, out, err = run(folder, *words)
+    assert (status, out.startswith("No trial has ended with a value.")) == (1, True)
+    assert "KeyError: 'rate'" in err
+
+
 def test_a_search_without_a_value_says_so(inline: hpstage.Result) -> None:
     study = optuna.create_study()
     assert as_text(replaced(inline, study), ["loss"]).startswith("No trial has ended with a value.\n")

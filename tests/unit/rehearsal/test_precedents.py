@@ -60,7 +60,7 @@ def test_a_search_that_was_trained_is_rehearsed_exactly(algorithm, direction):
         (said.merge_rate, result.savings.merge_rate),
     ):
         assert (figure.low, figure.high) == (true, true)
-    assert "all of which were measured before" in str(said)
+    assert "all of them were measured before" in str(said)
 
 
 def test_one_search_tells_what_another_algorithm_would_have_trained():
