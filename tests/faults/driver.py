@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,12 +123,24 @@ def search(task: Task) -> None:
         journal = Noting(task.redis, prefix=task.prefix, notes=notes)
         # One that was killed between its end and the writing of what it found has nothing left to do.
         if not any(has_ended(record, task.name) for record in journal.read()):
-            with Client(task.scheduler, set_as_default=False) as client:
+            with connected(task.scheduler) as client:
                 hpstage.optimize(
                     study, trainable, space, executor=client, store=journal, checkpoints=task.checkpoints, **call
                 )
         journal.close()
     dump(study, task.found)
+
+
+def connected(scheduler: str) -> Client:
+    """A client of the scheduler, which may be killed while it is connected to: a user would start the program again."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return Client(scheduler, set_as_default=False)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def has_ended(record: bytes, study: str) -> bool:
