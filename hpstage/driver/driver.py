@@ -295,7 +295,9 @@ def _batches(reports: Iterable[Report]) -> Iterator[list[Report]]:
     """Yield batches of reports to decide on together. A loss is separate, since it depends on the reports before it."""
     batch: list[Report] = []
     for report in reports:
-        loses = isinstance(report, WorkerLeft) or (isinstance(report, ChainEnded) and report.outcome == "lost")
+        loses = isinstance(report, WorkerLeft) or (
+            isinstance(report, ChainEnded) and report.outcome in ("lost", "unreadable")
+        )
         if loses:
             yield batch
             batch = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import optuna
 import pytest
@@ -177,6 +177,30 @@ def test_a_state_that_the_driver_misses_as_well_is_written_off_and_trained_again
     losing = Losing(kept, 0.0)
     _, _, lost = searched(losing, Shelf(kept))
     assert losing.missed == 1 and lost == 1
+
+
+def test_a_state_that_two_workers_miss_at_the_same_time_is_lost_once() -> None:
+    class Missing(SimulatedExecutor):
+        """Both report in one message."""
+
+        held: ClassVar[list[ChainEnded]] = []
+
+        def start(self, worker: WorkerId, chain: Chain) -> None:
+            if chain.source is None or chain.source in self.kept:
+                super().start(worker, chain)
+                return
+            self.held.append(ChainEnded(chain.id, worker, "unreadable", self.clock(), message="missing"))
+            if len(self.held) == 2:
+                self._at(0.0, lambda: list(self.held))
+
+    executor = Missing(2, kept=set())
+    search = Search(executor)
+    beginning = s.constant(1)
+    search.run([trial(0, {"lr": beginning}, 4)], [4])
+    executor.kept.clear()
+    ways = [trial(n, {"lr": beginning.until(4).then(s.constant(n))}, 8) for n in (2, 3)]
+    assert len(search.run(ways, [8, 8])) == 2
+    assert sum(b"StateLost" in record for record in search.journal.read()) == 1
 
 
 @pytest.mark.parametrize("trouble", [CheckpointUnreachable("timed out"), RuntimeError("a bug in a store")])
