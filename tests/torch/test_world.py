@@ -221,7 +221,7 @@ def test_groups_that_come_and_go_are_captured() -> None:
 
 
 def test_a_group_that_comes_with_another_rate_than_it_is_to_follow_is_refused_with_and_without_a_fork() -> None:
-    with pytest.raises(UsageError, match=r"param group 2 of SGD was built with lr=0.5, but .*'lr' is 0.1 then"):
+    with pytest.raises(UsageError, match=r"param group 2 of SGD was built with lr=0.5, but .*'lr' is 0.1 at first"):
         advance(fresh(Grouped(0.5)), 0, STEPS)
     with pytest.raises(UsageError, match=r"param group 2 of SGD was built with lr=0.5"):
         advance(fresh(Grouped(0.5)), 0, 4).state_dict()
