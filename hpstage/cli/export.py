@@ -12,7 +12,6 @@ import typer
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.plan.facts import Fact
-from hpstage.report.account import uncollected
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 from hpstage.report.tables import Table, events, stages, states, trials, workers
@@ -63,9 +62,8 @@ def export(
 def _tables(store: str) -> dict[str, Table]:
     facts: list[Fact] = []
     book = open_book(store, seen=facts.append)
-    with uncollected():
-        found = {table.__name__: table(book) for table in (trials, stages, states, workers)}
-        return {**found, "events": events(facts)}
+    found = {table.__name__: table(book) for table in (trials, stages, states, workers)}
+    return {**found, "events": events(facts)}
 
 
 def _frames(store: str) -> dict[str, pd.DataFrame]:

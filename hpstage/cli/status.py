@@ -17,7 +17,7 @@ from hpstage.cli.terminal import echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import HistoryChanged, UsageError
 from hpstage.plan.facts import DriverId
-from hpstage.report.account import Account, new_account, uncollected
+from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
@@ -107,14 +107,13 @@ def status(
         shown = ""
         try:
             while True:
-                with uncollected():
-                    try:
-                        account.catch_up(journal)
-                    except HistoryChanged:  # what is there now is another plan
-                        account = new_account(journal)
-                        account.catch_up(journal)
-                    found = status_of(account, journal)
-                    text = msgspec.json.encode(found).decode() if as_json else as_text(found)
+                try:
+                    account.catch_up(journal)
+                except HistoryChanged:  # what is there now is another plan
+                    account = new_account(journal)
+                    account.catch_up(journal)
+                found = status_of(account, journal)
+                text = msgspec.json.encode(found).decode() if as_json else as_text(found)
                 if text != shown:
                     redraw = watch and not as_json and os.isatty(1)
                     echo(f"{_CLEAR if redraw else ''}{text}")

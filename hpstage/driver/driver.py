@@ -292,7 +292,10 @@ class Driver:
 
 
 def _batches(reports: Iterable[Report]) -> Iterator[list[Report]]:
-    """Yield batches of reports to decide on together. A loss is separate, since it depends on the reports before it."""
+    """Yield batches of reports to decide on together.
+
+    A loss of a chain or of a state is separate: it depends on the reports before it.
+    """
     batch: list[Report] = []
     for report in reports:
         loses = isinstance(report, WorkerLeft) or (
