@@ -41,6 +41,7 @@ from hpstage.plan.facts import (
     TrialProposed,
     WorkerId,
 )
+from hpstage.plan.log import fold_checked
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.payments import Charge, Waste
@@ -81,7 +82,10 @@ class PlanView(Observer):
     def fold(self, records: Sequence[bytes]) -> None:
         try:
             for record in records:
-                self.apply(_decode(record))
+                fact = _decode(record)
+                if self.position == 0 and isinstance(fact, PlanCreated):
+                    self.plan = SearchPlan(fact.workload, sharing=fact.described.get("sharing") != "off")
+                fold_checked(self.plan, fact, self.position, self.apply)
                 self.position += 1
             self.hash = Cursor(0, self.hash).after(records).hash
         finally:
@@ -150,9 +154,6 @@ class PlanView(Observer):
     def apply(self, fact: Fact) -> Charge | Waste | None:
         plan = self.plan
         match fact:
-            case PlanCreated():
-                self.plan = SearchPlan(fact.workload, sharing=fact.described.get("sharing") != "off")
-                return super().apply(fact)
             case TargetAsked():
                 self._asked(fact)
                 return None
@@ -336,8 +337,8 @@ class Board:
                 view.fold(records[view.position - first :])
                 view.whole = view.whole or (view.position > 0 and len(records) < RECORDS)
             except (HpstageError, msgspec.MsgspecError) as error:
-                logger.warning("the dashboard page cannot show a plan: record %d: %s", view.position, error)
-                view.problem = f"record {view.position} cannot be read: {error}"
+                logger.warning("the dashboard page cannot show a plan: %s", error)
+                view.problem = str(error)
         if view.position or view.problem:
             self.plans[plan] = self.plans.pop(plan)
         self._forget(view.heard)

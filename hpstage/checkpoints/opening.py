@@ -45,10 +45,8 @@ def open_checkpoints(
     scheme = match[1].lower()
     if scheme not in plugins.names("hpstage.checkpoints"):
         return UrlCheckpoints(text, workload, storage_options=storage_options)
-    opened: CheckpointStore = plugins.function("hpstage.checkpoints", scheme)(
-        text, workload, storage_options=storage_options, sweep=sweep
-    )
-    return opened
+    open_one = plugins.opener("hpstage.checkpoints", scheme, CheckpointStore)  # type: ignore[type-abstract]
+    return open_one(text, workload, storage_options=storage_options, sweep=sweep)
 
 
 def open_folder(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import traceback
 from importlib.metadata import version
@@ -58,6 +59,8 @@ app.command()(report)
 app.command()(export)
 
 
+# Arguments of optimize() that errors name; the options of the command line have the same names.
+_ARGUMENT = re.compile(r"\b(store|checkpoints|extend)=(True\b)?(?=[\s,;:.)]|$)")
 # Of a command line that cannot be read: typer does not name it.
 _MISUSED = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
@@ -72,7 +75,7 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except HpstageError as error:
-        told, status = f"hpstage: {error}\n", 1
+        told, status = "hpstage: " + _ARGUMENT.sub(r"--\1", f"{error}\n"), 1
     except typer.Abort:
         told, status = "Aborted!\n", 1
     except Exception as error:

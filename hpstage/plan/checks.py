@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hpstage.errors import InternalError, UsageError
+from hpstage.errors import InternalError, StoreError, UsageError
 from hpstage.plan.facts import (
     ChainLost,
     ChainProlonged,
@@ -33,6 +33,7 @@ def check(plan: SearchPlan, fact: Fact) -> None:
 
     Raises:
         UsageError: a trial is added again with schedules that change its past (naming the hyper-parameter).
+        StoreError: it was written in another format.
         InternalError: the fact contradicts earlier facts.
     """
     refuse = _CHECKS.get(fact.__class__)
@@ -42,7 +43,7 @@ def check(plan: SearchPlan, fact: Fact) -> None:
 
 def _created(plan: SearchPlan, fact: PlanCreated) -> None:
     if fact.format != FORMAT:
-        raise UsageError(other_format(fact.format))
+        raise StoreError(other_format(fact.format))
     if fact.workload != plan.workload:
         raise InternalError("a journal of another workload was folded")
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from hpstage.errors import InternalError, StoreError, UsageError
+from hpstage.errors import HpstageError, InternalError, StoreError, UsageError
 from hpstage.plan.checks import FORMAT, check, other_format
 from hpstage.plan.facts import Fact, PlanCreated, StateKey, TargetAsked, TrialId
 from hpstage.plan.plan import SearchPlan
@@ -61,16 +61,26 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
     records, behind = journal.read_on(plan.cursor, limit)
     first = plan.cursor.position
     for position, fact in enumerate(_facts(records, first), first):
-        try:
-            check(plan, fact)
-            fold(fact)
-        except (InternalError, UsageError) as error:
-            raise StoreError(
-                f"record {position} of the journal contradicts those before it ({error}); it was damaged: choose "
-                f"another store"
-            ) from error
+        fold_checked(plan, fact, position, fold)
     plan.cursor = behind
     return len(records)
+
+
+def fold_checked(plan: SearchPlan, fact: Fact, position: int, fold: Callable[[Fact], object]) -> None:
+    """Fold the fact at a position of the journal.
+
+    Raises:
+        StoreError: it contradicts those before it.
+    """
+    try:
+        check(plan, fact)
+        fold(fact)
+    except (InternalError, UsageError, LookupError, ValueError, AssertionError) as error:
+        kind = "" if isinstance(error, HpstageError) else f"{type(error).__name__}: "
+        raise StoreError(
+            f"record {position} of the journal contradicts those before it ({kind}{error}); it was damaged: choose "
+            f"another store"
+        ) from error
 
 
 class Log:

@@ -31,6 +31,8 @@ def run(call: Call) -> Result:
                 begun = driver.plan.searches.get(session.name)
                 with call.ledger.optimize_loop():
                     session.run()
+                if driver.plan.searches[session.name].ended:
+                    call.interruption.completed()
                 call.eviction.settle(driver.log)
                 call.interruption.check()
             break

@@ -25,8 +25,9 @@ class Interruption:
     checks between operations; a later one raises ``KeyboardInterrupt`` wherever it is: the second, or the third while
     a cluster is being started or closed, since aborting that would leave resources behind.
 
-    If the context is left normally after a signal, ``KeyboardInterrupt`` is raised there. A process that received
-    SIGTERM is then ended by it, under the default action, as its parent expects.
+    If the context is left normally after a signal, ``KeyboardInterrupt`` is raised there, unless the search had
+    completed: its result must not be lost then. A process that received SIGTERM is then ended by it, under the default
+    action, as its parent expects.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class Interruption:
         self._wake: Callable[[], None] | None = None
         self._left = _WHILE_FRAGILE  # signals left until it aborts
         self._terminated = False
+        self._completed = False
         self._taken: list[tuple[signal.Signals, object]] = []
 
     def __enter__(self) -> Interruption:
@@ -53,7 +55,7 @@ class Interruption:
             signal.raise_signal(signal.SIGTERM)
         if self.asked and isinstance(error, KeyboardInterrupt):
             error.with_traceback(_from_users(error.__traceback__))
-        elif self.asked and error is None:
+        elif self.asked and error is None and not self._completed:
             raise KeyboardInterrupt(_KEPT)
 
     def started(self, wake: Callable[[], None]) -> None:
@@ -65,9 +67,13 @@ class Interruption:
         self.check()
         self._wake, self._left = wake, self._left - 1
 
+    def completed(self) -> None:
+        """Mark the search as completed: there is nothing left to stop, so the first signal has no effect any more."""
+        self._completed = True
+
     def check(self) -> None:
         """Raise ``KeyboardInterrupt`` if a stop was requested; the context managers then close everything."""
-        if self.asked:
+        if self.asked and not self._completed:
             self._raise()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -76,7 +82,9 @@ class Interruption:
         self._left -= 1
         if self._left == 0:
             self._raise()
-        if first and self._wake is None:
+        if first and self._completed:
+            logger.warning("The search has completed and is being closed; Ctrl-C again stops at once")
+        elif first and self._wake is None:
             logger.warning("Stopping as soon as the executor has started; Ctrl-C twice more stops at once")
         elif first and self._wake is not None:
             logger.warning("Stopping: saving what runs; Ctrl-C again stops at once")

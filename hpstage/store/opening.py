@@ -155,7 +155,7 @@ def _opener(store: str | os.PathLike[str] | None) -> Callable[..., Journal] | No
             f"store: there is no store of the kind {scheme}://; give a folder on a local disk, or a URL of one of "
             f"{', '.join(f'{name}://' for name in known)}"
         )
-    return plugins.function("hpstage.stores", scheme)
+    return plugins.opener("hpstage.stores", scheme, Journal)  # type: ignore[type-abstract]
 
 
 def _make(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Plugins: what installed distributions add by entry points, in one group for each port."""
+"""Plugins: implementations of the ports that installed distributions provide through entry points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeVar
 from hpstage.errors import UsageError
 
 Group = Literal["hpstage.algorithms", "hpstage.executors", "hpstage.stores", "hpstage.checkpoints"]
-"""The names of algorithms and executors are those of the command line, of the others the schemes of their URLs.
+"""Groups of entry points. An entry point's name is what the command line calls an algorithm or executor, and the scheme
+of a store's or checkpoint location's URL.
 
 ``hpstage.algorithms``, ``hpstage.executors``: subclasses of the port. ``hpstage.stores``: functions such as
 :func:`hpstage.store.redis_plans.open_redis`. ``hpstage.checkpoints``: functions such as
@@ -44,13 +45,28 @@ def subclass(group: Group, name: str, port: type[_T]) -> type[_T]:
     return found
 
 
-def function(group: Group, name: str) -> Callable[..., Any]:
-    """Return the function of that name. Raises as :func:`subclass` does."""
+def opener(group: Group, name: str, port: type[_T]) -> Callable[..., _T]:
+    """Return the function of that name, which must return an instance of ``port``.
+
+    Raises:
+        UsageError: there is none, it cannot be imported, or it is no function; when called, that it returned something
+            else.
+    """
     point = _the_one(group, name)
     found = _loaded(point)
     if not callable(found):
         raise UsageError(f"{_described(point)} is no function; {_remedy(point)}")
-    return found  # type: ignore[no-any-return]
+
+    def checked(*args: object, **kwargs: object) -> _T:
+        opened = found(*args, **kwargs)
+        if not isinstance(opened, port):
+            raise UsageError(
+                f"{_described(point)} returned a {type(opened).__name__}, not a {port.__module__}.{port.__name__}; "
+                f"{_remedy(point)}"
+            )
+        return opened
+
+    return checked
 
 
 def _the_one(group: Group, name: str) -> EntryPoint:

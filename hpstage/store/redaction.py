@@ -21,7 +21,7 @@ HIDDEN = "***"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]+)*:/{0,2})(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://\S+")
 # Names of a query's parameters or a driver's options that may be secret.
-_NAME = re.compile(r"key|secret|token|pass|pwd|cred|sas|sig|auth|cookie|connect|user|dsn", re.IGNORECASE)
+_NAME = re.compile(r"key|secret|token|pass|pwd|cred|sas|sig|auth|cookie|connect(?!_?timeout)|user|dsn", re.IGNORECASE)
 _MARKS = re.compile(r"[/@?#:&;=,]")
 # Shorter secrets are matched as whole words only: "a" occurs in every text.
 _SHORT = 3

@@ -58,6 +58,10 @@ def open_checkpoints(url, workload, *, storage_options, sweep):
     return FolderCheckpoints(url.removeprefix("drawer://") + "-states", workload, sweep=sweep)
 
 
+def open_nothing(*args, **kwargs):
+    return None
+
+
 class NoAlgorithm:
     pass
 
@@ -74,7 +78,9 @@ Quiet = small_plugin:Quiet
 [hpstage.stores]
 drawer = small_plugin:open_store
 broken = small_plugin:text
+empty = small_plugin:open_nothing
 [hpstage.checkpoints]
+empty = small_plugin:open_nothing
 drawer = small_plugin:open_checkpoints
 """
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -154,15 +160,35 @@ def test_a_plan_is_made_with_an_algorithm_of_a_plugin(hpstage: Run) -> None:
         (
             ["--executor", "Quiet()", "--store", "shelf://plan"],
             "store: there is no store of the kind shelf://; give a folder on a local disk, or a URL of one of "
-            "broken://, drawer://, redis://, rediss://, unix://",
+            "broken://, drawer://, empty://, redis://, rediss://, unix://",
         ),
         (
             ["--executor", "Quiet()", "--store", "broken://plan", "--checkpoints", "states"],
             "the plugin 'broken' of small-plugin 1.2 (hpstage.stores, small_plugin:text) is no function",
         ),
-        (["--executor", "Quiet()", "--store", "drawer://plan"], "say with checkpoints= where all of them"),
+        (
+            ["--executor", "Quiet()", "--store", "empty://plan", "--checkpoints", "states"],
+            "the plugin 'empty' of small-plugin 1.2 (hpstage.stores, small_plugin:open_nothing) returned a NoneType, "
+            "not a hpstage.store.journal.Journal; fix, update or uninstall small-plugin",
+        ),
+        (
+            ["--executor", "Quiet()", "--store", "drawer://plan", "--checkpoints", "empty://states"],
+            "(hpstage.checkpoints, small_plugin:open_nothing) returned a NoneType",
+        ),
+        (["--executor", "Quiet()", "--store", "drawer://plan"], "say with --checkpoints where all of them"),
     ],
-    ids=["unknown", "absent", "no subclass", "unknown executor", "two executors", "unknown store", "broken", "shared"],
+    ids=[
+        "unknown",
+        "absent",
+        "no subclass",
+        "unknown executor",
+        "two executors",
+        "unknown store",
+        "no function",
+        "no journal",
+        "no checkpoints",
+        "shared",
+    ],
 )
 def test_what_is_not_known_or_broken_is_named_with_the_remedy(hpstage: Run, words: list[str], told: str) -> None:
     done = hpstage("run", "search.py:Tape", *SPACE, *OF_A_RUN, *words)

@@ -237,6 +237,36 @@ def test_who_was_asked_to_stop_and_comes_to_an_end_is_interrupted_there() -> Non
         search()
 
 
+def test_a_search_that_has_completed_is_not_interrupted_and_only_the_second_signal_raises() -> None:
+    with Interruption() as interruption:
+        interruption.started(nobody)
+        interruption.completed()
+        signal.raise_signal(signal.SIGINT)
+        interruption.check()
+
+    def search() -> None:
+        with Interruption() as interruption:
+            interruption.started(nobody)
+            signal.raise_signal(signal.SIGINT)
+            interruption.completed()
+            interruption.check()
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        search()
+
+
+class Closing(InlineExecutor):
+    def close(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        super().close()
+
+
+def test_ctrl_c_while_a_completed_search_is_closed_does_not_lose_its_result(tmp_path: Path) -> None:
+    found = interrupted.found(interrupted.search(tmp_path, Closing()))
+    assert found["trained"] == found["unique"] == steps(tmp_path)
+
+
 def test_what_is_coming_up_is_torn_apart_by_the_third_signal_only() -> None:
     deeds = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from collections import Counter
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import hpstage
 from hpstage import schedule as s
 from hpstage.cluster.dashboard.board import Board, PlanView
-from hpstage.cluster.dashboard.follower import RECORDS
+from hpstage.cluster.dashboard.follower import NO_MORE, RECORDS
 from hpstage.cluster.dashboard.tree import draw
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
@@ -219,6 +220,19 @@ def test_a_driver_that_was_taken_for_dead_and_joins_again_is_counted() -> None:
     board = Board()
     board.offer("plan", 0, journal.read())
     assert (board.plans["plan"].drivers_lost, board.plans["plan"].drivers_rejoined) == (1, 1)
+
+
+@pytest.mark.parametrize("change", [{"node": 12345}, {"metrics": {"value": "high"}}, {"trial": "another/7"}], ids=str)
+def test_a_damaged_plan_is_not_asked_for_again(change: dict[str, object]) -> None:
+    journal = MemoryJournal()
+    search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=2)
+    facts = [json.loads(record) for record in journal.read()]
+    kind = "TargetAsked" if "trial" in change else "StateReached"
+    position = next(i for i, fact in enumerate(facts) if fact["type"] == kind and fact.get("metrics", 1))
+    facts[position] |= change
+    board = Board()
+    assert board.offer("plan", 0, [json.dumps(fact).encode() for fact in facts]) == NO_MORE
+    assert f"record {position} of the journal contradicts" in board.plans["plan"].problem
 
 
 def test_a_plan_is_whole_when_a_driver_had_nothing_more_to_send() -> None:

@@ -110,13 +110,18 @@ def test_garbage_in_the_journal_is_named(tmp_path, position, garbage):
         search(store=tmp_path)
 
 
-def test_a_record_that_contradicts_the_journal_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [{"node": 12345}, {"step": 0}, {"metrics": {"score": "high"}}, {"kept": {"key": "k", "bytes": 1, "digest": "d"}}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_record_that_contradicts_the_journal_is_named(tmp_path, change):
     search(store=tmp_path)
     journal = SQLiteJournal(tmp_path / "plan.sqlite")
     records = [json.loads(record) for record in journal.read()]
     journal.close()
     position, reached = next((i, r) for i, r in enumerate(records) if r["type"] == "StateReached")
-    rewrite(tmp_path, position, json.dumps(reached | {"node": 12345}).encode())
+    rewrite(tmp_path, position, json.dumps(reached | change).encode())
     with pytest.raises(StoreError, match=f"record {position} of the journal"):
         search(store=tmp_path)
 
