@@ -182,7 +182,8 @@ def _changes(node: Node) -> str:
         if before is None:
             told.append(f"{clean(name)} {_form(form, node.start)}")
         elif form is not before and form != before:
-            told.append(f"{clean(name)} {_value(before.value(node.start - 1))} -> {_form(form, node.start)}")
+            last, first = _value(before.value(node.start - 1)), _form(form, node.start)
+            told.append(f"{clean(name)} {f'constant at {first}' if first == last else f'{last} -> {first}'}")
     more = len(told) - _NAMES
     return ", ".join(told[:_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 

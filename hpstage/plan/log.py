@@ -10,7 +10,7 @@ import msgspec
 
 from hpstage.errors import HpstageError, InternalError, StoreError, UsageError
 from hpstage.plan.checks import FORMAT, check, other_format
-from hpstage.plan.facts import Fact, PlanCreated, StateKey, TargetAsked, TrialId
+from hpstage.plan.facts import Fact, PlanCreated, StateKey, StateReached, TargetAsked, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.store.cursor import Cursor
 from hpstage.store.journal import NO_FENCES, Journal
@@ -42,7 +42,7 @@ def open_plan(
     if len(journal) == 0:
         created = PlanCreated(FORMAT, workload, dict(described), uuid.uuid4().hex, dict(loaded))
         journal.append([encode(created)], expect=Cursor())  # may lose a race: the check below covers both
-    _check_header(journal.read(0, 1)[0], workload, described, loaded)
+    _check_header(journal.read(0, 1)[0], workload, described, loaded, journal)
     plan = SearchPlan(workload, sharing=sharing)
     fold_on(journal, plan, plan.apply)
     return plan
@@ -162,7 +162,7 @@ def read_header(journal: Journal) -> PlanCreated:
     header = _decode(records[0], 0) if records else None
     if not isinstance(header, PlanCreated):
         raise StoreError("this is not the journal of a search plan; choose another store")
-    _check_header(records[0], header.workload, header.described)
+    _check_header(records[0], header.workload, header.described, NOTHING, journal)
     return header
 
 
@@ -204,7 +204,7 @@ class _Header(msgspec.Struct, tag="PlanCreated"):
 
 
 def _check_header(
-    record: bytes, workload: StateKey, described: Mapping[str, str], loaded: Mapping[str, str] = NOTHING
+    record: bytes, workload: StateKey, described: Mapping[str, str], loaded: Mapping[str, str], journal: Journal
 ) -> None:
     try:
         header = msgspec.json.decode(record, type=_Header)
@@ -221,11 +221,11 @@ def _check_header(
         ]
         edited = sorted(name for name in {*header.loaded, *loaded} if header.loaded.get(name) != loaded.get(name))
         if edited and header.loaded and loaded:
-            changes.append(f"what differs: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
+            changes.insert(0, f"edited since: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
         code = header.described.get("code", ""), described.get("code", "")
-        raise StoreError(
-            f"this store belongs to another workload ({'; '.join(changes)}); choose another store{_or(*code)}"
-        )
+        unused = not any(isinstance(fact, StateReached) for fact in read_facts(journal))
+        advice = " or remove this one, since nothing was trained on it" if unused else _or(*code)
+        raise StoreError(f"this store belongs to another workload ({'; '.join(changes)}); choose another store{advice}")
 
 
 def _or(there: str, here: str) -> str:

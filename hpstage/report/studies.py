@@ -65,7 +65,7 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
     ends = [plan.ended.get(id) for id in ids]
     states: Counter[str] = Counter(ended.state for ended in ends if ended is not None)
     states.update(
-        "RUNNING" if account.is_open(id) else "OPEN" for id, ended in zip(ids, ends, strict=True) if not ended
+        "RUNNING" if held and account.is_open(id) else "OPEN" for id, ended in zip(ids, ends, strict=True) if not ended
     )
     totals = plan.tally(study).totals
     alone, used = rounded(totals.alone_seconds(plan.totals)), totals.paid_seconds

@@ -211,6 +211,19 @@ def test_another_workload_is_refused_and_named():
         run(create(), Other(), store=journal)
 
 
+def test_a_store_on_which_nothing_was_trained_may_be_removed():
+    class Refused(Tape):
+        version = "2"
+
+        def train(self, step, hp):
+            raise ValueError("a first attempt")
+
+    journal = MemoryJournal()
+    run(create(), Refused(), store=journal)
+    with pytest.raises(StoreError, match="choose another store or remove this one, since nothing was trained on it"):
+        run(create(), store=journal)
+
+
 def test_what_was_edited_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     source = "from hpstage.testing.toys import Tape\nclass Edited(Tape):\n    version = None\n    def evaluate(self):\n"
@@ -222,7 +235,7 @@ def test_what_was_edited_is_named(tmp_path, monkeypatch):
     run(create(), edited_helper.Edited(), store=journal)
     (tmp_path / "edited_helper.py").write_text(f"{source}{helper}100.0\n")
     importlib.reload(edited_helper)
-    with pytest.raises(StoreError, match=r"what differs: edited_helper\.gain\)"):
+    with pytest.raises(StoreError, match=r"another workload \(edited since: edited_helper\.gain; code: "):
         run(create(), edited_helper.Edited(), store=journal)
 
 
