@@ -8,6 +8,7 @@
    stage is assumed to be the cause, and its trials fail.
 3. Folding these facts (``Scheduler.fold``, ``Covers.end``) opens the steps that the chain did not reach: its last kept
    state is a ready head again, which the same turn of the driver (``Dispatch.propose``) assigns to an idle worker.
+4. If no worker is left, the driver waits for another one, and ends the search after ``driver/worker_timeout.py``.
 """
 
 from __future__ import annotations

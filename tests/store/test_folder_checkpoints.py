@@ -65,8 +65,11 @@ def rewrite_manifest(folder: Path, manifest: Manifest) -> None:
 
 # --- every dtype ------------------------------------------------------------------------------------------
 
+HERE = [dtype for dtype in _TORCH if hasattr(torch, dtype)]
+"""What this torch has."""
 
-@pytest.mark.parametrize("dtype", _TORCH)
+
+@pytest.mark.parametrize("dtype", HERE)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 1)])
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_every_dtype_and_shape_of_torch_comes_back(
@@ -136,7 +139,7 @@ def test_saving_and_loading_do_not_depend_on_torchs_defaults(store: FolderCheckp
 def test_any_reader_of_safetensors_can_open_the_tensors(store: FolderCheckpoints) -> None:
     tensors = {
         f"{dtype}-{count}": torch.zeros(count, dtype=getattr(torch, dtype))
-        for dtype in _TORCH
+        for dtype in HERE
         if dtype != "complex32"
         for count in (0, 1, 3)
     }

@@ -79,8 +79,20 @@ def check(make: Callable[[], Small]) -> None:
     assert outcome(advance(other, FORK, STEPS)) == expected
 
 
+OLD = torch.__version__.startswith("2.5.")
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("kind", [Compiled, CompiledInPlace, CompiledLoss])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Compiled,
+        CompiledInPlace,
+        pytest.param(
+            CompiledLoss, marks=pytest.mark.skipif(OLD, reason="torch 2.5 does not compile its own functions")
+        ),
+    ],
+)
 def test_a_compiled_model_goes_on_exactly(kind: type[Compiled], backend: str) -> None:
     check(lambda: kind(backend))
 
@@ -115,6 +127,7 @@ class CountsInside(Compiled):
         return self.criterion(model(batch[0]), batch[1])
 
 
+@pytest.mark.skipif(OLD, reason="torch 2.5 compiles as often as there is something new")
 def test_what_is_compiled_anew_at_each_step_is_refused() -> None:
     trainable: Any = fresh(CountsInside("eager"))
     with pytest.raises(Exception, match="recompile_limit"):

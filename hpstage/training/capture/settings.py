@@ -123,8 +123,10 @@ def _set_decimals(values: tuple[Any, ...]) -> None:
 _COMPILED = 32
 """Number of versions of a function that torch may compile in a process, for shapes and modes. More are refused."""
 
-_REFUSE = ("fail_on_recompile_limit_hit", "fail_on_cache_limit_hit", "error_on_recompile")
-"""The setting that refuses them: of torch 2.7, of 2.6, and of 2.5, which can only refuse all but one version."""
+_REFUSE = ("fail_on_recompile_limit_hit", "fail_on_cache_limit_hit")
+"""The setting that refuses them, of torch 2.7 and of 2.6. torch 2.5 cannot refuse them: there is no limit."""
+
+_NO_LIMIT = 2**31
 
 
 def compile_by_arguments_alone() -> None:
@@ -136,8 +138,11 @@ def compile_by_arguments_alone() -> None:
     config: Any = sys.modules.get("torch._dynamo.config")
     if config is None:
         return
-    refuse = next(name for name in _REFUSE if hasattr(config, name))
-    if not getattr(config, refuse):
+    refuse = next((name for name in _REFUSE if hasattr(config, name)), None)
+    if refuse is None and config.cache_size_limit < _NO_LIMIT:
+        config.automatic_dynamic_shapes = False
+        config.cache_size_limit = config.accumulated_cache_size_limit = _NO_LIMIT
+    elif refuse is not None and not getattr(config, refuse):
         config.automatic_dynamic_shapes = False
         config.cache_size_limit = max(config.cache_size_limit, _COMPILED)  # since torch 2.7 also called recompile_limit
         setattr(config, refuse, True)
