@@ -88,9 +88,7 @@ OLD = torch.__version__.startswith("2.5.")
     [
         Compiled,
         CompiledInPlace,
-        pytest.param(
-            CompiledLoss, marks=pytest.mark.skipif(OLD, reason="torch 2.5 does not compile its own functions")
-        ),
+        pytest.param(CompiledLoss, marks=pytest.mark.skipif(OLD, reason="torch 2.5 compiles none of its own")),
     ],
 )
 def test_a_compiled_model_goes_on_exactly(kind: type[Compiled], backend: str) -> None:
@@ -107,6 +105,7 @@ class Slender(Compiled):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by inductor itself
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a compiler")
+@pytest.mark.skipif(OLD, reason="torch 2.5 draws other numbers in the first run of a process")
 def test_a_model_compiled_to_machine_code_goes_on_exactly() -> None:
     check(lambda: Slender("inductor"))
 
