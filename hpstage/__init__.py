@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from hpstage.rehearsal.preflight import Preflight, preflight
     from hpstage.schedule import Schedule
     from hpstage.search.optimize import optimize
-    from hpstage.search.result import Result
+    from hpstage.search.results import LoadedState, StoredPlan, TrainedTrial, open
+    from hpstage.search.results.result import Result
     from hpstage.training.pickles import pickled
     from hpstage.training.run import Run
 
@@ -26,12 +27,16 @@ __all__ = [
     "CheckReport",
     "Executor",
     "InlineExecutor",
+    "LoadedState",
     "Preflight",
     "Result",
     "Run",
     "Schedule",
+    "StoredPlan",
+    "TrainedTrial",
     "check",
     "errors",
+    "open",
     "optimize",
     "pickled",
     "preflight",
@@ -43,11 +48,15 @@ _HOMES = {
     "CheckReport": "hpstage.checking",
     "Executor": "hpstage.executor",
     "InlineExecutor": "hpstage.execution.inline",
+    "LoadedState": "hpstage.search.results",
     "Preflight": "hpstage.rehearsal.preflight",
-    "Result": "hpstage.search.result",
+    "Result": "hpstage.search.results.result",
     "Run": "hpstage.training.run",
     "Schedule": "hpstage.schedule",
+    "StoredPlan": "hpstage.search.results",
+    "TrainedTrial": "hpstage.search.results",
     "check": "hpstage.checking",
+    "open": "hpstage.search.results",
     "optimize": "hpstage.search.optimize",
     "pickled": "hpstage.training.pickles",
     "preflight": "hpstage.rehearsal.preflight",

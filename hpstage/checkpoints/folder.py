@@ -63,6 +63,9 @@ class FolderCheckpoints(FormattedCheckpoints):
     def __repr__(self) -> str:
         return f"FolderCheckpoints({str(self.path)!r}, workload={self.workload!r})"
 
+    def location(self, key: StateKey) -> str:
+        return str(self._folder(key))
+
     def _save(self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None) -> Kept:
         folder = self._folder(key)
         self.prove()

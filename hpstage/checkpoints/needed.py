@@ -5,7 +5,8 @@ A state is *needed*, and its checkpoint must be kept, if
 - it is the nearest kept one at or before a state that a driver waits for: training will start from there;
 - it is the nearest kept one at or before the farthest state asked of an open trial, which may be continued;
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
-- a running chain will reach it, and would immediately keep it again.
+- a running chain will reach it, and would immediately keep it again;
+- it is one of the best of a study (:mod:`hpstage.plan.winners`): its model is what the search was for.
 
 Evicting any other state only costs retraining if it is asked for later, by another study or by ``extend=True``.
 """
@@ -81,6 +82,7 @@ class _Line:
                 steps = self._steps.get(span.node, [])
                 for step in steps[bisect_right(steps, span.start) : bisect_right(steps, span.stop)]:
                     needed.add(node.states[step])
+        needed.update(plan.winners)
         return {state.kept.key for state in needed if state is not None and state.kept is not None}
 
     def _nearest(self, node: Node, step: int) -> State | None:

@@ -89,6 +89,11 @@ class CheckpointStore(ABC):
     def manifest(self, key: StateKey) -> Manifest:
         """Read and check the manifest alone. Raises as ``load`` does."""
 
+    def location(self, key: StateKey) -> str:
+        """Return the path or URL of a checkpoint, whether it is kept or not, for people and other programs; without
+        credentials."""
+        return f"{self!r}: {key_path(key)}"
+
     def verify(self, key: StateKey) -> None:
         """Check that a checkpoint is complete and sound. Raises as ``load`` does; should not build the state."""
         self.load(key)

@@ -107,6 +107,9 @@ class UrlCheckpoints(FormattedCheckpoints):
     def __repr__(self) -> str:
         return f"UrlCheckpoints({self.url!r}, workload={self.workload!r})"
 
+    def location(self, key: StateKey) -> str:
+        return f"{self.url}/{key_path(key)}"
+
     def _save(self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None) -> Kept:
         place = self._place(key)
         token = uuid.uuid4().hex

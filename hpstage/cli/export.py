@@ -1,4 +1,4 @@
-"""``hpstage export``: the tables of a plan as files."""
+"""``hpstage export``: the tables of a plan, or the weights of a trained model, as files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from hpstage.plan.facts import Fact
 from hpstage.report.book import open_book
 from hpstage.report.files import replacing
 from hpstage.report.tables import Table, events, stages, states, trials, workers
-from hpstage.text import clean, count_of
+from hpstage.text import clean, count_of, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class What(StrEnum):
+    TABLES = "tables"
+    WEIGHTS = "weights"
 
 
 class Format(StrEnum):
@@ -28,20 +33,64 @@ class Format(StrEnum):
 
 def export(
     store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
-    folder: Annotated[Path, typer.Argument(help="Where the files go; made if needed.")],
-    format: Annotated[Format, typer.Option(help="Of the files.")] = Format.PARQUET,
+    what: Annotated[What, typer.Argument(help="The plan as tables, or the weights of a model.")],
+    target: Annotated[
+        Path | None,
+        typer.Argument(help="A folder for tables, a file for weights.", show_default="tables, weights.safetensors"),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="Of tables.")] = Format.PARQUET,
+    trial: Annotated[
+        str | None,
+        typer.Option(help="Whose weights: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(help="After which step: a number, or best.", show_default="the last evaluated one")
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Which weights: self.ema, say, for averaged ones.", show_default="model")
+    ] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="Where checkpoints are, if not in the folder: a folder or a URL.")
+    ] = None,
 ) -> None:
-    """Write a plan as tables: trials, stages, states, workers and events.
+    """Write a plan as tables (trials, stages, states, workers and events), or the weights of a trained model.
 
     Files of an earlier export are replaced. The plan is not changed. hpstage.report.frames gives the same tables to a
-    notebook; hpstage.report.tables says what their columns mean.
+    notebook; hpstage.report.tables says what their columns mean. Weights are a safetensors file with the names of the
+    model's state_dict; hpstage.open(STORE) gives the same to Python.
 
     Examples:
 
     \b
     hpstage export .hpstage/Digits-1f2e3d4c5b6a tables
-    hpstage export "redis://head:6379?prefix=NAME" tables --format csv
+    hpstage export "redis://head:6379?prefix=NAME" tables FOLDER --format csv
+    hpstage export STORE weights --trial digits/6 best.safetensors
     """
+    if what == What.WEIGHTS:
+        _export_weights(store, checkpoints, target or Path("weights.safetensors"), trial, step, part)
+    else:
+        _export_tables(store, target or Path("tables"), format)
+
+
+def _export_weights(
+    store: str, checkpoints: str | None, path: Path, trial: str | None, step: str | None, part: str | None
+) -> None:
+    if step is not None and step != "best" and not step.isdecimal():
+        raise UsageError(f"--step {step}: give a number of steps, or best")
+    from hpstage.search.results import open as open_store
+
+    plan = open_store(store, checkpoints=checkpoints)
+    found = plan.best_trial() if trial is None else plan.trial(trial)
+    at = found.step("best" if step == "best" else None if step is None else int(step))
+    try:
+        found.save_weights(path, at, part=part)
+    except OSError as error:
+        raise UsageError(f"cannot write {clean(path)}: {error.strerror or error}; give another file") from error
+    values = ", ".join(f"{clean(name)} {shortened(value)}" for name, value in found.metrics.get(at, {}).items())
+    echo(f"{clean(path)}  trial {clean(found.id)} after step {at:,}{f': {values}' if values else ''}")
+
+
+def _export_tables(store: str, folder: Path, format: Format) -> None:
     if format == Format.PARQUET:
         _check_installed()
     tables = _frames(store) if format == Format.PARQUET else _tables(store)

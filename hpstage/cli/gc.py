@@ -50,7 +50,7 @@ def gc(
     """
     size = None if budget is None else budget_bytes(budget, "--budget")
     with ExitStack() as closing:
-        plan, places = open_existing(store, checkpoints, closing=closing, sweep=False)
+        plan, places = open_existing(store, checkpoints, closing=closing)
         collection = Collection(Log(plan, places.journal, plan.apply), places.checkpoints, dry_run=dry_run)
         collection.collect(size)
         typer.echo(str(collection))
@@ -118,7 +118,7 @@ class Collection:
             return
         leases = DriverLeases(journal, DriverId(f"gc-{os.getpid():x}-{time.time_ns():x}"))
         for other in list(plan.drivers.values()):
-            if leases.seems_gone(other) if self.dry_run else leases.is_gone(other, plan.studies()):
+            if leases.seems_gone(other) if self.dry_run else leases.is_gone(other, plan.searches.identities()):
                 self.dead_drivers += 1
                 left = DriverLeft(other.driver, time.time(), "gone")
                 if self.dry_run:

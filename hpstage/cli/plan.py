@@ -123,7 +123,7 @@ def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[
     from hpstage.store.opening import open_existing
 
     with ExitStack() as closing:
-        trained, _ = open_existing(store, checkpoints, closing=closing, sweep=False)
+        trained, _ = open_existing(store, checkpoints, closing=closing, read_only=True)
         searches = [record.started for record in trained.searches.values()]
         latest = max(searches, key=lambda started: started.at, default=None)
         name = metric

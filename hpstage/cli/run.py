@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from hpstage.executor import Executor
-    from hpstage.search.result import Result
+    from hpstage.search.results.result import Result
 
 
 def run(
@@ -57,6 +57,9 @@ def run(
     ] = None,
     checkpoint_budget: Annotated[
         str | None, typer.Option(help="What all checkpoints may take, such as '20 GB'.")
+    ] = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Evaluate each trial after each multiple of so many steps, too.")
     ] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Keep each state whose step is a multiple of this.")
@@ -126,6 +129,7 @@ def run(
                 checkpoints=checkpoints,
                 show_progress_bar=not quiet,
                 extend=extend,
+                evaluate_every=evaluate_every,
                 checkpoint_every=checkpoint_every,
                 checkpoint_budget=checkpoint_budget,
             )

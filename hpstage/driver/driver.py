@@ -110,7 +110,7 @@ class Driver:
         """Record drivers that are gone, so that their unfinished chains are started again."""
         others = [other for other in self.plan.drivers.values() if other.driver != self.scheduler.driver]
         for other in others:
-            if self._driver_leases is not None and self._driver_leases.is_gone(other, self.plan.studies()):
+            if self._driver_leases is not None and self._driver_leases.is_gone(other, self.plan.searches.identities()):
                 self.log.write([DriverLeft(other.driver, time.time(), "gone")])
 
     def abandon(self) -> list[WorkerId]:

@@ -12,7 +12,7 @@ from hpstage.text import shortened
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from hpstage.search.result import Result
+    from hpstage.search.results.result import Result
 
 STAGE_TREE = "hpstage-stage-tree"
 """Id of the plot within the study; saving it again replaces it."""

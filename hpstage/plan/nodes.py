@@ -144,6 +144,11 @@ class PlannedTrial:
         """Return the node that holds the state after ``step`` steps (1 <= step <= steps)."""
         return self.path[bisect_left(self.stops, step)]
 
+    def states(self) -> Iterator[State]:
+        """Yield the states on its path, as far as they are in the plan, in the order of their steps."""
+        for node, start, stop in self.path_to(self.steps):
+            yield from (node.states[step] for step in sorted(node.states) if start < step <= stop)
+
     def path_to(self, stop: int) -> Iterator[tuple[Node, int, int]]:
         """Yield ``(node, start, stop)`` along the path to step ``stop``."""
         start = 0

@@ -50,6 +50,7 @@ from hpstage.plan.regimes import Regime
 from hpstage.plan.searches import Searches
 from hpstage.plan.tally import Tally
 from hpstage.plan.totals import Merged, Totals
+from hpstage.plan.winners import Winners
 from hpstage.store.cursor import Cursor
 
 
@@ -70,6 +71,7 @@ class SearchPlan:
         self.trials: dict[TrialId, PlannedTrial] = {}
         self.totals = Totals()
         self.tallies: dict[str, Tally] = {}  # by study
+        self.winners = Winners()
         self._tally_of: dict[TrialId, Tally] = {}
         self.payments = Payments()
         self.failures: list[StageFailed] = []
@@ -152,11 +154,15 @@ class SearchPlan:
             self.failed.clear()
 
     def _begin(self, fact: SearchStarted) -> None:
+        self.winners.begin(fact)
         self.searches.begin(fact, self.tally(fact.study).totals)
 
     def _finish(self, fact: TrialEnded) -> None:
         self.searches.finish(fact)
         self.ended[fact.trial] = fact
+        planned = self.trials.get(fact.trial)
+        if planned is not None:
+            self.winners.end(fact, planned.node_at(planned.answered).states.get(planned.answered))
 
     def _reached(self, fact: StateReached) -> Charge:
         node = self.nodes[fact.node]
@@ -231,8 +237,8 @@ class SearchPlan:
 
     def wanted_by(self, driver: DriverId) -> list[State]:
         """Return the states that the driver waits for."""
-        open = self._open.get(driver, {})
-        return list({id(s): s for (trial, _), s in open.items() if s.waiting.get(trial) == driver}.values())
+        open = self._open.get(driver, {}).items()
+        return list({id(state): state for (trial, _), state in open if state.waiting.get(trial) == driver}.values())
 
     def wanted(self) -> Iterator[State]:
         """Yield the states that any driver waits for. Amortised O(their number): answered targets are visited once."""
@@ -246,10 +252,6 @@ class SearchPlan:
         for trial in self.searches.open:
             if trial in self.trials:
                 yield self.trials[trial]
-
-    def studies(self) -> set[str]:
-        """Return the identities of the studies that have searched on the plan."""
-        return {record.started.identity for record in self.searches.values()}
 
     def source_of(self, chain: OpenChain) -> State | None:
         """Return the state that a chain starts from, or ``None`` for the start of training."""
@@ -341,13 +343,14 @@ class SearchPlan:
             return  # a resumed call asks again
         if state.metrics is not None:
             self._answer(planned, step)
+        elif state.unanswered is None:
+            state.unanswered = {fact.trial: None}
         else:
-            if state.unanswered is None:
-                state.unanswered = {}
             state.unanswered[fact.trial] = None
 
     def _answer(self, planned: PlannedTrial, step: int) -> None:
         self.tally_of(planned.id).answer(planned, step, self.step_seconds)
+        self.winners.answer(self.study_of(planned.id), planned.node_at(step).states[step])
         planned.targets[step] = True
         planned.answered = max(planned.answered, step)
 

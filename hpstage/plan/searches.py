@@ -57,6 +57,10 @@ class Searches(Mapping[str, SearchRecord]):
         for record in self.values():
             yield from record.open
 
+    def identities(self) -> set[str]:
+        """Return the identities of the studies."""
+        return {record.started.identity for record in self.values()}
+
     def _of(self, study: str) -> SearchRecord:
         if study not in self._latest:
             raise InternalError(f"no search was started for study {study!r}")

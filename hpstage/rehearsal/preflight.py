@@ -32,7 +32,7 @@ from hpstage.schedule import Scalar
 from hpstage.schedule.space import Space, describe
 from hpstage.search.optimize import optimize
 from hpstage.search.request import BLIND
-from hpstage.search.result import Result
+from hpstage.search.results.result import Result
 from hpstage.store import MemoryJournal
 from hpstage.text import aligned, duration, size, table, worker_hours
 

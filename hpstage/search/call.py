@@ -80,6 +80,7 @@ class Call:
             started,
             callbacks=request.callbacks,
             catch=request.catch,
+            evaluate_every=request.evaluate_every,
             deadline=self.deadline,
             interruption=self.interruption,
             on_change=lambda session: self.progress.update(session, driver),

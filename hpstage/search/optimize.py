@@ -18,7 +18,7 @@ from hpstage.progress import open_display
 from hpstage.schedule.space import Space
 from hpstage.search.call import open_call
 from hpstage.search.request import Request, in_tuple
-from hpstage.search.result import Result
+from hpstage.search.results.result import Result
 from hpstage.search.run import run
 from hpstage.search.session import Callback
 from hpstage.search.signals import Interruption
@@ -46,6 +46,7 @@ def optimize(
     show_progress_bar: bool = False,
     extend: bool = False,
     sharing: bool = True,
+    evaluate_every: int | None = None,
     checkpoint_every: int | None = None,
     checkpoint_budget: int | str | None = None,
     verify: Verify = "first-fork",
@@ -94,6 +95,10 @@ def optimize(
             user attribute ``hpstage:extends``. Forks of population based training are recreated by it, and stay as they
             are under another algorithm. An asynchronous algorithm may train a little further each time.
         sharing: ``False`` trains every trial alone, for comparison.
+        evaluate_every: also evaluate each trial after every multiple of so many steps, on the way to where the
+            algorithm wants it: curves of all metrics, as intermediate values of the study's trials, in reports and by
+            :meth:`Result.trial`. The algorithm is not told of them. Nothing is retrained for it: steps that an earlier
+            call has trained past without keeping them are left out.
         checkpoint_every: keep every state whose step, counted from the start of training, is a multiple of this:
             10 keeps the states at steps 10, 20, 30 and so on of every trial, wherever its schedules change. By default
             a state is kept at least after each minute of training. States from which trials are known or likely to
@@ -131,6 +136,7 @@ def optimize(
         catch=in_tuple(catch),
         extend=extend,
         sharing=sharing,
+        evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         checkpoint_budget=None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget"),
         verify=verify,

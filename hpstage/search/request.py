@@ -50,6 +50,7 @@ class Request:
     catch: tuple[type[Exception], ...]
     extend: bool
     sharing: bool
+    evaluate_every: int | None
     checkpoint_every: int | None
     checkpoint_budget: int | None  # bytes
     verify: Verify
@@ -66,8 +67,8 @@ class Request:
             kind = type(self.space).__name__
             raise UsageError(f"space is a {kind}; give a function of an optuna.Trial that returns a dict")
         _check_count("steps", self.steps)
-        for name, count in (("n_trials", self.n_trials), ("checkpoint_every", self.checkpoint_every)):
-            if count is not None:
+        for name in ("n_trials", "evaluate_every", "checkpoint_every"):
+            if (count := getattr(self, name)) is not None:
                 _check_count(name, count)
         if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout > 0):
             raise UsageError(f"timeout is {self.timeout!r}; it must be a number of seconds above zero, or None")

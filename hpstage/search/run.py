@@ -13,7 +13,7 @@ from hpstage.plan.log import read_facts
 from hpstage.plan.savings import savings
 from hpstage.report.whole import seconds_at_work
 from hpstage.search.call import Call
-from hpstage.search.result import Result
+from hpstage.search.results.result import Result
 from hpstage.search.session import Session
 
 logger = logging.getLogger("hpstage")
@@ -65,4 +65,14 @@ def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan:
         makespan=makespan,
         workers=driver.scheduler.workers.most,
     )
-    return Result(call.request.study, saved, call.places.folder, plan, facts, name)
+    places = call.places
+    return Result(
+        study=call.request.study,
+        savings=saved,
+        store=places.folder,
+        plan=plan,
+        journal=facts,
+        search=name,
+        checkpoints=places.checkpoints if places.lasting else None,
+        trainable=call.request.trainable,
+    )

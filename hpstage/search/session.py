@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -19,6 +19,7 @@ from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrialEnded, UserFailure, to_metric
 from hpstage.scheduler.scheduler import Answer
 from hpstage.search.signals import Interruption
+from hpstage.search.targets import Targets
 from hpstage.search.trials import Roster, SessionTrial
 
 logger = logging.getLogger("hpstage")
@@ -49,6 +50,7 @@ class Session:
         *,
         callbacks: Sequence[Callback],
         catch: tuple[type[BaseException], ...],
+        evaluate_every: int | None,
         deadline: float | None,
         interruption: Interruption,
         on_change: Callable[[Session], None],
@@ -70,9 +72,8 @@ class Session:
         self._deadline = deadline
         self._interruption = interruption
         self._on_change = on_change
-        self._order: deque[tuple[int, int]] = deque()  # targets in the order of asking, if synchronous
-        self._open: set[tuple[int, int]] = set()  # targets asked for and not yet told
-        self._known: dict[tuple[int, int], Answer] = {}  # answered, not yet told
+        self._targets = Targets(synchronous=algorithm.synchronous)
+        self._evaluate_every = evaluate_every
         self._warned: set[str] = set()
         self._stopping = False
         self._exhausted = False
@@ -122,7 +123,7 @@ class Session:
             if self._interruption.asked:
                 self._driver.finish()
                 return
-            if not self._open and (self._stopping or not self._more()):
+            if not self._targets and (self._stopping or not self._more()):
                 break
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._drain()
@@ -153,7 +154,7 @@ class Session:
 
     def _take(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
-            self._known[self._roster.by_id[answer.trial].index, answer.step] = answer
+            self._targets.answer(self._roster.by_id[answer.trial].index, answer)
 
     def _drain(self) -> None:
         """Complete running chains and start no more. Open trials stay open: the next call continues them."""
@@ -196,10 +197,6 @@ class Session:
                     self._finish(trials[index], TrialState.COMPLETE if state == "complete" else TrialState.PRUNED)
 
     def _ask(self, trial: SessionTrial, step: int) -> None:
-        target = trial.index, step
-        self._open.add(target)
-        if self.synchronous:
-            self._order.append(target)
         if trial.finished and trial.barred is None:
             if self._started.extends:
                 if step > self._roster.reach(trial):
@@ -209,41 +206,58 @@ class Session:
                 # The interrupted run of an asynchronous search decided otherwise.
                 trial.barred = UserFailure(summary="ended in an earlier session", traceback="")
         if trial.barred is not None and not self._driver.knows(trial.id, step):
-            self._known[target] = Answer(trial.id, step, None, trial.barred)
+            self._targets.ask(trial.index, step)
+            self._targets.answer(trial.index, Answer(trial.id, step, None, trial.barred))
         else:
-            self._driver.ask(trial.id, step)
+            for asked in self._targets.ask(trial.index, step, self._on_the_way(trial, step)):
+                self._driver.ask(trial.id, asked)
+
+    def _on_the_way(self, trial: SessionTrial, step: int) -> list[int]:
+        """Return the steps before a target at which to evaluate, as ``evaluate_every`` asks for, without retraining."""
+        every = self._evaluate_every
+        if every is None or trial.id not in self._driver.plan.trials:
+            return []
+        begun = self._targets.reach(trial.index)
+        found = {s.step for s in self._driver.plan.trials[trial.id].states() if s.kept or s.metrics is not None}
+        trained = max(found, default=0)
+        steps = range(begun - begun % every + every, step, every)
+        return [other for other in steps if other > trained or other in found]
 
     # --- telling ------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
         """Tell the algorithm the known results: in the order of asking if it is synchronous, else as they arrive."""
-        if self.synchronous:
-            while self._order and self._order[0] in self._known and not self._interruption.asked:
-                self._tell_one(self._order.popleft())
+        while not self._interruption.asked and (answers := self._targets.next()) is not None:
+            trial = self._roster.by_id[answers[-1].trial]
+            for answer in answers[:-1]:
+                self._pass(trial, answer)
+            self._tell_one(trial, answers[-1])
+            if self.synchronous:
                 # Before the next result is told: proposals must not depend on which results arrived together.
                 self._propose()
-        else:
-            for target in list(self._known):
-                if self._interruption.asked:
-                    return
-                self._tell_one(target)
 
-    def _tell_one(self, target: tuple[int, int]) -> None:
-        index, step = target
-        trial, answer = self._roster.trials[index], self._known.pop(target)
-        self._open.remove(target)
-        failure = answer.failure
+    def _pass(self, trial: SessionTrial, answer: Answer) -> None:
+        """Report values of which the algorithm is not told. A failure is that of the target, too."""
         if answer.metrics is not None:
-            missing = [name for name in self._started.metric if name not in answer.metrics]
-            if missing:
-                raise UsageError(missing_metric(missing[0], answer.metrics))
-            values = tuple(answer.metrics[name] for name in self._started.metric)
+            values = self._values(answer.metrics)
+            if not any(map(math.isnan, values)):
+                self._report(trial, answer.step, values)
+
+    def _values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the values of the objectives. Raise :class:`UsageError` if one is missing."""
+        missing = [name for name in self._started.metric if name not in metrics]
+        if missing:
+            raise UsageError(missing_metric(missing[0], metrics))
+        return tuple(metrics[name] for name in self._started.metric)
+
+    def _tell_one(self, trial: SessionTrial, answer: Answer) -> None:
+        index, step, failure = trial.index, answer.step, answer.failure
+        if answer.metrics is not None:
+            values = self._values(answer.metrics)
             unknown = [name for name, value in zip(self._started.metric, values, strict=True) if math.isnan(value)]
             if not unknown:
                 trial.values = values
                 trial.told = max(trial.told, step)
-                if self.leading is None or self._better(self.leading[0], values[0]) != self.leading[0]:
-                    self.leading = values[0], step
                 self._report(trial, step, values)
                 self._perform(self._search.told(index, step, values[0]))
                 return
@@ -262,6 +276,8 @@ class Session:
         self._perform(self._search.failed(index))
 
     def _report(self, trial: SessionTrial, step: int, values: tuple[float, ...]) -> None:
+        if self.leading is None or self._better(self.leading[0], values[0]) != self.leading[0]:
+            self.leading = values[0], step
         # Optuna stores intermediate values for a single objective only.
         if not trial.finished and step not in trial.reported and len(values) == 1:
             trial.reported.add(step)

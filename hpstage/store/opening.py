@@ -29,6 +29,8 @@ class Places:
     journal: Journal
     checkpoints: CheckpointStore
     folder: Path | None
+    lasting: bool = True
+    """Whether the checkpoints stay when the call has ended."""
 
 
 def check_places(store: object, checkpoints: object) -> None:
@@ -92,16 +94,20 @@ def open_places(
         kept = open_checkpoints(closing.enter_context(tempfile.TemporaryDirectory(prefix="hpstage-")), workload)
     kept.check()
     kept.identity()
-    return Places(journal, kept, folder)
+    return Places(journal, kept, folder, lasting=checkpoints is not None or folder is not None)
 
 
 def open_existing(
-    store: str, checkpoints: str | None, *, closing: ExitStack, sweep: bool = True
+    store: str | os.PathLike[str],
+    checkpoints: str | os.PathLike[str] | None,
+    *,
+    closing: ExitStack,
+    read_only: bool = False,
 ) -> tuple[SearchPlan, Places]:
     """Open an existing plan, given only its location; ``store`` and ``checkpoints`` as for :func:`open_places`.
 
     Args:
-        sweep: let a folder of checkpoints remove the remains of dead writers.
+        read_only: for readers that append nothing.
 
     Raises:
         UsageError: a URL that names no plan (its message lists the existing ones), or a plan on a server without a
@@ -110,12 +116,12 @@ def open_existing(
     """
     folder = None if _opener(store) is not None else Path(store)
     if folder is None and checkpoints is None:
-        raise UsageError("say with --checkpoints where the checkpoints of this plan are: a folder, or a URL")
-    journal = open_journal(store, closing=closing)
+        raise UsageError("say with checkpoints= where the checkpoints of this plan are: a folder, or a URL")
+    journal = open_journal(store, closing=closing, read_only=read_only)
     place = folder / "checkpoints" if checkpoints is None and folder is not None else checkpoints
     assert place is not None
     plan = open_existing_plan(journal)
-    return plan, Places(journal, open_checkpoints(place, plan.workload, sweep=sweep), folder)
+    return plan, Places(journal, open_checkpoints(place, plan.workload, sweep=False), folder)
 
 
 def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only: bool = False) -> Journal:

@@ -169,6 +169,15 @@ class TorchLoop(Adapter):
         self._drop_gradients(self._ready())
         return self._world.portrait()
 
+    def parts(self) -> tuple[dict[str, object], dict[int, object]]:
+        built = self._ready()
+        self._give_values()
+        data = [self._data().dataset, *self._made.values()]
+        return (
+            {"model": built.model, "optimizer": built.optimizer, "trainable": self._user},
+            {id(obj): obj for obj in data},
+        )
+
     def close(self) -> None:
         """Discard what was built, as in a new process, and restore the user's object and all that it shares."""
         self._built = None

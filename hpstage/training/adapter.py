@@ -23,6 +23,11 @@ class Adapter(StandsFor):
         environment.pin()
         return environment.describe()
 
+    def parts(self) -> tuple[dict[str, object], dict[int, object]]:
+        """Return the objects that hold the present state, by name, and those in them that training only reads (data),
+        by id."""
+        raise NotImplementedError
+
 
 def stateless_of(subject: object) -> tuple[str, ...]:
     """Return the paths in the subject's attribute ``stateless``. Raises :class:`UsageError` if they are not strings."""

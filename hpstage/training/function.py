@@ -132,6 +132,10 @@ class FunctionTrainable(Adapter):
         self._end()
         self._begin(state)
 
+    def parts(self) -> tuple[dict[str, object], dict[int, object]]:
+        self._begun()
+        return dict(self._attached), {}
+
     def portrait(self) -> dict[str, str]:
         """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
         body = self._begun()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -55,7 +56,7 @@ def rekey(seed: int, step: int, purpose: Purpose = Purpose.TRAIN) -> None:
 
     A library that is imported later is not keyed before the next call; see :func:`libraries`.
     """
-    # 62 bits of one mix suffice for all: Python uses all of them, NumPy and torch's CPU generator 32 each.
+    # 64 bits of one mix suffice for all: Python uses all of them, NumPy and torch's CPU generator 32 each.
     key = mix(seed, step, purpose)
     random.seed(key)
     numpy: Any = sys.modules.get("numpy")
@@ -76,3 +77,24 @@ def rekey(seed: int, step: int, purpose: Purpose = Purpose.TRAIN) -> None:
 def libraries() -> tuple[bool, bool]:
     """Return whether NumPy and torch are imported. If this changes during a call, it used an unkeyed generator."""
     return "numpy" in sys.modules, "torch" in sys.modules
+
+
+@contextmanager
+def generators_restored() -> Iterator[None]:
+    """Restore the global generators on exit, as far as their libraries were imported before."""
+    python = random.getstate()
+    numpy: Any = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    torch: Any = sys.modules.get("torch")
+    of_torch = None if torch is None else torch.get_rng_state()
+    of_cuda = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+        if torch is not None:
+            torch.set_rng_state(of_torch)
+        if of_cuda is not None:
+            torch.cuda.set_rng_state_all(of_cuda)

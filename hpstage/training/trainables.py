@@ -118,6 +118,9 @@ class Keyed(Adapter):
         self._user.load_state_dict(clone(state))
         self._changes.loaded()
 
+    def parts(self) -> tuple[dict[str, object], dict[int, object]]:
+        return {"trainable": self._user}, {}
+
     def portrait(self) -> dict[str, str]:
         """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
         return self._world.portrait()

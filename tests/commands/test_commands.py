@@ -167,7 +167,7 @@ def test_what_reads_a_store_leaves_it_as_it_is_also_what_a_dead_writer_left(
     before = content(folder)
     told("status", folder)
     told("tree", folder)
-    told("export", folder, tmp_path / "tables")
+    told("export", folder, "tables", tmp_path / "tables")
     told("report", folder, tmp_path / "report")
     told("tree", folder, "--picture", tmp_path / "tree.png")
     assert content(folder) == before
@@ -330,7 +330,7 @@ def test_exported_tables_are_the_frames(searched: tuple[Path, hpstage.Result], t
     folder, _ = searched
     place = tmp_path / "new" / "tables"
     for _ in range(2):  # the second replaces the first
-        told("export", folder, place, "--format", format)
+        told("export", folder, "tables", place, "--format", format)
     found = frames(folder)
     assert sorted(p.name for p in place.iterdir()) == sorted(
         f"{name}.{format}" for name in ("trials", "stages", "states", "workers", "events")
@@ -372,7 +372,7 @@ def test_a_terminal_without_the_signs_of_a_name_gets_them_escaped(store: Path) -
 def test_help_has_examples_and_what_is_no_store_is_told(command: str, tmp_path: Path) -> None:
     helped = told(command, "--help")
     assert f"hpstage {command} .hpstage/" in helped
-    place = [str(tmp_path / "out")] if command in ("export", "report") else []
+    place = {"export": ["tables", str(tmp_path / "out")], "report": [str(tmp_path / "out")]}.get(command, [])
     done = subprocess.run(
         [sys.executable, "-m", "hpstage", command, str(tmp_path / "nothing"), *place], capture_output=True, timeout=300
     )
@@ -388,16 +388,16 @@ def test_what_cannot_be_written_or_is_not_installed_is_told(
 ) -> None:
     folder, _ = searched
     (tmp_path / "file").write_text("")
-    done = run("export", folder, tmp_path / "file")
+    done = run("export", folder, "tables", tmp_path / "file")
     assert isinstance(done.exception, UsageError) and "give another folder" in str(done.exception)
-    assert run("export", folder, tmp_path, "--format", "xml").exit_code == 2
+    assert run("export", folder, "tables", tmp_path, "--format", "xml").exit_code == 2
     assert isinstance(run("status", folder, "--interval", "0").exception, UsageError)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    done = run("export", folder, tmp_path)
+    done = run("export", folder, "tables", tmp_path)
     assert isinstance(done.exception, HpstageError) and "--format csv" in str(done.exception)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    told("export", folder, tmp_path, "--format", "csv")
-    done = run("export", folder, tmp_path)
+    told("export", folder, "tables", tmp_path, "--format", "csv")
+    done = run("export", folder, "tables", tmp_path)
     assert isinstance(done.exception, HpstageError) and "hpstage[report]" in str(done.exception)
 
 

@@ -13,7 +13,7 @@ ROOMS = (
     *("errors", "text", "schedule", "store", "plan", "checkpoints", "scheduler"),
     *("trainable", "executor", "algorithm", "algos"),
     *("training.identity", "training.capture", "training", "torch", "execution"),
-    *("optuna", "driver", "report", "cluster", "progress", "search", "rehearsal", "checking"),
+    *("optuna", "driver", "report", "cluster", "progress", "search.results", "search", "rehearsal", "checking"),
     *("testing", "hpstage", "cli", "__main__"),
 )
 """From the bottom to the top: a file imports from its own room and from those before it."""
@@ -32,7 +32,7 @@ UPWARDS = {
     # A picture of the report's, for optuna-dashboard.
     ("optuna.saved_plots", "report.book"): "it draws the report's lanes",
     ("optuna.saved_plots", "report.lanes"): "it draws the report's lanes",
-    ("optuna.saved_plots", "search.result"): "a type",
+    ("optuna.saved_plots", "search.results.result"): "a type",
     ("progress.progress", "search.session"): "a type",
     ("progress.progress", "search.trials"): "a type",
 }

@@ -15,7 +15,7 @@ from hpstage.algorithm import Algorithm
 from hpstage.algos import SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import Fact
-from hpstage.search.result import Result
+from hpstage.search.results.result import Result
 from hpstage.store import Journal
 from hpstage.store.memory import MemoryJournal
 

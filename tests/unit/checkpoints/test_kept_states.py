@@ -177,6 +177,16 @@ def test_where_a_trial_stands_that_is_not_over_is_needed() -> None:
     assert needed_steps(search) == []
 
 
+def test_the_best_states_of_a_study_are_needed_for_ever() -> None:
+    search = plan_of_two()
+    search.driver.log.write([SearchStarted("study", "", ("a",), 8, None, "", 0.0, directions=("minimize",))])
+    assert needed_steps(search) == []
+    for number, value in ((0, 0.5), (1, 0.2)):
+        search.driver.log.write([TrialEnded("study", TrialId(f"study/{number}"), "COMPLETE", (value,), 6, 0.0)])
+    [winner] = [state for state in kept_states(search.plan) if state.needed]
+    assert search.plan.kept[winner.key] is search.plan.known(TrialId("study/1"), 6)
+
+
 def test_trials_of_a_search_that_another_of_its_study_replaced_are_over() -> None:
     search = plan_of_two()
     search.driver.log.write([started()])

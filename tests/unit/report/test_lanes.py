@@ -11,7 +11,7 @@ from hpstage.plan.facts import TrialAdded, TrialId
 from hpstage.report.book import open_book
 from hpstage.report.lanes import foremost, lanes_of, ranking, rows
 from hpstage.report.measured import measured, merit
-from hpstage.search.result import Result
+from hpstage.search.results.result import Result
 from tests.unit.reports import search
 from tests.unit.searches import Search, trial
 

@@ -40,7 +40,7 @@ from hpstage.plan.savings import Savings
 from hpstage.report import open_book, write_report
 from hpstage.report.book import undominated
 from hpstage.report.sums import failures_of, savings_of
-from hpstage.search.result import Result
+from hpstage.search.results.result import Result
 from hpstage.store.memory import MemoryJournal
 from tests.unit.reports import HOSTILE, Page, cut, read, search, space, write
 from tests.unit.searches import WORKLOAD, Search, histories, trial

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from hpstage.errors import UsageError
+from hpstage.checkpoints import CheckpointStore
 from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import Savings
 from hpstage.schedule import Schedule
+from hpstage.search.results.loading import LoadedState
+from hpstage.search.results.trial import Step, TrainedTrial, trial_of
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -33,6 +35,9 @@ class Result:
     """The facts that the plan is folded from."""
     search: str = ""
     """The study's name in the plan, if it differs from its own."""
+    checkpoints: CheckpointStore | None = None
+    """The kept states; ``None`` if they were in a temporary folder."""
+    trainable: object = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -58,6 +63,37 @@ class Result:
         """The Pareto front of a study with several objectives."""
         return self.study.best_trials
 
+    def trial(self, trial: FrozenTrial | int) -> TrainedTrial:
+        """Return a trial of the study as it was trained: its schedules, its metrics by step, and its kept states.
+
+        Args:
+            trial: a trial of the study, or its number.
+
+        Raises:
+            UsageError: the trial is not on this plan.
+        """
+        number = trial if isinstance(trial, int) else trial.number
+        return trial_of(self.plan, self.checkpoints, self.trial_id(number), where="the plan on this store")
+
+    def load(self, trial: FrozenTrial | int, step: Step = None, *, retrain: bool = False) -> LoadedState:
+        """Load the model, optimizer and whatever else a trial has trained; see :meth:`TrainedTrial.load`.
+
+        Args:
+            step: after which step: a number, ``"best"`` for the best value of the study's metric on the way, or
+                ``None`` for the last.
+            retrain: train a state that is not kept again, in this process.
+        """
+        return self.trial(trial).load(self.trainable, step, retrain=retrain)
+
+    def best_model(self) -> Any:
+        """Return the model of the study's best trial after its last step, in evaluation mode if it has one."""
+        model = self.load(self.study.best_trial).model
+        return model.eval() if callable(getattr(model, "eval", None)) else model
+
+    def checkpoint(self, trial: FrozenTrial | int, step: Step = None) -> str:
+        """Return the path or URL of a trial's checkpoint; see :meth:`TrainedTrial.checkpoint`."""
+        return self.trial(trial).checkpoint(step)
+
     def schedules(self, trial: FrozenTrial | int) -> dict[str, Schedule]:
         """Return the schedules of a trial: a space that returns them retrains it bit for bit.
 
@@ -66,11 +102,7 @@ class Result:
         Raises:
             UsageError: the trial is not on this plan.
         """
-        number = trial if isinstance(trial, int) else trial.number
-        planned = self.plan.trials.get(self.trial_id(number))
-        if planned is None:
-            raise UsageError(f"study {self.study.study_name!r} has trained no trial {number} on this store")
-        return dict(planned.schedules)
+        return self.trial(trial).schedules
 
     @property
     def best_value(self) -> float:

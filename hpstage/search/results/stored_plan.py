@@ -1,0 +1,95 @@
+"""Opening what a store holds: plans, studies and their trials, without the code that trained them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.errors import UsageError
+from hpstage.plan.facts import TrialId
+from hpstage.plan.plan import SearchPlan
+from hpstage.search.results.trial import TrainedTrial, trial_of
+from hpstage.store.opening import open_existing
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StoredPlan:
+    """A plan as it was when it was opened. Read-only; searches may go on meanwhile."""
+
+    plan: SearchPlan
+    checkpoints: CheckpointStore
+
+    def __repr__(self) -> str:
+        return f"StoredPlan(studies={self.studies}, trials={len(self.plan.trials)}, checkpoints={self.checkpoints!r})"
+
+    @property
+    def studies(self) -> list[str]:
+        """The names of its studies, in the order in which they began."""
+        return list(dict.fromkeys(map(self.plan.study_of, self.plan.trials)))
+
+    @property
+    def trials(self) -> list[str]:
+        """The ids of its trials, ``"<study>/<number>"``, in the order in which they were added."""
+        return list(self.plan.trials)
+
+    def trial(self, trial: str | int, study: str | None = None) -> TrainedTrial:
+        """Return a trial.
+
+        Args:
+            trial: its id, or its number in ``study``.
+            study: the name of its study, which can be left out if there is only one.
+
+        Raises:
+            UsageError: the plan has no such trial.
+        """
+        named = isinstance(trial, str) and "/" in trial
+        id = TrialId(str(trial) if named else f"{self._study(study)}/{trial}")
+        return trial_of(self.plan, self.checkpoints, id)
+
+    def best_trial(self, study: str | None = None) -> TrainedTrial:
+        """Return the completed trial with the best value of a study.
+
+        Raises:
+            UsageError: the plan has no such study, or it has several objectives or no completed trial.
+        """
+        name = self._study(study)
+        record = self.plan.searches.get(name)
+        if record is None or len(record.started.metric) != 1:
+            raise UsageError(f"study {name!r} does not have one objective, and so no best trial; name the trial")
+        values = {
+            id: float(ended.values[0])
+            for id, ended in self.plan.ended.items()
+            if self.plan.study_of(id) == name and ended.state == "COMPLETE" and ended.values
+        }
+        if not values:
+            raise UsageError(f"study {name!r} has no completed trial yet; name a trial")
+        best = max if record.started.directions[:1] == ("maximize",) else min
+        return self.trial(best(values, key=lambda id: values[id]))
+
+    def _study(self, study: str | None) -> str:
+        known = self.studies
+        if study is None and len(known) == 1:
+            return known[0]
+        if study not in known:
+            there = ", ".join(known) or "none"
+            problem = "name the study" if study is None else f"this plan has no study {study!r}"
+            raise UsageError(f"{problem}; there are: {there}")
+        return study
+
+
+def open(store: str | os.PathLike[str], *, checkpoints: str | os.PathLike[str] | None = None) -> StoredPlan:
+    """Open the plan of a store, to get at what was trained. Nothing is changed.
+
+    Args:
+        store: as for :func:`hpstage.optimize`: a folder, or a URL such as ``redis://host:6379?prefix=NAME``.
+        checkpoints: where its checkpoints are, if not in the folder.
+
+    Raises:
+        StoreError: there is no plan, or it cannot be read.
+        UsageError: a URL that names no plan, or a plan on a server without a location for its checkpoints.
+    """
+    with ExitStack() as closing:
+        plan, places = open_existing(store, checkpoints, closing=closing, read_only=True)
+    return StoredPlan(plan, places.checkpoints)

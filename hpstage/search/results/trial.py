@@ -1,0 +1,205 @@
+"""TrainedTrial: a trial on a plan, and the states that are kept of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpstage.checkpoints import CheckpointStore
+from hpstage.errors import CheckpointMissing, UsageError
+from hpstage.plan.facts import TrialId
+from hpstage.plan.nodes import PlannedTrial, State
+from hpstage.plan.plan import SearchPlan
+from hpstage.report.files import replacing
+from hpstage.schedule import Scalar, Schedule
+from hpstage.search.results.loading import LoadedState, load
+from hpstage.search.results.weights import weights_of, write_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Step = int | Literal["best"] | None
+"""Which state of a trial: that after so many steps; the one with the best value of the study's metric; or, with
+``None``, the last one that was evaluated."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainedTrial:
+    """A trial on a plan: its schedules, metrics and kept states. Read-only."""
+
+    planned: PlannedTrial
+    plan: SearchPlan
+    checkpoints: CheckpointStore | None
+    """``None`` if they were in a temporary folder, which is gone."""
+
+    def __repr__(self) -> str:
+        return f"TrainedTrial({self.id!r}, steps={self.planned.asked}, kept={self.kept})"
+
+    @property
+    def id(self) -> TrialId:
+        """``"<study>/<number>"``."""
+        return self.planned.id
+
+    @property
+    def study(self) -> str:
+        return self.plan.study_of(self.id)
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """Its hyper-parameters: a space that returns them retrains the trial bit for bit."""
+        return dict(self.planned.schedules)
+
+    @property
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """All known metrics by step, also those that only another trial on the same line had asked for."""
+        return {step: dict(state.metrics) for step, state in self._states().items() if state.metrics is not None}
+
+    @property
+    def kept(self) -> list[int]:
+        """The steps after which a state is kept."""
+        if self.checkpoints is None:
+            return []
+        return [step for step, state in self._states().items() if state.kept is not None]
+
+    def hyperparameters(self, step: int) -> dict[str, Scalar]:
+        """Return the values in step ``step``, counted from 0."""
+        return {name: schedule.value(step) for name, schedule in self.planned.schedules.items()}
+
+    def step(self, step: Step = None) -> int:
+        """Return the number of steps that ``step`` stands for.
+
+        Raises:
+            UsageError: the trial has no such step, or no metrics yet; for ``"best"``, if its study has more than one
+                objective.
+        """
+        if isinstance(step, int) and not isinstance(step, bool):
+            if not 1 <= step <= self.planned.asked:
+                raise UsageError(f"trial {self.id} has no state after step {step}: it has {self.planned.asked} steps")
+            return step
+        if step is not None and step != "best":
+            raise UsageError(f"step is {step!r}; give a number of steps, 'best', or None for the last")
+        metrics = self.metrics
+        if step is None:
+            if not metrics:
+                raise UsageError(f"trial {self.id} has not been evaluated yet; give a step that is kept: {self.kept}")
+            return max(metrics)
+        metric, maximize = self._objective()
+        values = {at: found[metric] for at, found in metrics.items() if metric in found and not isnan(found[metric])}
+        if not values:
+            raise UsageError(f"trial {self.id} has no value of {metric!r} yet")
+        return (max if maximize else min)(values, key=values.__getitem__)  # the earliest of equals
+
+    def checkpoint(self, step: Step = None) -> str:
+        """Return the path or URL of a state's checkpoint: a folder of ``state.safetensors`` and its description.
+
+        Raises:
+            CheckpointMissing: no checkpoint is kept there.
+        """
+        checkpoints, state = self._find(self.step(step))
+        assert state.kept is not None
+        return checkpoints.location(state.kept.key)
+
+    def state(self, step: Step = None) -> Any:
+        """Return a state as it was kept: of a ``TorchTrainable`` or a function, all that training had changed; of an
+        object with five methods, what its ``state_dict()`` returned. Raises as :meth:`checkpoint` does."""
+        checkpoints, state = self._find(self.step(step))
+        assert state.kept is not None
+        return checkpoints.load(state.kept.key)
+
+    def weights(self, step: Step = None, *, part: str | None = None) -> dict[str, Tensor]:
+        """Return the tensors of a model by their names in its ``state_dict()``, without the code that trained it.
+
+        Tensors that two names share are there once, and those that training has not changed and that were not created
+        by the setup of the trial (a frozen backbone that ``__init__`` has loaded) are not there: :meth:`load` has all.
+
+        Args:
+            part: what to return: ``"self.ema"``, for example, for averaged weights that the trainable keeps. By default
+                ``"model"``, or everything if there is no model.
+
+        Raises:
+            CheckpointMissing: no checkpoint is kept there.
+            UsageError: the state has no tensors of that name; the message lists what there is.
+        """
+        return weights_of(self.state(step), part, str(self.id))
+
+    def save_weights(self, path: str | os.PathLike[str], step: Step = None, *, part: str | None = None) -> None:
+        """Write :meth:`weights` into a file that safetensors reads, with the trial, step and metrics as its metadata.
+
+        Raises as :meth:`weights` does, and ``OSError``.
+        """
+        at = self.step(step)
+        about = {"trial": str(self.id), "step": str(at), "format": "pt"}
+        about |= {name: repr(value) for name, value in self.metrics.get(at, {}).items()}
+        with replacing(Path(path)) as aside:
+            write_weights(aside, self.weights(at, part=part), about)
+
+    def load(self, trainable: object, step: Step = None, *, retrain: bool = False) -> LoadedState:
+        """Load a state into new objects, built by the code of ``trainable``.
+
+        What is returned belongs to the caller: a copy, on the device on which the trainable would train here.
+        ``trainable`` itself, and the random number generators of the process, stay as they were.
+
+        Args:
+            trainable: the one that was trained, or another one that builds the same model.
+            retrain: if the state is not kept, train the steps since the last kept one again, in this process.
+
+        Raises:
+            CheckpointMissing: no checkpoint is kept there, and ``retrain`` is not set.
+            StateError: the state belongs to other code.
+        """
+        at = self.step(step)
+        start = max((kept for kept in self.kept if kept <= at), default=0)
+        if start < at and not retrain:
+            self._find(at)  # raises
+        source = self.state(start) if start else None
+        return load(
+            trainable,
+            source,
+            start=start,
+            stop=at,
+            values=self.hyperparameters,
+            trial=self.id,
+            metrics=self.metrics.get(at),
+        )
+
+    def _states(self) -> dict[int, State]:
+        """Return the states on the trial's line, by step, as far as it was asked for."""
+        return {state.step: state for state in self.planned.states() if state.step <= self.planned.asked}
+
+    def _find(self, step: int) -> tuple[CheckpointStore, State]:
+        if self.checkpoints is None:
+            raise CheckpointMissing(
+                "the checkpoints of this search were in a temporary folder, which is gone: give optimize() a folder or "
+                "URL with store= or checkpoints="
+            )
+        state = self._states().get(step)
+        if state is None or state.kept is None:
+            kept = self.kept
+            there = f"there are those after steps {', '.join(map(str, kept))}" if kept else "none of it is kept"
+            raise CheckpointMissing(
+                f"no checkpoint of trial {self.id} after step {step} is kept; {there}. load(..., retrain=True) trains "
+                f"it again in this process; checkpoint_every= and checkpoint_budget= of optimize() decide what is kept"
+            )
+        return self.checkpoints, state
+
+    def _objective(self) -> tuple[str, bool]:
+        """Return the metric of the trial's study, and whether it is maximized."""
+        record = self.plan.searches.get(self.study)
+        if record is None or len(record.started.metric) != 1:
+            raise UsageError(f"step='best' needs a study with one objective; study {self.study!r} has another number")
+        return record.started.metric[0], record.started.directions[:1] == ("maximize",)
+
+
+def trial_of(
+    plan: SearchPlan, checkpoints: CheckpointStore | None, id: TrialId, *, where: str = "this plan"
+) -> TrainedTrial:
+    """Return a trial of a plan. Raise :class:`UsageError` if there is none of that id."""
+    planned: Mapping[TrialId, PlannedTrial] = plan.trials
+    if id not in planned:
+        studies = ", ".join(sorted({plan.study_of(known) for known in planned})) or "none"
+        raise UsageError(f"{where} has no trial {id!r}; its studies: {studies}")
+    return TrainedTrial(planned[id], plan, checkpoints)

@@ -1,0 +1,61 @@
+"""The tensors of a kept state by name, and files of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpstage.errors import UsageError
+from hpstage.training.capture.kind import numpy, torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+_MODEL = "model"
+_SHOWN = 20
+
+
+def weights_of(state: object, part: str | None, trial: str) -> dict[str, Tensor]:
+    """Return the tensors of ``part`` of a state, without the part's name; see ``TrainedTrial.weights``."""
+    named = dict(_named(state))
+    if part is None:
+        part = _MODEL if any(name.startswith(f"{_MODEL}.") for name in named) else ""
+    prefix = f"{part}." if part else ""
+    found = {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+    if not found:
+        there = sorted({name.rpartition(".")[0] for name in named} - {""})[:_SHOWN]
+        raise UsageError(f"the state of trial {trial} has no tensors of {part!r}; it has {', '.join(there) or 'none'}")
+    return found
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Write tensors into a safetensors file. Raises ``OSError``."""
+    from safetensors.torch import save_file
+
+    save_file({name: value.contiguous() for name, value in weights.items()}, path, metadata=dict(about))
+
+
+def _named(state: object) -> Iterator[tuple[str, Tensor]]:
+    match state:
+        case {"model": Mapping() as model, "values": Mapping() as values, "optimizer_class": str()}:
+            yield from _tensors({f"{_MODEL}.{name}": value for name, value in model.items()} | dict(values))
+        case {"captured": {"values": Mapping() as values}, "own": Mapping() as own}:
+            yield from _tensors({**values, **own})
+        case _:
+            yield from _tensors(state)
+
+
+def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors and arrays in a tree of mappings and sequences, named by the way to them."""
+    if (library := torch()) is not None and isinstance(tree, library.Tensor):
+        yield path, tree
+    elif (arrays := numpy()) is not None and isinstance(tree, arrays.ndarray):
+        from torch import as_tensor
+
+        yield path, as_tensor(tree)
+    elif isinstance(tree, Mapping | list | tuple):
+        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        for name, value in items:
+            yield from _tensors(value, f"{path}.{name}" if path else str(name))

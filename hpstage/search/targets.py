@@ -1,0 +1,72 @@
+"""The targets that an algorithm has asked for, until it is told of them. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+from hpstage.scheduler.scheduler import Answer
+
+Target = tuple[int, int]
+"""The index of a trial, and a step."""
+
+
+class Targets:
+    """Open targets and the answers to them.
+
+    Args:
+        synchronous: give targets back in the order in which they were asked for; otherwise, as their answers arrive.
+    """
+
+    def __init__(self, *, synchronous: bool) -> None:
+        self._synchronous = synchronous
+        self._order: deque[Target] = deque()  # in the order of asking, if synchronous, else of complete answers
+        self._steps: dict[Target, Sequence[int]] = {}  # steps to be answered for each open target, itself the last
+        self._of_trial: dict[int, list[int]] = defaultdict(list)  # the steps of its open targets
+        self._answers: dict[int, dict[int, Answer]] = defaultdict(dict)
+        self._reach: dict[int, int] = {}  # the farthest step asked for
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def reach(self, index: int) -> int:
+        """Return the farthest step that was asked of a trial."""
+        return self._reach.get(index, 0)
+
+    def ask(self, index: int, step: int, on_the_way: Sequence[int] = ()) -> list[int]:
+        """Add a target; return the steps for which the driver must be asked.
+
+        Args:
+            on_the_way: earlier steps, in order, that are evaluated as well. The target is answered once they are, so
+                that the order of arrival does not show.
+        """
+        asked = {other for open in self._of_trial[index] for other in self._steps[index, open]}  # and not yet told
+        self._steps[index, step] = steps = [*on_the_way, step]
+        self._of_trial[index].append(step)
+        self._reach[index] = max(self.reach(index), step)
+        if self._synchronous:
+            self._order.append((index, step))
+        return [other for other in steps if other not in asked]
+
+    def answer(self, index: int, answer: Answer) -> None:
+        if index not in self._of_trial:
+            return
+        self._answers[index][answer.step] = answer
+        if not self._synchronous:
+            for step in self._of_trial[index]:
+                if answer.step in self._steps[index, step] and self._is_complete((index, step)):
+                    self._order.append((index, step))
+
+    def next(self) -> list[Answer] | None:
+        """Remove the next target that is answered; return the answers of its steps, its own the last."""
+        if not self._order or (self._synchronous and not self._is_complete(self._order[0])):
+            return None
+        index, step = self._order.popleft()
+        found = [self._answers[index][other] for other in self._steps.pop((index, step))]
+        self._of_trial[index].remove(step)
+        if not self._of_trial[index]:
+            del self._of_trial[index], self._answers[index]
+        return found
+
+    def _is_complete(self, target: Target) -> bool:
+        return all(step in self._answers[target[0]] for step in self._steps[target])

@@ -1,0 +1,267 @@
+"""The models of a search: what is loaded, exported and kept evaluates to what the search reported, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
+from hpstage.errors import CheckpointMissing, StateError, StoreError, UsageError
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Tape
+from tests.torch.trainables import Small, network, ordinary_loop, samples
+
+STEPS = 8
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    return {
+        "lr": s.multistep(trial.suggest_float("lr", 0.01, 0.1), [trial.suggest_categorical("drop", [3, 5])]),
+        "momentum": 0.9,
+        "batch_size": 8,
+        "seed": 3,
+    }
+
+
+def search(trainable: object, store: object, metric: str = "loss", **options: Any) -> hpstage.Result:
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
+    given = {"n_trials": 3, "steps": STEPS, "executor": hpstage.InlineExecutor(), **options}
+    return hpstage.optimize(study, trainable, space, metric=metric, store=store, **given)
+
+
+class WithAverage(Small):
+    """Holds averaged weights itself, and evaluates those."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        model = network()
+        self.average = AveragedModel(model)
+        return model
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        super().update(model, optimizer, batch)
+        self.average.update_parameters(model)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        self.average.eval()
+        return super().evaluate(self.average)
+
+
+class Frozen(Small):
+    """The first layers were made once, before any trial, and no training changes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten()).requires_grad_(False)
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return nn.Sequential(self.backbone, nn.Linear(144, 3))
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return super().optimizer(model[1], hp)  # type: ignore[index]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> hpstage.Result:
+    return search(Small(), tmp_path_factory.mktemp("store"))
+
+
+def evaluated(model: nn.Module, trainable: Small) -> dict[str, float]:
+    model.eval()
+    with torch.no_grad():
+        return trainable.evaluate(model)
+
+
+@pytest.mark.parametrize("kind", [Small, WithAverage, Frozen])
+def test_a_loaded_model_evaluates_to_what_was_reported(kind: type[Small], tmp_path: Path) -> None:
+    trainable = kind()
+    result = search(trainable, tmp_path)
+    before = dict(vars(trainable))
+    for trial in result.study.trials:
+        loaded = result.load(trial)
+        assert loaded.step == STEPS
+        assert loaded.metrics == evaluated(loaded.model, loaded.trainable)
+        assert loaded.metrics["loss"] == trial.value
+        assert loaded.trainable is not trainable
+        assert {id(p) for p in loaded.model.parameters()} >= {
+            id(p) for group in loaded.optimizer.param_groups for p in group["params"]
+        }
+        assert loaded.optimizer.param_groups[0]["lr"] == loaded.hp["lr"] == result.schedules(trial)["lr"].value(7)
+    assert vars(trainable) == before
+    best = result.best_model()
+    assert not best.training
+    assert evaluated(best, result.load(result.best_trial).trainable)["loss"] == result.best_value
+
+
+def test_a_function_gives_back_what_it_attached(tmp_path: Path) -> None:
+    result = search(ordinary_loop, tmp_path)
+    x, y = samples()
+    for trial in result.study.trials:
+        loaded = result.load(trial)
+        assert sorted(loaded.parts) == ["model", "optimizer"]
+        loaded.model.eval()
+        with torch.no_grad():
+            assert float(nn.functional.cross_entropy(loaded.model(x), y)) == trial.value
+    assert not result.best_model().training
+
+
+def test_an_object_with_five_methods_comes_back_as_it_was(tmp_path: Path) -> None:
+    tape = Tape()
+    result = search(tape, tmp_path, metric="score")
+    loaded = result.load(1)
+    assert loaded.trainable.evaluate() == loaded.metrics
+    assert loaded.trainable is not tape and tape.digest == ""
+    with pytest.raises(UsageError, match="has no part 'model'; it has trainable"):
+        result.best_model()
+    with pytest.raises(UsageError, match="no tensors"):
+        result.trial(1).weights()
+
+
+def test_nothing_is_disturbed_and_each_load_is_a_copy(found: hpstage.Result) -> None:
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    expected = torch.rand(1), np.random.rand(), random.random()
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    one, other = found.load(0), found.load(0)
+    assert (torch.rand(1), np.random.rand(), random.random()) == expected
+    with torch.no_grad():
+        one.model[0].weight.zero_()
+    assert other.model[0].weight.abs().sum() > 0
+    assert torch.equal(found.load(0).model[0].weight, other.model[0].weight)
+
+
+def test_a_state_that_is_not_kept_is_trained_again_on_request_bit_for_bit(
+    found: hpstage.Result, tmp_path: Path
+) -> None:
+    kept = search(Small(), tmp_path, checkpoint_every=1)
+    for step in (1, 4, 7):
+        assert step not in found.trial(0).kept
+        with pytest.raises(CheckpointMissing, match=rf"trial study/0 after step {step} is kept; there are those after"):
+            found.load(0, step)
+        again, original = found.load(0, step, retrain=True), kept.load(0, step)
+        assert again.model.state_dict().keys() == original.model.state_dict().keys()
+        for name, value in original.model.state_dict().items():
+            assert torch.equal(again.model.state_dict()[name], value), (step, name)
+        assert again.hp == original.hp
+
+
+def test_the_best_step_is_that_of_the_studys_metric(tmp_path: Path) -> None:
+    result = search(Small(), tmp_path, algorithm=SuccessiveHalving(2, 2), n_trials=6)
+    trial = result.trial(result.best_trial)
+    assert len(trial.metrics) > 1
+    best = min(trial.metrics, key=lambda step: trial.metrics[step]["loss"])
+    assert trial.step("best") == best and trial.step() == max(trial.metrics)
+    loaded = result.load(result.best_trial, "best")
+    assert evaluated(loaded.model, loaded.trainable) == trial.metrics[best]
+
+
+ALONE = """
+import json, sys, torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(.3), nn.Linear(144, 3))
+model.load_state_dict(load_file(sys.argv[1]))
+model.eval()
+x, y = torch.randn(30, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
+with torch.no_grad(), safe_open(sys.argv[1], "pt") as file:
+    print(json.dumps([float(nn.functional.cross_entropy(model(x), y)), file.metadata()]))
+assert "hpstage" not in sys.modules
+"""
+
+
+def test_exported_weights_evaluate_to_the_reported_value_without_hpstage(found: hpstage.Result, tmp_path: Path) -> None:
+    for words, trial in (
+        ([], found.best_trial.number),
+        (["--trial", "study/1"], 1),
+        (["--trial", "2", "--step", "8"], 2),
+    ):
+        path = tmp_path / f"{trial}.safetensors"
+        done = subprocess.run(
+            [sys.executable, "-m", "hpstage", "export", str(found.store), "weights", *words, str(path)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"trial study/{trial} after step 8" in done.stdout
+        alone = subprocess.run(
+            [sys.executable, "-c", ALONE, str(path)], capture_output=True, text=True, timeout=300, check=True
+        )
+        loss, about = json.loads(alone.stdout)
+        assert loss == found.study.trials[trial].value
+        assert about["trial"] == f"study/{trial}" and float(about["loss"]) == loss
+
+
+def test_averaged_weights_are_exported_by_their_name(tmp_path: Path) -> None:
+    result = search(WithAverage(), tmp_path)
+    model = AveragedModel(network())
+    model.load_state_dict(result.trial(0).weights(part="self.average"))
+    assert evaluated(model.module, Small())["loss"] == result.study.trials[0].value
+    with pytest.raises(UsageError, match=r"no tensors of 'self\.ema'; it has .*self\.average\.module"):
+        result.trial(0).weights(part="self.ema")
+
+
+def test_a_store_alone_gives_its_trials_and_their_models(found: hpstage.Result) -> None:
+    assert found.store is not None
+    plan = hpstage.open(found.store)
+    assert plan.studies == ["study"] and plan.trials == [f"study/{number}" for number in range(3)]
+    assert plan.best_trial().id == f"study/{found.best_trial.number}"
+    trial = plan.trial("study/1")
+    assert plan.trial(1).id == plan.trial("1", study="study").id == trial.id
+    assert trial.metrics == found.trial(1).metrics and trial.schedules == found.schedules(1)
+    assert Path(trial.checkpoint()).is_dir() and (Path(trial.checkpoint()) / "state.safetensors").exists()
+    loaded = trial.load(Small())
+    assert loaded.metrics == evaluated(loaded.model, loaded.trainable)
+    assert hpstage.open(found.store, checkpoints=found.store / "checkpoints").trial(1).weights().keys()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda result: result.load(7), "no trial 'study/7'; its studies: study"),
+        (lambda result: result.load(0, 9), "no state after step 9: it has 8 steps"),
+        (lambda result: result.load(0, 0), "no state after step 0"),
+        (lambda result: result.load(0, "first"), "step is 'first'; give a number of steps, 'best', or None"),
+        (lambda result: result.load(0).scheduler, "no attribute"),
+        (lambda result: hpstage.open(result.store).trial(0, study="other"), "no study 'other'; there are: study"),
+        (lambda result: hpstage.open(result.store / "nothing"), "there is no plan in"),
+        (lambda result: result.trial(0).load(ordinary_loop), "this is no state of a training function"),
+    ],
+)
+def test_what_is_not_there_is_named(found: hpstage.Result, wrong: Any, told: str) -> None:
+    with pytest.raises((UsageError, StoreError, StateError, AttributeError), match=told):
+        wrong(found)
+
+
+def test_checkpoints_that_went_with_the_call_are_named() -> None:
+    result = search(Small(), MemoryJournal())
+    with pytest.raises(CheckpointMissing, match=r"temporary folder.*give optimize\(\) a folder or URL"):
+        result.best_model()
+    assert result.load(0, retrain=True).metrics == {
+        "loss": result.study.trials[0].value,
+        "accuracy": result.trial(0).metrics[8]["accuracy"],
+    }
+
+
+def test_the_winner_is_never_evicted(tmp_path: Path) -> None:
+    result = search(Small(), tmp_path, checkpoint_budget=1, n_trials=5)
+    best = f"study/{result.best_trial.number}"
+    assert len(result.plan.kept) == 1
+    assert evaluated(result.best_model(), Small())["loss"] == result.best_value
+    subprocess.run([sys.executable, "-m", "hpstage", "gc", str(tmp_path), "--budget", "0"], check=True, timeout=300)
+    assert hpstage.open(tmp_path).trial(best).load(Small()).metrics == result.trial(result.best_trial).metrics[STEPS]

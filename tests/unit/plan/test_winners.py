@@ -1,0 +1,82 @@
+"""The states of a study that are worth keeping: the best so far, and the last ones of the best completed trials."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpstage.plan.facts import NodeId, SearchStarted, TrialEnded, TrialId
+from hpstage.plan.nodes import Node, State
+from hpstage.plan.winners import Winners
+
+NODE = Node(NodeId(0), None, 0, (), ())
+Direction = Literal["minimize", "maximize"]
+
+
+def search(*directions: Direction, study: str = "study", extends: bool = False) -> SearchStarted:
+    metric = tuple(f"m{i}" for i in range(len(directions)))
+    return SearchStarted(study, "", metric, 8, None, "", 0.0, extends, directions=directions)
+
+
+def evaluated(step: int, **metrics: float) -> State:
+    state = State(NODE, step)
+    state.metrics = metrics
+    return state
+
+
+def ended(values: tuple[float, ...], state: str = "COMPLETE", study: str = "study") -> TrialEnded:
+    return TrialEnded(study, TrialId("study/0"), state, values, 3, 0.0)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.floats(allow_nan=True, width=16), max_size=20), st.sampled_from(["minimize", "maximize"]))
+def test_the_first_of_the_best_values_leads(values: list[float], direction: Direction) -> None:
+    winners = Winners()
+    winners.begin(search(direction))
+    for step, value in enumerate(values, 1):
+        winners.answer("study", evaluated(step, m0=value))
+    numbers = [value for value in values if value == value]
+    best = (max if direction == "maximize" else min)(numbers, default=None)
+    assert [state.step for state in winners] == ([] if best is None else [values.index(best) + 1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=20))
+def test_of_several_objectives_all_trials_stay_that_no_other_dominates(values: list[tuple[int, int]]) -> None:
+    winners = Winners()
+    winners.begin(search("minimize", "maximize"))
+    for step, (low, high) in enumerate(values, 1):
+        winners.end(ended((float(low), float(high))), State(NODE, step))
+    front = {
+        (low, high)
+        for low, high in values
+        if not any(a <= low and b >= high and (a, b) != (low, high) for a, b in values)
+    }
+    assert sorted(state.step for state in winners) == sorted(values.index(pair) + 1 for pair in front)
+
+
+def test_pruned_and_failed_trials_and_unknown_metrics_do_not_win() -> None:
+    winners = Winners()
+    winners.answer("unknown", evaluated(1, m0=0.0))
+    winners.end(ended((0.0,), study="unknown"), State(NODE, 1))
+    winners.begin(search("minimize"))
+    winners.end(ended((0.0,), "PRUNED"), State(NODE, 1))
+    winners.end(ended((0.0,), "FAIL"), State(NODE, 2))
+    winners.end(ended((0.0,)), None)
+    winners.answer("study", evaluated(3, other=0.0))
+    assert not list(winners)
+
+
+def test_another_search_of_the_study_continues_with_the_winners_unless_its_objective_is_another() -> None:
+    winners = Winners()
+    winners.begin(search("minimize"))
+    winners.answer("study", evaluated(1, m0=1.0))
+    winners.begin(search("minimize", extends=True))
+    winners.answer("study", evaluated(2, m0=2.0))
+    assert [state.step for state in winners] == [1]
+    winners.begin(search("maximize"))
+    assert not list(winners)
+    winners.begin(search("maximize", study="other"))
+    winners.answer("study", evaluated(3, m0=3.0))
+    winners.answer("other", evaluated(4, m0=4.0))
+    assert [state.step for state in winners] == [3, 4]
