@@ -95,3 +95,4 @@ class InlineExecutor(Executor):
             if close is not None:
                 close()
             self._trainable = None
+            self._events.clear()

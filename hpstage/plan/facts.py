@@ -308,7 +308,7 @@ class TrialEnded(msgspec.Struct, frozen=True, tag=True):
     shown.
 
     ``values``: the last reported values, one per metric of the search, as in :data:`Metrics`; ``step``: the farthest
-    step asked of it."""
+    step asked of it; ``feasible``: whether it satisfies the constraints of the study's sampler, if that has any."""
 
     study: str
     trial: TrialId
@@ -316,6 +316,7 @@ class TrialEnded(msgspec.Struct, frozen=True, tag=True):
     values: tuple[float | str, ...] | None
     step: int
     at: float
+    feasible: bool = True
 
 
 class SearchEnded(msgspec.Struct, frozen=True, tag=True):

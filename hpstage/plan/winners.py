@@ -17,7 +17,7 @@ Costs = tuple[float, ...]
 class _OfStudy:
     search: SearchStarted
     leading: tuple[Costs, State] | None = None
-    completed: list[tuple[Costs, State]] = field(default_factory=list)
+    completed: list[tuple[Costs, int, State]] = field(default_factory=list)
 
 
 class Winners:
@@ -48,16 +48,18 @@ class Winners:
         if own is None or state is None or ended.state != "COMPLETE":
             return
         costs = _costs(own.search, [float(value) for value in ended.values or ()])
-        if costs is None or any(_dominates(other, costs) for other, _ in own.completed):
+        if costs is None or not ended.feasible or any(_dominates(other, costs) for other, _, _ in own.completed):
             return
         own.completed = [found for found in own.completed if not _dominates(costs, found[0])]
-        own.completed.append((costs, state))
+        own.completed.append((costs, _number(ended), state))
+        if len(costs) == 1 and len(own.completed) > 2:  # of equals, Optuna's storages name the first or the lowest
+            own.completed = [own.completed[0], min(own.completed[1:], key=lambda found: found[1])]
 
     def __iter__(self) -> Iterator[State]:
         for own in self._of.values():
             if own.leading is not None:
                 yield own.leading[1]
-            for _, state in own.completed:
+            for _, _, state in own.completed:
                 yield state
 
 
@@ -73,6 +75,10 @@ def _costs(search: SearchStarted, values: list[float]) -> Costs | None:
     return tuple(-value if direction == "maximize" else value for value, direction in pairs)
 
 
+def _number(ended: TrialEnded) -> int:
+    return int(ended.trial.rpartition("/")[2])
+
+
 def _dominates(one: Costs, other: Costs) -> bool:
-    """Whether no value of ``one`` is worse. Of equals, the first stays."""
-    return all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+    """Whether ``one`` is nowhere worse, and somewhere better."""
+    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))

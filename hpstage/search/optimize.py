@@ -97,8 +97,9 @@ def optimize(
         sharing: ``False`` trains every trial alone, for comparison.
         evaluate_every: also evaluate each trial after every multiple of so many steps, on the way to where the
             algorithm wants it: curves of all metrics, as intermediate values of the study's trials, in reports and by
-            :meth:`Result.trial`. The algorithm is not told of them. Nothing is retrained for it: steps that an earlier
-            call has trained past without keeping them are left out.
+            :meth:`Result.trial`. The algorithm is not told of them (``OptunaPruner``, whose pruner would see them, has
+            ``interval``). Nothing is retrained for it: steps that an earlier call, or another process, has trained past
+            without keeping them are left out. Each of these states is kept; ``checkpoint_budget`` limits their bytes.
         checkpoint_every: keep every state whose step, counted from the start of training, is a multiple of this:
             10 keeps the states at steps 10, 20, 30 and so on of every trial, wherever its schedules change. By default
             a state is kept at least after each minute of training. States from which trials are known or likely to

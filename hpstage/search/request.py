@@ -9,6 +9,7 @@ from typing import Any, get_args
 import optuna
 
 from hpstage.algorithm import Algorithm, Setting
+from hpstage.algos import OptunaPruner
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import samplers
 from hpstage.plan.messages import Verify
@@ -79,6 +80,11 @@ class Request:
             if not callable(callback):
                 raise UsageError(f"callbacks has {callback!r}; give functions of the study and a trial")
         _check_algorithm(self.algorithm, len(self.metrics))
+        if self.evaluate_every is not None and isinstance(self.algorithm, OptunaPruner):
+            raise UsageError(
+                "evaluate_every adds intermediate values, by which the study's pruner would decide otherwise; "
+                "OptunaPruner(interval=...) says how often trials are evaluated"
+            )
         self.algorithm.check(self.setting)
 
     @property

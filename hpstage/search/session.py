@@ -218,8 +218,14 @@ class Session:
         if every is None or trial.id not in self._driver.plan.trials:
             return []
         begun = self._targets.reach(trial.index)
-        found = {s.step for s in self._driver.plan.trials[trial.id].states() if s.kept or s.metrics is not None}
-        trained = max(found, default=0)
+        plan, planned = self._driver.plan, self._driver.plan.trials[trial.id]
+        found = {state.step for state in planned.states() if state.kept or state.metrics is not None}
+        lines = {node.id: stop for node, _, stop in planned.path_to(planned.steps)}
+        of_others = [chain for chain in plan.chains.values() if chain.driver != self._driver.scheduler.driver]
+        passing = {
+            min(span.stop, lines[span.node]) for chain in of_others for span in chain.spans if span.node in lines
+        }
+        trained = max(found | passing, default=0)
         steps = range(begun - begun % every + every, step, every)
         return [other for other in steps if other > trained or other in found]
 
@@ -323,9 +329,9 @@ class Session:
     def _note_end(self, trial: SessionTrial) -> None:
         """Note the end of a trial for the plan, as recorded in the study."""
         planned = self._driver.plan.trials.get(trial.id)
-        values = trial.values
+        values, frozen = trial.values, self._ledger.trial(trial.storage_id)
         if values is None and trial.state == TrialState.COMPLETE:  # told in an earlier session
-            values = tuple(self._ledger.trial(trial.storage_id).values)
+            values = tuple(frozen.values)
         self._driver.log.note(
             TrialEnded(
                 study=self._started.study,
@@ -334,6 +340,7 @@ class Session:
                 values=None if values is None else tuple(map(to_metric, values)),
                 step=0 if planned is None else planned.asked,
                 at=time.time(),
+                feasible=all(constraint <= 0 for constraint in frozen.system_attrs.get("constraints") or ()),
             )
         )
 

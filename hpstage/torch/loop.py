@@ -15,7 +15,7 @@ from hpstage.torch.contents import Contents, NoValues, contents_of
 from hpstage.torch.data import Batches
 from hpstage.torch.follow import Follower
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
+from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
 from hpstage.training.capture.reach import functions_reached, names_in
 from hpstage.training.capture.world import World
 from hpstage.training.identity.values import NOT_STATE
@@ -169,14 +169,13 @@ class TorchLoop(Adapter):
         self._drop_gradients(self._ready())
         return self._world.portrait()
 
-    def parts(self) -> tuple[dict[str, object], dict[int, object]]:
-        built = self._ready()
+    def hand_over(self) -> dict[str, object]:
+        built, self._built = self._ready(), None
         self._give_values()
-        data = [self._data().dataset, *self._made.values()]
-        return (
-            {"model": built.model, "optimizer": built.optimizer, "trainable": self._user},
-            {id(obj): obj for obj in data},
-        )
+        self._pending = True
+        self._world.close(but=is_subjects)
+        self._lent.hand_over()
+        return {"model": built.model, "optimizer": built.optimizer, "trainable": self._user}
 
     def close(self) -> None:
         """Discard what was built, as in a new process, and restore the user's object and all that it shares."""

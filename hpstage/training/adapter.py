@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from hpstage.errors import TrainingError, UsageError
@@ -23,10 +24,15 @@ class Adapter(StandsFor):
         environment.pin()
         return environment.describe()
 
-    def parts(self) -> tuple[dict[str, object], dict[int, object]]:
-        """Return the objects that hold the present state, by name, and those in them that training only reads (data),
-        by id."""
+    def hand_over(self) -> dict[str, object]:
+        """Return the objects that hold the present state, by name, and end training without taking it back from them.
+        The subject belongs to them: it is not restored."""
         raise NotImplementedError
+
+
+def is_subjects(path: str) -> bool:
+    """Whether what training reaches by a path belongs to the subject, not to modules, libraries or the process."""
+    return re.match(r"(self|model|optimizer|dataset)\b", path) is not None
 
 
 def stateless_of(subject: object) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ to inspect) are listed in the function's attribute ``stateless``: ``train.statel
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Mapping
 from types import FunctionType
@@ -132,9 +133,14 @@ class FunctionTrainable(Adapter):
         self._end()
         self._begin(state)
 
-    def parts(self) -> tuple[dict[str, object], dict[int, object]]:
+    def hand_over(self) -> dict[str, object]:
         self._begun()
-        return dict(self._attached), {}
+        parts = dict(self._attached)
+        shared = [name for name, part in parts.items() if self._world.pristine and part in self._world.pristine]
+        memo: dict[int, object] = {}
+        parts |= {name: copy.deepcopy(parts[name], memo) for name in shared}  # they are the user's: close restores them
+        self.close()
+        return parts
 
     def portrait(self) -> dict[str, str]:
         """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""

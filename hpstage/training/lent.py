@@ -59,6 +59,13 @@ class Lent:
                 self._is_taken = False
                 del _TAKEN[id(self._obj)]
 
+    def hand_over(self) -> None:
+        """Leave the object with training's attributes for good."""
+        with _LOCK:
+            if self._is_taken:
+                self._is_taken, self._aside = False, None
+                del _TAKEN[id(self._obj)]
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Take the object, and give it back afterwards unless it was taken before."""

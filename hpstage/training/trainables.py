@@ -11,7 +11,7 @@ from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.trainable import METHODS, Trainable
-from hpstage.training.adapter import Adapter, stateless_of
+from hpstage.training.adapter import Adapter, is_subjects, stateless_of
 from hpstage.training.capture.world import World
 from hpstage.training.changes import Changes
 from hpstage.training.function import FunctionTrainable
@@ -118,8 +118,10 @@ class Keyed(Adapter):
         self._user.load_state_dict(clone(state))
         self._changes.loaded()
 
-    def parts(self) -> tuple[dict[str, object], dict[int, object]]:
-        return {"trainable": self._user}, {}
+    def hand_over(self) -> dict[str, object]:
+        self._world.close(but=is_subjects)
+        self._lent.hand_over()
+        return {"trainable": self._user}
 
     def portrait(self) -> dict[str, str]:
         """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""

@@ -19,8 +19,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.algos import SuccessiveHalving
-from hpstage.errors import CheckpointMissing, StateError, StoreError, UsageError
+from hpstage.algos import OptunaPruner, SuccessiveHalving
+from hpstage.errors import CheckpointCorrupt, CheckpointMissing, StateError, StoreError, UsageError
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.torch.trainables import Small, network, ordinary_loop, samples
@@ -233,7 +233,7 @@ def test_a_store_alone_gives_its_trials_and_their_models(found: hpstage.Result) 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (lambda result: result.load(7), "no trial 'study/7'; its studies: study"),
+        (lambda result: result.load(7), "no trial 'study/7' .*there are 3 trials, of studies study"),
         (lambda result: result.load(0, 9), "no state after step 9: it has 8 steps"),
         (lambda result: result.load(0, 0), "no state after step 0"),
         (lambda result: result.load(0, "first"), "step is 'first'; give a number of steps, 'best', or None"),
@@ -265,3 +265,64 @@ def test_the_winner_is_never_evicted(tmp_path: Path) -> None:
     assert evaluated(result.best_model(), Small())["loss"] == result.best_value
     subprocess.run([sys.executable, "-m", "hpstage", "gc", str(tmp_path), "--budget", "0"], check=True, timeout=300)
     assert hpstage.open(tmp_path).trial(best).load(Small()).metrics == result.trial(result.best_trial).metrics[STEPS]
+
+
+class HookedInTraining(Small):
+    """The model calls a function that reads what the trainable has learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = [1.0]
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        model = network()
+        model.register_forward_hook(lambda module, inputs, output: output * self.scale[0])
+        nn.utils.weight_norm(model[5])  # type: ignore[arg-type]
+        return model
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        super().update(model, optimizer, batch)
+        self.scale[0] *= 1.01
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_what_the_model_refers_to_comes_along(tmp_path: Path) -> None:
+    trainable = HookedInTraining()
+    result = search(trainable, tmp_path)
+    for trial in result.study.trials:
+        loaded = result.load(trial)
+        assert evaluated(loaded.model, loaded.trainable) == loaded.metrics
+        assert loaded.trainable.scale != [1.0] == trainable.scale
+
+
+def test_a_damaged_checkpoint_is_named_and_trained_again(tmp_path: Path) -> None:
+    result = search(Small(), tmp_path)
+    whole = result.load(0).model.state_dict()
+    (Path(result.checkpoint(0)) / "state.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointCorrupt, match=r"trial study/0 after step 8 cannot be read.*retrain=True"):
+        result.load(0)
+    again = result.load(0, retrain=True).model.state_dict()
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
+
+
+def test_a_study_of_several_objectives_and_a_pruner_are_told_what_to_do(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="two", directions=["minimize", "maximize"])
+    result = hpstage.optimize(
+        study, Small(), space, metric=["loss", "accuracy"], steps=4, n_trials=2,
+        executor=hpstage.InlineExecutor(), store=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"load\(result.best_trials\[0\]\)"):
+        result.best_model()
+    assert result.load(result.best_trials[0]).metrics is not None
+    with pytest.raises(UsageError, match="interval"):
+        search(Small(), tmp_path, algorithm=OptunaPruner(2), evaluate_every=2)
+
+
+def test_an_inline_executor_serves_another_call_after_one_that_failed(tmp_path: Path) -> None:
+    executor = hpstage.InlineExecutor()
+    with pytest.raises(ZeroDivisionError):
+        hpstage.optimize(
+            optuna.create_study(), Small(), lambda trial: 1 / 0, metric="loss", steps=8, executor=executor,  # type: ignore[arg-type, return-value]
+            store=tmp_path,
+        )  # fmt: skip
+    assert search(Small(), tmp_path, executor=executor).best_trial.value is not None

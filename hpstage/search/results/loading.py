@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 from hpstage.errors import UsageError
 from hpstage.plan.facts import TrialId
 from hpstage.schedule import Scalar
+from hpstage.training.identity import threads
+from hpstage.training.identity.workload import packages
 from hpstage.training.randomness import generators_restored
 from hpstage.training.trainables import as_trainable
 
@@ -68,31 +72,41 @@ def load(
     Args:
         values: returns the values of the hyper-parameters in a step.
     """
-    trainable: Any = as_trainable(subject)
-    with generators_restored(), closing(trainable):
-        trainable.setup(values(0))
-        if state is not None:
-            trainable.load_state_dict(state)
-        if start < stop:
-            logger.info("Training steps %d to %d of trial %s again", start, stop, trial)
-        for step in range(start, stop):
-            if hasattr(trainable, "announce"):
-                trainable.announce(step == stop - 1)
-            trainable.train(step, values(step))
-        objects, kept = trainable.parts()
-        parts = _copied(objects, kept)
+    adapter: Any = as_trainable(_own(subject))
+    with ExitStack() as settings:
+        settings.enter_context(generators_restored())
+        settings.enter_context(threads.restored())
+        threads.pin(packages(subject))
+        if "torch" in sys.modules:
+            import torch
+
+            settings.enter_context(torch.inference_mode(False))
+            settings.enter_context(torch.enable_grad())
+        try:
+            adapter.setup(values(0))
+            if state is not None:
+                adapter.load_state_dict(state)
+            if start < stop:
+                logger.info("Training steps %d to %d of trial %s again", start, stop, trial)
+            for step in range(start, stop):
+                if hasattr(adapter, "announce"):
+                    adapter.announce(step == stop - 1)
+                adapter.train(step, values(step))
+            parts = adapter.hand_over()
+        except BaseException:
+            adapter.close()
+            raise
     return LoadedState(trial, stop, dict(values(stop - 1)), metrics, parts)
 
 
-def _copied(objects: Mapping[str, object], kept: Mapping[int, object]) -> dict[str, Any]:
-    """Copy objects that may refer to each other; those in ``kept``, by id, are not copied."""
-    memo: dict[int, Any] = dict(kept)
-    parts: dict[str, Any] = {}
-    for name, value in objects.items():
-        try:
-            parts[name] = copy.deepcopy(value, memo)
-        except Exception as error:  # a lock, a file, a generator: whatever the user's objects hold
-            if name != "trainable" or len(objects) == 1:
-                raise UsageError(f"{name} cannot be copied out of training ({error}); use state() instead") from error
-            logger.info("The trainable cannot be copied out of training (%s); its model can", error)
-    return parts
+def _own(subject: Any) -> object:
+    """Return a copy of the trainable, to which the model may refer. A function has no state of its own."""
+    if isinstance(subject, FunctionType):
+        return subject
+    try:
+        return copy.deepcopy(subject)
+    except Exception as error:  # a lock, a file, a connection: whatever the user's object holds
+        raise UsageError(
+            f"this {type(subject).__name__} cannot be copied ({error}), and the model may refer to it: make it so that "
+            f"copy.deepcopy works, or take state() or weights()"
+        ) from error

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hpstage.checkpoints import CheckpointStore
+from hpstage.errors import UsageError
 from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import Savings
@@ -29,9 +31,9 @@ class Result:
     savings: Savings
     store: Path | None
     """The folder of the journal and checkpoints."""
-    plan: SearchPlan
+    plan: SearchPlan = field(repr=False)
     """The search plan at the end of this call."""
-    journal: tuple[Fact, ...]
+    journal: tuple[Fact, ...] = field(repr=False)
     """The facts that the plan is folded from."""
     search: str = ""
     """The study's name in the plan, if it differs from its own."""
@@ -63,19 +65,21 @@ class Result:
         """The Pareto front of a study with several objectives."""
         return self.study.best_trials
 
-    def trial(self, trial: FrozenTrial | int) -> TrainedTrial:
+    def trial(self, trial: FrozenTrial | int | str) -> TrainedTrial:
         """Return a trial of the study as it was trained: its schedules, its metrics by step, and its kept states.
 
         Args:
-            trial: a trial of the study, or its number.
+            trial: a trial of the study, its number, or its id ``"<study>/<number>"``.
 
         Raises:
             UsageError: the trial is not on this plan.
         """
-        number = trial if isinstance(trial, int) else trial.number
-        return trial_of(self.plan, self.checkpoints, self.trial_id(number), where="the plan on this store")
+        if isinstance(trial, str):
+            return trial_of(self.plan, self.checkpoints, TrialId(trial))
+        number = index(trial) if isinstance(trial, SupportsIndex) else trial.number
+        return trial_of(self.plan, self.checkpoints, self.trial_id(number))
 
-    def load(self, trial: FrozenTrial | int, step: Step = None, *, retrain: bool = False) -> LoadedState:
+    def load(self, trial: FrozenTrial | int | str, step: Step = None, *, retrain: bool = False) -> LoadedState:
         """Load the model, optimizer and whatever else a trial has trained; see :meth:`TrainedTrial.load`.
 
         Args:
@@ -85,16 +89,28 @@ class Result:
         """
         return self.trial(trial).load(self.trainable, step, retrain=retrain)
 
-    def best_model(self) -> Any:
-        """Return the model of the study's best trial after its last step, in evaluation mode if it has one."""
-        model = self.load(self.study.best_trial).model
+    def best_model(self, *, retrain: bool = False) -> Any:
+        """Return the model of the study's best trial after its last step, in evaluation mode if it has one.
+
+        It is the model that was trained: if ``evaluate`` uses averaged weights, take those from :meth:`load`, as
+        ``loaded.trainable.ema`` or, of a function, ``loaded.parts["ema"]``.
+
+        Args:
+            retrain: train a state that is not kept again, in this process.
+
+        Raises:
+            UsageError: the study has several objectives, or the trial has no part ``"model"``.
+        """
+        if len(self.study.directions) > 1:
+            raise UsageError("a study with several objectives has no best trial; load(result.best_trials[0]).model")
+        model = self.load(self.study.best_trial, retrain=retrain).model
         return model.eval() if callable(getattr(model, "eval", None)) else model
 
-    def checkpoint(self, trial: FrozenTrial | int, step: Step = None) -> str:
+    def checkpoint(self, trial: FrozenTrial | int | str, step: Step = None) -> str:
         """Return the path or URL of a trial's checkpoint; see :meth:`TrainedTrial.checkpoint`."""
         return self.trial(trial).checkpoint(step)
 
-    def schedules(self, trial: FrozenTrial | int) -> dict[str, Schedule]:
+    def schedules(self, trial: FrozenTrial | int | str) -> dict[str, Schedule]:
         """Return the schedules of a trial: a space that returns them retrains it bit for bit.
 
         Use this to replay a trial of population based training, whose parameters describe only its last segment.

@@ -49,7 +49,7 @@ class StoredPlan:
         return trial_of(self.plan, self.checkpoints, id)
 
     def best_trial(self, study: str | None = None) -> TrainedTrial:
-        """Return the completed trial with the best value of a study.
+        """Return the completed, feasible trial with the best value of a study.
 
         Raises:
             UsageError: the plan has no such study, or it has several objectives or no completed trial.
@@ -61,12 +61,12 @@ class StoredPlan:
         values = {
             id: float(ended.values[0])
             for id, ended in self.plan.ended.items()
-            if self.plan.study_of(id) == name and ended.state == "COMPLETE" and ended.values
+            if self.plan.study_of(id) == name and ended.state == "COMPLETE" and ended.values and ended.feasible
         }
         if not values:
             raise UsageError(f"study {name!r} has no completed trial yet; name a trial")
         best = max if record.started.directions[:1] == ("maximize",) else min
-        return self.trial(best(values, key=lambda id: values[id]))
+        return self.trial(best(sorted(values, key=_number), key=values.__getitem__))  # the lowest number of equals
 
     def _study(self, study: str | None) -> str:
         known = self.studies
@@ -77,6 +77,10 @@ class StoredPlan:
             problem = "name the study" if study is None else f"this plan has no study {study!r}"
             raise UsageError(f"{problem}; there are: {there}")
         return study
+
+
+def _number(id: TrialId) -> int:
+    return int(id.rpartition("/")[2])
 
 
 def open(store: str | os.PathLike[str], *, checkpoints: str | os.PathLike[str] | None = None) -> StoredPlan:

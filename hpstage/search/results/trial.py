@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from hpstage.checkpoints import CheckpointStore
-from hpstage.errors import CheckpointMissing, UsageError
+from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
 from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial, State
 from hpstage.plan.plan import SearchPlan
@@ -18,9 +20,12 @@ from hpstage.report.files import replacing
 from hpstage.schedule import Scalar, Schedule
 from hpstage.search.results.loading import LoadedState, load
 from hpstage.search.results.weights import weights_of, write_weights
+from hpstage.text import count_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger("hpstage")
 
 Step = int | Literal["best"] | None
 """Which state of a trial: that after so many steps; the one with the best value of the study's metric; or, with
@@ -76,7 +81,8 @@ class TrainedTrial:
             UsageError: the trial has no such step, or no metrics yet; for ``"best"``, if its study has more than one
                 objective.
         """
-        if isinstance(step, int) and not isinstance(step, bool):
+        if isinstance(step, SupportsIndex) and not isinstance(step, bool):
+            step = index(step)
             if not 1 <= step <= self.planned.asked:
                 raise UsageError(f"trial {self.id} has no state after step {step}: it has {self.planned.asked} steps")
             return step
@@ -106,15 +112,23 @@ class TrainedTrial:
     def state(self, step: Step = None) -> Any:
         """Return a state as it was kept: of a ``TorchTrainable`` or a function, all that training had changed; of an
         object with five methods, what its ``state_dict()`` returned. Raises as :meth:`checkpoint` does."""
-        checkpoints, state = self._find(self.step(step))
+        at = self.step(step)
+        checkpoints, state = self._find(at)
         assert state.kept is not None
-        return checkpoints.load(state.kept.key)
+        try:
+            return checkpoints.load(state.kept.key)
+        except (CheckpointMissing, CheckpointCorrupt) as error:
+            raise type(error)(
+                f"the checkpoint of trial {self.id} after step {at} cannot be read: {error}. load(..., retrain=True) "
+                f"trains it again from an earlier one"
+            ) from error
 
     def weights(self, step: Step = None, *, part: str | None = None) -> dict[str, Tensor]:
         """Return the tensors of a model by their names in its ``state_dict()``, without the code that trained it.
 
-        Tensors that two names share are there once, and those that training has not changed and that were not created
-        by the setup of the trial (a frozen backbone that ``__init__`` has loaded) are not there: :meth:`load` has all.
+        It is what the state holds: of tensors that have two names, one; none that were there before the trial and that
+        training has not changed (a frozen backbone that ``__init__`` has loaded); buffers also if they are not
+        persistent. For exactly the ``state_dict()``, take that of :meth:`load`'s model.
 
         Args:
             part: what to return: ``"self.ema"``, for example, for averaged weights that the trainable keeps. By default
@@ -129,19 +143,22 @@ class TrainedTrial:
     def save_weights(self, path: str | os.PathLike[str], step: Step = None, *, part: str | None = None) -> None:
         """Write :meth:`weights` into a file that safetensors reads, with the trial, step and metrics as its metadata.
 
-        Raises as :meth:`weights` does, and ``OSError``.
+        Its folder is made if needed. Raises as :meth:`weights` does, and ``OSError``.
         """
-        at = self.step(step)
-        about = {"trial": str(self.id), "step": str(at), "format": "pt"}
-        about |= {name: repr(value) for name, value in self.metrics.get(at, {}).items()}
-        with replacing(Path(path)) as aside:
-            write_weights(aside, self.weights(at, part=part), about)
+        at, file = self.step(step), Path(path)
+        about = {name: repr(value) for name, value in self.metrics.get(at, {}).items()}
+        about |= {"trial": str(self.id), "step": str(at), "part": part or "", "format": "pt"}
+        weights = self.weights(at, part=part)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as aside:
+            write_weights(aside, weights, about)
 
     def load(self, trainable: object, step: Step = None, *, retrain: bool = False) -> LoadedState:
         """Load a state into new objects, built by the code of ``trainable``.
 
-        What is returned belongs to the caller: a copy, on the device on which the trainable would train here.
-        ``trainable`` itself, and the random number generators of the process, stay as they were.
+        What is returned belongs to the caller: it is built by a copy of ``trainable``, on the device on which that
+        would train here. ``trainable`` itself, and the generators and threads of the process, stay as they were.
+        Whether ``trainable`` is the code that was searched is not checked, only that the state fits it.
 
         Args:
             trainable: the one that was trained, or another one that builds the same model.
@@ -152,10 +169,7 @@ class TrainedTrial:
             StateError: the state belongs to other code.
         """
         at = self.step(step)
-        start = max((kept for kept in self.kept if kept <= at), default=0)
-        if start < at and not retrain:
-            self._find(at)  # raises
-        source = self.state(start) if start else None
+        start, source = self._from(at, retrain)
         return load(
             trainable,
             source,
@@ -170,6 +184,17 @@ class TrainedTrial:
         """Return the states on the trial's line, by step, as far as it was asked for."""
         return {state.step: state for state in self.planned.states() if state.step <= self.planned.asked}
 
+    def _from(self, step: int, retrain: bool) -> tuple[int, Any]:
+        """Return the state to load, and its step: with ``retrain`` the last one that can be read, or the beginning."""
+        if not retrain:
+            return step, self.state(step)
+        for kept in sorted((kept for kept in self.kept if kept <= step), reverse=True):
+            try:
+                return kept, self.state(kept)
+            except (CheckpointMissing, CheckpointCorrupt) as error:
+                logger.warning("%s", error)
+        return 0, None
+
     def _find(self, step: int) -> tuple[CheckpointStore, State]:
         if self.checkpoints is None:
             raise CheckpointMissing(
@@ -181,8 +206,9 @@ class TrainedTrial:
             kept = self.kept
             there = f"there are those after steps {', '.join(map(str, kept))}" if kept else "none of it is kept"
             raise CheckpointMissing(
-                f"no checkpoint of trial {self.id} after step {step} is kept; {there}. load(..., retrain=True) trains "
-                f"it again in this process; checkpoint_every= and checkpoint_budget= of optimize() decide what is kept"
+                f"no checkpoint of trial {self.id} after step {step} is kept; {there}. "
+                f"load(..., step={step}, retrain=True) trains it again in this process; checkpoint_every= and "
+                f"checkpoint_budget= of optimize() decide what is kept"
             )
         return self.checkpoints, state
 
@@ -201,5 +227,8 @@ def trial_of(
     planned: Mapping[TrialId, PlannedTrial] = plan.trials
     if id not in planned:
         studies = ", ".join(sorted({plan.study_of(known) for known in planned})) or "none"
-        raise UsageError(f"{where} has no trial {id!r}; its studies: {studies}")
+        raise UsageError(
+            f"{where} has no trial {id!r} (it may have been trained by other code, or on another store); there are "
+            f"{count_of(len(planned), 'trial')}, of studies {studies}"
+        )
     return TrainedTrial(planned[id], plan, checkpoints)

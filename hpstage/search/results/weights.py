@@ -32,9 +32,13 @@ def weights_of(state: object, part: str | None, trial: str) -> dict[str, Tensor]
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write tensors into a safetensors file. Raises ``OSError``."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({name: value.contiguous() for name, value in weights.items()}, path, metadata=dict(about))
+    try:
+        save_file({name: value.contiguous() for name, value in weights.items()}, path, metadata=dict(about))
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _named(state: object) -> Iterator[tuple[str, Tensor]]:

@@ -56,8 +56,12 @@ class World:
             yield from libraries()
             yield "torch", SETTINGS
 
-    def close(self) -> None:
-        """Restore everything as far as possible to how it was before the first setup, and forget it."""
+    def close(self, but: Callable[[str], bool] = lambda path: False) -> None:
+        """Restore everything as far as possible to how it was before the first setup, and forget it.
+
+        Args:
+            but: returns whether what is at a path is left as it is.
+        """
         self._note_filled()
         for cache in self._filled.values():
             cache.cache_clear()  # results must depend on arguments alone; later training shows if they do not
@@ -67,7 +71,7 @@ class World:
         self._cached.clear()
         if self.pristine is not None:
             for record in (*self.pristine, *late):
-                if record.changed():
+                if not but(record.path) and record.changed():
                     with suppress(TypeError, AttributeError, ValueError, OSError):  # there is no more training here
                         record.restore()
             self.pristine = None

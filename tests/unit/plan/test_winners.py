@@ -52,7 +52,19 @@ def test_of_several_objectives_all_trials_stay_that_no_other_dominates(values: l
         for low, high in values
         if not any(a <= low and b >= high and (a, b) != (low, high) for a, b in values)
     }
-    assert sorted(state.step for state in winners) == sorted(values.index(pair) + 1 for pair in front)
+    assert sorted(state.step for state in winners) == [step for step, pair in enumerate(values, 1) if pair in front]
+
+
+def test_of_equal_trials_the_first_and_the_lowest_number_stay_and_infeasible_ones_never_win() -> None:
+    winners = Winners()
+    winners.begin(search("maximize"))
+    for number in (7, 9, 3, 5):
+        winners.end(TrialEnded("study", TrialId(f"study/{number}"), "COMPLETE", (1.0,), 3, 0.0), State(NODE, number))
+    assert [state.step for state in winners] == [7, 3]
+    winners.end(TrialEnded("study", TrialId("study/8"), "COMPLETE", (2.0,), 3, 0.0, feasible=False), State(NODE, 8))
+    assert [state.step for state in winners] == [7, 3]
+    winners.end(TrialEnded("study", TrialId("study/8"), "COMPLETE", (2.0,), 3, 0.0), State(NODE, 8))
+    assert [state.step for state in winners] == [8]
 
 
 def test_pruned_and_failed_trials_and_unknown_metrics_do_not_win() -> None:
