@@ -44,12 +44,12 @@ class Targets:
         self._steps[index, step] = steps = [*on_the_way, step]
         self._of_trial[index].append(step)
         self._reach[index] = max(self.reach(index), step)
-        if self._synchronous:
+        if self._synchronous or self._is_complete((index, step)):
             self._order.append((index, step))
         return [other for other in steps if other not in asked]
 
     def answer(self, index: int, answer: Answer) -> None:
-        if index not in self._of_trial:
+        if index not in self._of_trial or answer.step in self._answers[index]:
             return
         self._answers[index][answer.step] = answer
         if not self._synchronous:

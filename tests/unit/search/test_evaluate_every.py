@@ -142,6 +142,20 @@ def test_a_synchronous_order_waits_for_the_first_target_and_all_steps_on_its_way
     assert targets.next() is None and not len(targets)
 
 
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_target_whose_steps_were_answered_on_the_way_to_another_does_not_wait(synchronous: bool) -> None:
+    targets = Targets(synchronous=synchronous)
+    targets.ask(0, 8, [4])
+    for _ in range(2):  # the second time, it is no news
+        targets.answer(0, answered(4))
+    assert targets.ask(0, 4) == []
+    targets.answer(0, answered(8))
+    targets.answer(0, answered(8))
+    told = [[answer.step for answer in targets.next() or []] for _ in range(2)]
+    assert sorted(told) == [[4], [4, 8]]
+    assert targets.next() is None and not len(targets)
+
+
 @given(st.permutations([(index, step) for index in range(3) for step in (2, 4, 8)]), st.booleans())
 @settings(max_examples=50)
 def test_each_target_comes_back_once_in_any_order_of_arrival(order: list[tuple[int, int]], synchronous: bool) -> None:
