@@ -21,9 +21,9 @@ from hpstage.optuna.patient_storage import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key
-from hpstage.progress import Progress
-from hpstage.progress.display import Display
 from hpstage.schedule import Scalar
+from hpstage.search.progress import Progress
+from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
 from hpstage.search.session import Session, missing_metric
 from hpstage.search.signals import Interruption

@@ -14,9 +14,9 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import budget_bytes
 from hpstage.executor import Executor
 from hpstage.plan.messages import Verify
-from hpstage.progress import open_display
 from hpstage.schedule.space import Space
 from hpstage.search.call import open_call
+from hpstage.search.progress import open_display
 from hpstage.search.request import Request, in_tuple
 from hpstage.search.results.result import Result
 from hpstage.search.run import run

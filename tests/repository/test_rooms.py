@@ -13,7 +13,7 @@ ROOMS = (
     *("errors", "text", "schedule", "store", "plan", "checkpoints", "scheduler"),
     *("trainable", "executor", "algorithm", "algos"),
     *("training.identity", "training.capture", "training", "torch", "execution"),
-    *("optuna", "driver", "report", "cluster", "progress", "search.results", "search", "rehearsal", "checking"),
+    *("optuna", "driver", "report", "cluster", "search.results", "search", "rehearsal", "checking"),
     *("testing", "hpstage", "cli", "__main__"),
 )
 """From the bottom to the top: a file imports from its own room and from those before it."""
@@ -33,8 +33,6 @@ UPWARDS = {
     ("optuna.saved_plots", "report.book"): "it draws the report's lanes",
     ("optuna.saved_plots", "report.lanes"): "it draws the report's lanes",
     ("optuna.saved_plots", "search.results.result"): "a type",
-    ("progress.progress", "search.session"): "a type",
-    ("progress.progress", "search.trials"): "a type",
 }
 """Imports from above, with the reason. They are all within functions, or types alone, but for those of whole files that
 stand between two rooms."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from hpstage.progress.view import ProgressView
+from hpstage.search.progress.view import ProgressView
 
 
 class Display(ABC):

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from hpstage.progress.view import ProgressView, items, name, times, trials
+from hpstage.search.progress.view import ProgressView, items, name, times, trials
 
 _BAR = (10, 40)
 """Minimum and maximum columns of the bar; it is omitted if there is less room."""

@@ -13,9 +13,9 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console
 
-from hpstage.progress.display import Display
-from hpstage.progress.render import render
-from hpstage.progress.view import ProgressView, line
+from hpstage.search.progress.display import Display
+from hpstage.search.progress.render import render
+from hpstage.search.progress.view import ProgressView, line
 
 LINE_SECONDS = 10.0
 """Minimum time between two lines of a log, except that the first and the last are written at once."""

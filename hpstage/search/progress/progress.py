@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from hpstage.progress.display import Display
-from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
-from hpstage.progress.view import ProgressView
+from hpstage.search.progress.display import Display
+from hpstage.search.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
+from hpstage.search.progress.view import ProgressView
 
 if TYPE_CHECKING:
     import optuna
@@ -35,7 +35,7 @@ def open_display(shown: bool) -> Display | None:
     """Return the display that suits standard error, a terminal or lines; ``None`` if ``shown`` is false."""
     if not shown:
         return None
-    from hpstage.progress.displays import display_on_standard_error
+    from hpstage.search.progress.displays import display_on_standard_error
 
     return display_on_standard_error()
 

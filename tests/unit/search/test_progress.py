@@ -15,13 +15,13 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, MedianStopping, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.progress import Progress, ProgressView, line
-from hpstage.progress.display import Display
-from hpstage.progress.displays import LINE_SECONDS, LineDisplay
-from hpstage.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
-from hpstage.progress.render import render
 from hpstage.scheduler.remaining import RemainingWork
 from hpstage.search import call as front_door
+from hpstage.search.progress import Progress, ProgressView, line
+from hpstage.search.progress.display import Display
+from hpstage.search.progress.displays import LINE_SECONDS, LineDisplay
+from hpstage.search.progress.eta import Asked, Busy, growth, seconds_left, still_to_ask
+from hpstage.search.progress.render import render
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing
 
