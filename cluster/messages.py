@@ -10,11 +10,9 @@ from typing import Any, Literal
 import msgspec
 
 from hpstage.executor import Environment
-from hpstage.plan.facts import ChainId, ForkVerified
-from hpstage.plan.messages import Amendment, BoundaryMissed, BoundaryReached, Chain, ChainEnded
+from hpstage.plan.facts import ChainId
+from hpstage.plan.messages import Amendment, Chain, ChainReport
 from hpstage.schedule import Scalar
-
-ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
 
 
 class Problem(msgspec.Struct, frozen=True):

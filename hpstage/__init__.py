@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpstage import errors, schedule, torch
     from hpstage.checking import CheckReport, check
+    from hpstage.errors import StopTraining
     from hpstage.execution.inline import InlineExecutor
     from hpstage.executor import Executor
     from hpstage.rehearsal.preflight import Preflight, preflight
@@ -32,6 +33,7 @@ __all__ = [
     "Result",
     "Run",
     "Schedule",
+    "StopTraining",
     "StoredPlan",
     "TrainedTrial",
     "check",
@@ -53,6 +55,7 @@ _HOMES = {
     "Result": "hpstage.search.results.result",
     "Run": "hpstage.training.run",
     "Schedule": "hpstage.schedule",
+    "StopTraining": "hpstage.errors",
     "StoredPlan": "hpstage.search.results",
     "TrainedTrial": "hpstage.search.results",
     "check": "hpstage.checking",

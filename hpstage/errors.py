@@ -21,6 +21,19 @@ class TrainingError(HpstageError):
     """Your training code failed; the text ends with its own traceback."""
 
 
+class StopTraining(Exception):
+    """Raise it in training code to end training with the current step: its trials are complete there.
+
+    The step counts as trained, and the state after it is evaluated. What decides must be a function of what every step
+    computes, not of when metrics are measured: that depends on the algorithm. (``optuna.TrialPruned`` ends training
+    before the current step, and its trials as pruned.)
+    """
+
+
+class NonFiniteLoss(Exception):
+    """The training loss is NaN or infinite; trials that reach this step end before it, as pruned."""
+
+
 class ClusterError(HpstageError):
     """The cluster failed: no workers, missing devices, or workers lost more often than the bound allows."""
 

@@ -155,9 +155,9 @@ class Driver:
             self.log.note(TargetAsked(trial, step, self.scheduler.driver))
 
     def knows(self, trial: TrialId, step: int) -> bool:
-        """Whether the metrics of this target are already known."""
-        state = self.plan.known(trial, step) if trial in self.plan.trials else None
-        return state is not None and state.metrics is not None
+        """Whether the result of this target is already known."""
+        known = self.scheduler.known(trial, step) if trial in self.plan.trials else None
+        return known is not None and known.failure is None
 
     def remaining_work(self) -> RemainingWork:
         """Estimate the remaining work of all drivers."""

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.errors import InternalError
 from hpstage.execution.flight import Control
-from hpstage.execution.runner import ChainReport, ChainRunner
+from hpstage.execution.runner import ChainRunner
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId
-from hpstage.plan.messages import Amendment, Chain, ChainEnded, Report, WorkerJoined
+from hpstage.plan.messages import Amendment, Chain, ChainEnded, ChainReport, Report, WorkerJoined
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.identity import threads

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from typing import Literal
+
+from msgspec.structs import replace
 
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.patient_store import PatientStore
@@ -16,13 +19,15 @@ from hpstage.errors import (
     CheckpointError,
     CheckpointFull,
     CheckpointMissing,
+    NonFiniteLoss,
     StateError,
+    StopTraining,
     UsageError,
 )
 from hpstage.execution.flight import Control, Flight, Values
 from hpstage.execution.verification import ForkVerification
-from hpstage.plan.facts import ForkVerified, StateKey, StateReached, UserFailure, WorkerId, to_metrics
-from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded
+from hpstage.plan.facts import ForkVerified, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
+from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
@@ -31,8 +36,6 @@ logger = logging.getLogger("hpstage")
 
 _VERIFICATIONS = 8
 """Maximum number of further verifications when training changes something new: paths may be generated without end."""
-
-ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded
 
 
 class ChainRunner:
@@ -149,8 +152,41 @@ class ChainRunner:
             coming = flight.coming()
             flight.announced = coming is not None and (coming.evaluate or coming.keep)
             values.move(flight.step)
-            self._train_step(flight.step, values, flight.announced)
+            ending = None
+            try:
+                self._train_step(flight.step, values, flight.announced)
+            except Exception as error:
+                if _outcome_of(error) is None:
+                    raise
+                ending = error
+            if ending is not None:
+                yield from self._end(flight, ending)
+                return "done"
             flight.step += 1
+
+    def _end(self, flight: Flight, error: Exception) -> Generator[ChainReport, None, None]:
+        """Report that the user's code ended training in the current step, with the last state if there is a new one."""
+        self._settle()
+        flight.stop_clock()
+        flight.verification = None
+        step, outcome = flight.step, _outcome_of(error)
+        assert outcome is not None
+        if outcome == "complete":
+            flight.step += 1
+            yield self._reach(flight, replace(flight.course.own(flight.step), evaluate=True), is_last=True)
+        elif step > flight.since:
+            yield self._reach(flight, flight.course.own(step, keep=False))
+        self._stands_at = None
+        yield TrainingEnded(
+            chain=flight.chain.id,
+            worker=self._worker,
+            node=flight.stage.node,
+            step=step,
+            at=self._clock(),
+            outcome=outcome,
+            message=str(error),
+            diverged=isinstance(error, NonFiniteLoss),
+        )
 
     def _train_step(self, step: int, values: Mapping[str, Scalar], report: bool) -> None:
         if self._announce is not None:
@@ -257,8 +293,12 @@ class ChainRunner:
         if self._synchronize is not None:
             self._synchronize()
 
-    def _reach(self, flight: Flight, boundary: Boundary) -> BoundaryReached:
-        """Perform the actions of a boundary and reset the flight's counters."""
+    def _reach(self, flight: Flight, boundary: Boundary, *, is_last: bool = False) -> BoundaryReached:
+        """Perform the actions of a boundary and reset the flight's counters.
+
+        Args:
+            is_last: no state follows, so that a failed evaluation is one of training.
+        """
         flight.at_boundary = True
         metrics: dict[str, float] | None = None
         failure: UserFailure | None = None
@@ -270,6 +310,8 @@ class ChainRunner:
             except StateError:
                 raise  # training cannot continue from the resulting state
             except Exception as error:
+                if is_last:
+                    raise
                 failure = _failure(error)
         evaluated = time.perf_counter()
         if boundary.keep:
@@ -333,6 +375,15 @@ def _outcome(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]
     if isinstance(error, CheckpointMissing | CheckpointCorrupt):
         return "unreadable"
     return "full" if isinstance(error, CheckpointFull) else "cut_off"
+
+
+def _outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
+    """Return how an exception of the user's code ends training, ``None`` for a failure."""
+    if isinstance(error, StopTraining):
+        return "complete"
+    optuna = sys.modules.get("optuna")
+    is_pruned = optuna is not None and isinstance(error, optuna.TrialPruned)
+    return "pruned" if is_pruned or isinstance(error, NonFiniteLoss) else None
 
 
 def _failure(error: BaseException) -> UserFailure:

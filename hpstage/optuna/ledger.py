@@ -7,7 +7,7 @@ trial of an earlier process).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -142,10 +142,10 @@ class Ledger:
             notes |= _NO_POINT
         return Trial(self.study, self._create(system_attrs=notes, user_attrs=dict(attrs)))
 
-    def carry_on(self, finished: FrozenTrial, attrs: Mapping[str, Any]) -> FrozenTrial:
-        """Create a running trial with the parameters, values and user attributes of a finished one, since Optuna does
-        not allow changing that one."""
-        own = {name: value for name, value in finished.user_attrs.items() if not name.startswith("hpstage:")}
+    def carry_on(self, finished: FrozenTrial, attrs: Mapping[str, Any], metrics: Container[str]) -> FrozenTrial:
+        """Create a running trial with the parameters, values and user attributes of a finished one, except its
+        ``metrics``, since Optuna does not allow changing that one."""
+        own = {n: v for n, v in finished.user_attrs.items() if not n.startswith("hpstage:") and n not in metrics}
         made = self._create(
             params=finished.params,
             distributions=finished.distributions,

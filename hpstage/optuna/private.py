@@ -42,6 +42,13 @@ def id_of(trial: FrozenTrial | Trial) -> int:
     return trial._trial_id
 
 
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Whether the trial satisfies its constraints, the sampler's or its own."""
+    constraints = getattr(trial, "constraints", None)  # public since Optuna 5
+    values = trial.system_attrs.get("constraints") or () if constraints is None else constraints.values()
+    return all(value <= 0 for value in values)
+
+
 def is_stopped(study: optuna.Study) -> bool:
     """Was ``study.stop()`` called since the study began to run?"""
     return study._stop_flag

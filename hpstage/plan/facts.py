@@ -180,6 +180,29 @@ class StageFailed(msgspec.Struct, frozen=True, tag=True):
     failure: UserFailure
 
 
+class TrainingEnded(msgspec.Struct, frozen=True, tag=True):
+    """The user's code ended training on ``node`` in step ``step``: every trial that has this step ends with the state
+    at :attr:`last`, whatever was asked of it, now or later.
+
+    ``outcome``: "complete" (the step was trained, and the state after it has metrics) or "pruned" (it was not trained).
+    ``diverged``: it was pruned for its loss, which is not finite. Used both as a report and in the journal.
+    """
+
+    chain: ChainId
+    worker: WorkerId
+    node: NodeId
+    step: int
+    at: float
+    outcome: Literal["complete", "pruned"]
+    message: str = ""
+    diverged: bool = False
+
+    @property
+    def last(self) -> int:
+        """The number of steps that its trials have."""
+        return self.step + (self.outcome == "complete")
+
+
 class ChainLost(msgspec.Struct, frozen=True, tag=True):
     """Training after a chain's last boundary was discarded. ``outcome`` and ``message``: how the chain ended
     (:class:`ChainEnded`) or how its worker left (:class:`WorkerLeft`)."""
@@ -333,6 +356,7 @@ Fact = (
     | StateDiffers
     | ForkVerified
     | StageFailed
+    | TrainingEnded
     | ChainLost
     | DriverJoined
     | DriverLeft

@@ -34,7 +34,12 @@ def validate(plan: SearchPlan) -> None:
             assert node.start == start < stop
             unique[node.id] = max(unique.get(node.id, 0), stop - start)
         fresh = trial.fresh.values()
-        assert trial.asked == max(trial.targets, default=0) and all(steps > 0 for steps in fresh)
+        assert all(steps >= 0 for steps in fresh)
+        ending = plan.ending_on(trial.id, trial.steps)
+        if ending is None:
+            assert trial.asked == max(trial.targets, default=0)
+        else:
+            assert max(trial.targets, default=0) <= trial.asked <= ending.last
     assert plan.steps_unique == sum(sum(trial.fresh.values()) for trial in plan.trials.values())
     assert plan.steps_asked == sum(trial.asked for trial in plan.trials.values())
     assert plan.steps_unique == sum(unique.values()) == sum(node.reach - node.start for node in plan.nodes)

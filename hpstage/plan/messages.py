@@ -18,6 +18,7 @@ from hpstage.plan.facts import (
     StateKey,
     StateReached,
     StateRef,
+    TrainingEnded,
     UserFailure,
     WorkerId,
 )
@@ -152,7 +153,9 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
     message: str = ""
 
 
-Report = BoundaryReached | BoundaryMissed | ForkVerified | ChainEnded | WorkerJoined | WorkerLeft
+ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | TrainingEnded | ChainEnded
+"""What a worker reports of a chain; the last is its ``ChainEnded``."""
+Report = ChainReport | WorkerJoined | WorkerLeft
 
 
 class StartChain(msgspec.Struct, frozen=True):

@@ -115,6 +115,18 @@ class Node:
         return Trail(history, self.start, dict(zip(self.names, self.forms, strict=True)))
 
 
+def lines_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, int]]:
+    """Yield the lines that continue beyond step ``step`` of a node, each with the step after which its states are
+    beyond: ``last`` on the node itself, and the start of each node below."""
+    below = [(node, step, last)]
+    while below:
+        line, step, last = below.pop()
+        yield line, last
+        for at, children in line.children.items():
+            if at > step:
+                below += [(child, child.start, child.start) for child in children.values()]
+
+
 @dataclass(slots=True)
 class PlannedTrial:
     """A trial's path through the tree: node ``path[i]`` up to step ``stops[i]``."""

@@ -8,10 +8,11 @@ their values at that step, so that finding a path costs a look-up per segment an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpstage.errors import InternalError
+from hpstage.plan.endings import Endings
 from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
@@ -24,7 +25,6 @@ from hpstage.plan.facts import (
     Fact,
     ForkVerified,
     Kept,
-    NodeId,
     PlanCreated,
     SearchEnded,
     SearchStarted,
@@ -35,6 +35,7 @@ from hpstage.plan.facts import (
     StateReached,
     StateRef,
     TargetAsked,
+    TrainingEnded,
     TrialAdded,
     TrialEnded,
     TrialId,
@@ -43,13 +44,13 @@ from hpstage.plan.facts import (
     to_numbers,
 )
 from hpstage.plan.node_tree import NodeTree
-from hpstage.plan.nodes import Node, PlannedTrial, State
+from hpstage.plan.nodes import Node, PlannedTrial, State, lines_beyond
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.payments import Charge, Payments, Waste
 from hpstage.plan.regimes import Regime
 from hpstage.plan.searches import Searches
 from hpstage.plan.tally import Tally
-from hpstage.plan.totals import Merged, Totals
+from hpstage.plan.totals import Totals
 from hpstage.plan.winners import Winners
 from hpstage.store.cursor import Cursor
 
@@ -75,9 +76,7 @@ class SearchPlan:
         self._tally_of: dict[TrialId, Tally] = {}
         self.payments = Payments()
         self.failures: list[StageFailed] = []
-        # Steps in which training raised, kept while any driver is on the plan: concurrent drivers agree that they
-        # fail, and a later call tries again.
-        self.failed: dict[NodeId, tuple[int, UserFailure]] = {}
+        self.endings = Endings()
         self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets by driver, also answered ones
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
@@ -116,8 +115,36 @@ class SearchPlan:
         for state in self.beyond(fact):
             state.waiting.clear()
         if not fact.evaluating:
-            known = self.failed.get(fact.node)
-            self.failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
+            self.endings.fail(fact)
+
+    def _end(self, fact: TrainingEnded) -> None:
+        """Take back what trials on the line asked for beyond its end: alone, they would have ended there, too."""
+        self.endings.end(fact)
+        ended: dict[TrialId, None] = {}
+        for state in self.beyond(fact):
+            ended |= state.unanswered or {}
+            state.waiting.clear()
+            state.unanswered = None
+        for node, last in lines_beyond(self.nodes[fact.node], fact.step, fact.last):
+            for start, stop, trial in self.payments.askers(node.id, last, node.reach):
+                self.trials[trial].fresh[node.id] -= stop - start
+                self.tally_of(trial).totals.steps_first -= stop - start
+            for tally in self.tallies.values():
+                tally.retract(node, last)
+            self.totals.steps_unique -= max(0, node.reach - last)
+            node.reach = min(node.reach, last)
+        for trial in ended:
+            planned = self.trials[trial]
+            self._count(planned, fact.last - planned.asked)
+            planned.targets = {step: known for step, known in planned.targets.items() if step <= fact.last}
+            if fact.outcome == "complete" and not planned.targets.setdefault(fact.last, False):
+                self._answer(planned, fact.last)
+
+    def _count(self, planned: PlannedTrial, steps: int) -> None:
+        """Count more steps as asked of a trial, or fewer."""
+        self.totals.steps_asked += steps
+        self.tally_of(planned.id).totals.steps_asked += steps
+        planned.asked += steps
 
     def _waste(self, fact: ChainLost) -> Waste:
         waste = self.payments.waste(fact)
@@ -151,7 +178,7 @@ class SearchPlan:
         self.drivers.pop(fact.driver, None)
         self.forget(fact.driver)
         if not self.drivers:
-            self.failed.clear()
+            self.endings.forget_failures()
 
     def _begin(self, fact: SearchStarted) -> None:
         self.winners.begin(fact)
@@ -265,33 +292,26 @@ class SearchPlan:
         """Whether a running chain will pass this state, and so may keep it (again)."""
         return any(chain.will_pass(ref) for chain in self.chains.values())
 
-    def beyond(self, failed: StageFailed) -> Iterator[State]:
-        """Yield the states that a failure puts out of reach; for a failed evaluation, only the evaluated state."""
-        node = self.nodes[failed.node]
-        if failed.evaluating:
-            state = node.states.get(failed.step)
+    def beyond(self, fact: StageFailed | TrainingEnded) -> Iterator[State]:
+        """Yield the states that a failure or an end of training puts out of reach; for a failed evaluation, only the
+        evaluated state."""
+        node = self.nodes[fact.node]
+        if isinstance(fact, StageFailed) and fact.evaluating:
+            state = node.states.get(fact.step)
             if state is not None:
                 yield state
             return
-        below = [(node, failed.step)]
-        while below:
-            line, step = below.pop()
-            for at in sorted(line.states):
-                if at > step:
-                    yield line.states[at]
-            for at, children in line.children.items():
-                if at > step:
-                    below += [(child, child.start) for child in children.values()]
+        last = fact.last if isinstance(fact, TrainingEnded) else fact.step
+        for line, passed in lines_beyond(node, fact.step, last):
+            yield from (line.states[at] for at in sorted(line.states) if at > passed)
 
     def failure_on(self, trial: TrialId, step: int) -> UserFailure | None:
         """Return the failure that currently prevents training ``trial`` to ``step``, if any."""
-        if not self.failed:
-            return None
-        for node, _, stop in self.trials[trial].path_to(step):
-            failed = self.failed.get(node.id)
-            if failed is not None and stop > failed[0]:
-                return failed[1]
-        return None
+        return self.endings.failure(self.trials[trial], step)
+
+    def ending_on(self, trial: TrialId, step: int) -> TrainingEnded | None:
+        """Return what ended the training of ``trial`` before ``step``, if anything did."""
+        return self.endings.ending(self.trials[trial], step)
 
     # --- asking -------------------------------------------------------------------------------------------
 
@@ -320,26 +340,18 @@ class SearchPlan:
 
     def _ask(self, fact: TargetAsked) -> None:
         """Account for a target. The first trial to ask for a step of a node pays for it. O(segments)."""
-        state, planned, step = self.target(fact.trial, fact.step), self.trials[fact.trial], fact.step
+        planned = self._planned(fact.trial, fact.step)
+        ending = self.endings.ending(planned, fact.step)
+        step = fact.step if ending is None else ending.last
+        if step > planned.asked:
+            self._ask_first(planned, step)
+        if ending is not None and ending.outcome == "pruned":
+            return  # it has no value there
+        state = self.target(fact.trial, step)
         if state.metrics is None and self.failure_on(fact.trial, step) is None:
             state.waiting[fact.trial] = fact.driver
             self._open.setdefault(fact.driver, {})[fact.trial, step] = state
-        planned.targets.setdefault(step, False)
-        if step > planned.asked:
-            tally = self.tally_of(fact.trial)
-            path = list(planned.path_to(step))
-            tally.ask(path, step - planned.asked)
-            self.totals.steps_asked += step - planned.asked
-            planned.asked = step
-            for node, _, stop in path:
-                if stop > node.reach:
-                    fresh = stop - node.reach
-                    planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
-                    self.totals.steps_unique += fresh
-                    tally.totals.steps_first += fresh
-                    node.reach = stop
-                    self.payments.ask(fact.trial, node.id, stop)
-        if planned.targets[step]:
+        if planned.targets.setdefault(step, False):
             return  # a resumed call asks again
         if state.metrics is not None:
             self._answer(planned, step)
@@ -347,6 +359,21 @@ class SearchPlan:
             state.unanswered = {fact.trial: None}
         else:
             state.unanswered[fact.trial] = None
+
+    def _ask_first(self, planned: PlannedTrial, step: int) -> None:
+        """Account for steps that were not asked of the trial before."""
+        tally = self.tally_of(planned.id)
+        path = list(planned.path_to(step))
+        tally.ask(path)
+        self._count(planned, step - planned.asked)
+        for node, _, stop in path:
+            if stop > node.reach:
+                fresh = stop - node.reach
+                planned.fresh[node.id] = planned.fresh.get(node.id, 0) + fresh
+                self.totals.steps_unique += fresh
+                tally.totals.steps_first += fresh
+                node.reach = stop
+                self.payments.ask(planned.id, node.id, stop)
 
     def _answer(self, planned: PlannedTrial, step: int) -> None:
         self.tally_of(planned.id).answer(planned, step, self.step_seconds)
@@ -385,28 +412,6 @@ class SearchPlan:
             tally = self._tally_of[trial] = self.tally(self.study_of(trial))
         return tally
 
-    def merged(self, trials: Iterable[PlannedTrial]) -> Merged:
-        """Return what these trials ask for, each alone and all together. O(their segments)."""
-        steps_asked = steps_unique = 0
-        seconds_asked = seconds_unique = 0.0
-        reach: dict[NodeId, int] = {}
-        for trial in trials:
-            for node, start, stop in trial.path_to(trial.asked):
-                cost = self.step_seconds(node)
-                steps_asked += stop - start
-                seconds_asked += (stop - start) * cost
-                fresh = stop - reach.get(node.id, start)
-                if fresh > 0:
-                    reach[node.id] = stop
-                    steps_unique += fresh
-                    seconds_unique += fresh * cost
-        return Merged(steps_asked, steps_unique, seconds_asked, seconds_unique)
-
-    def shared_seconds(self, trial: PlannedTrial, until: int | None = None) -> float:
-        """Estimate the seconds of the steps up to ``until`` that another trial had asked for before this one."""
-        step = trial.asked if until is None else until
-        return sum(shared * self.step_seconds(node) for node, shared in trial.shared_until(step))
-
     def step_seconds(self, node: Node) -> float:
         """Return a node's seconds per step: measured, or its nearest measured ancestor's, or else the average."""
         walk: Node | None = node
@@ -414,12 +419,7 @@ class SearchPlan:
             if walk.trained:
                 return walk.seconds / walk.trained
             walk = walk.parent
-        return self.average_step_seconds()
-
-    def average_step_seconds(self) -> float:
-        """Return the seconds per step over the whole workload, or 1.0 before any training."""
-        totals = self.totals
-        return totals.train_seconds / totals.steps_trained if totals.steps_trained else 1.0
+        return self.totals.average_step_seconds
 
     def key(self, node: Node, step: int) -> StateKey:
         """Return the key of a state. O(1) for constant forms, otherwise amortised O(steps) per node."""
@@ -436,6 +436,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     StateDiffers: SearchPlan._differ,
     ForkVerified: SearchPlan._verify,
     StageFailed: SearchPlan._fail,
+    TrainingEnded: SearchPlan._end,
     ChainLost: SearchPlan._waste,
     ChainStarted: SearchPlan._start,
     ChainProlonged: SearchPlan._prolong,

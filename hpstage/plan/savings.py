@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from hpstage.plan.facts import TrialId
+from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.totals import Merged
 from hpstage.text import aligned, count_of, worker_hours
 
 
@@ -137,18 +138,18 @@ def savings(
     planned_trials = [plan.trials[id] for id in trials]
     owns = [seconds_alone(plan, planned) for planned in planned_trials]
     longest = max(owns, default=0.0)
-    merged = plan.merged(planned_trials)
+    together = merged(plan, planned_trials)
     bound = max(longest, (took.train_seconds + took.evaluate_seconds) / max(1, workers))
     return Savings(
         trials=len(trials),
         failed=failed,
-        lower_bound_seconds=bound if whole and bound and took.steps_trained >= merged.steps_unique else None,
-        steps_asked=merged.steps_asked,
-        steps_unique=merged.steps_unique,
+        lower_bound_seconds=bound if whole and bound and took.steps_trained >= together.steps_unique else None,
+        steps_asked=together.steps_asked,
+        steps_unique=together.steps_unique,
         steps_trained=took.steps_trained,
         steps_wasted=took.steps_wasted,
-        merge_rate=merged.rate,
-        cost_weighted_merge_rate=merged.cost_weighted_rate,
+        merge_rate=together.rate,
+        cost_weighted_merge_rate=together.cost_weighted_rate,
         worker_seconds=took.worker_seconds,
         worker_seconds_alone=sum(owns),
         train_seconds=took.train_seconds,
@@ -162,3 +163,21 @@ def savings(
         makespan=makespan,
         workers=workers,
     )
+
+
+def merged(plan: SearchPlan, trials: Iterable[PlannedTrial]) -> Merged:
+    """Return what these trials ask for, each alone and all together. O(their segments)."""
+    steps_asked = steps_unique = 0
+    seconds_asked = seconds_unique = 0.0
+    reach: dict[NodeId, int] = {}
+    for trial in trials:
+        for node, start, stop in trial.path_to(trial.asked):
+            cost = plan.step_seconds(node)
+            steps_asked += stop - start
+            seconds_asked += (stop - start) * cost
+            fresh = stop - reach.get(node.id, start)
+            if fresh > 0:
+                reach[node.id] = stop
+                steps_unique += fresh
+                seconds_unique += fresh * cost
+    return Merged(steps_asked, steps_unique, seconds_asked, seconds_unique)

@@ -41,14 +41,20 @@ class Tally:
     _reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step asked for
     _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
 
-    def ask(self, path: list[tuple[Node, int, int]], steps: int) -> None:
-        """Count a target on ``path`` that is ``steps`` beyond all earlier targets of its trial. O(segments)."""
-        self.totals.steps_asked += steps
+    def ask(self, path: list[tuple[Node, int, int]]) -> None:
+        """Count the distinct steps of a target on ``path``. O(segments)."""
         for node, start, stop in path:
             fresh = stop - self._reach.get(node.id, start)
             if fresh > 0:
                 self.totals.steps_unique += fresh
                 self._reach[node.id] = stop
+
+    def retract(self, node: Node, last: int) -> None:
+        """Take back the steps of a node beyond ``last``: its training has ended there."""
+        beyond = self._reach.get(node.id, last) - last
+        if beyond > 0:
+            self.totals.steps_unique -= beyond
+            self._reach[node.id] = last
 
     def answer(self, trial: PlannedTrial, step: int, pace: Callable[[Node], float]) -> None:
         """Count an answered target, once per target. O(segments).

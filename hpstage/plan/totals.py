@@ -37,6 +37,11 @@ class Totals:
         return self.steps_asked / self.steps_unique if self.steps_unique else 1.0
 
     @property
+    def average_step_seconds(self) -> float:
+        """Seconds per step, or 1.0 before any training."""
+        return self.train_seconds / self.steps_trained if self.steps_trained else 1.0
+
+    @property
     def average_evaluate_seconds(self) -> float:
         return self.evaluate_seconds / self.evaluations if self.evaluations else 0.0
 

@@ -9,7 +9,17 @@ from typing import ClassVar
 
 import msgspec
 
-from hpstage.plan.facts import ChainId, ChainLost, DriverId, Fact, NodeId, StateReached, TargetAsked, TrialId
+from hpstage.plan.facts import (
+    ChainId,
+    ChainLost,
+    DriverId,
+    Fact,
+    NodeId,
+    StateReached,
+    TargetAsked,
+    TrainingEnded,
+    TrialId,
+)
 from hpstage.plan.log import fold_on, read_header, shares
 from hpstage.plan.payments import Charge, Waste
 from hpstage.plan.plan import SearchPlan
@@ -27,13 +37,11 @@ def began(fact: StateReached) -> float:
 
 class Ask(msgspec.Struct, frozen=True):
     """``trial`` was asked for ``step``, farther than ever before. ``at`` is the latest time on the workers' clock
-    reported before, ``None`` if there was none. The sums are the plan's up to this ask."""
+    reported before, ``None`` if there was none."""
 
     trial: TrialId
     step: int
     at: float | None
-    steps_asked: int
-    steps_unique: int
 
 
 class Account(Observer):
@@ -62,11 +70,24 @@ class Account(Observer):
         before = step if planned is None else planned.asked
         self.plan.apply(fact)
         if step > before:
-            totals = self.plan.totals
-            self.asks.append(Ask(id, step, self.now, totals.steps_asked, totals.steps_unique))
-        self.targeted.setdefault((self.plan.trials[id].node_at(step).id, step), id)
+            self.asks.append(Ask(id, step, self.now))
+        ending = self.plan.ending_on(id, step)
+        if ending is None:
+            self.targeted.setdefault((self.plan.trials[id].node_at(step).id, step), id)
 
-    HANDLERS: ClassVar = {**Observer.HANDLERS, StateReached: _reached, ChainLost: _waste, TargetAsked: _ask}
+    def _end(self, fact: TrainingEnded) -> None:
+        for state in self.plan.beyond(fact):
+            for trial in state.unanswered or ():
+                self.targeted.setdefault((fact.node, fact.last), trial)
+        self.plan.apply(fact)
+
+    HANDLERS: ClassVar = {
+        **Observer.HANDLERS,
+        StateReached: _reached,
+        ChainLost: _waste,
+        TargetAsked: _ask,
+        TrainingEnded: _end,
+    }
 
     def drivers(self) -> set[DriverId]:
         """Return the drivers that have started chains: one for each call of ``optimize``."""

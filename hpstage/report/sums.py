@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hpstage.plan.facts import NodeId, StageFailed, TrialId
-from hpstage.plan.savings import Savings
+from hpstage.plan.savings import Savings, merged
 from hpstage.report.book import Book
 from hpstage.report.pauses import most_at_once
 
@@ -26,21 +26,21 @@ def savings_of(book: Book) -> Savings:
     worked = book.workers.values()
     first, last = min((its.first for its in worked), default=0.0), max((its.last for its in worked), default=0.0)
     workers = most_at_once(period for periods in book.presence.values() for period in periods)
-    merged = plan.merged(book.trials.values())
+    together = merged(plan, book.trials.values())
     longest = max(book.alone.values(), default=0.0)
     bound = max(longest, (spent.train + spent.evaluate) / max(1, workers))
     # The bound does not apply if something was trained before the searches began.
     began_with = [plan.searches[study].before.steps_trained for study in book.studies if study in plan.searches]
-    whole = steps_trained >= merged.steps_unique and len(book.studies) == 1 and not any(began_with)
+    whole = steps_trained >= together.steps_unique and len(book.studies) == 1 and not any(began_with)
     return Savings(
         trials=len(book.trials),
         failed=sum(1 for id, ended in plan.ended.items() if ended.state == "FAIL" and book.is_mine(id)),
-        steps_asked=merged.steps_asked,
-        steps_unique=merged.steps_unique,
+        steps_asked=together.steps_asked,
+        steps_unique=together.steps_unique,
         steps_trained=steps_trained,
         steps_wasted=sum(fact.steps for fact in wastes),
-        merge_rate=merged.rate,
-        cost_weighted_merge_rate=merged.cost_weighted_rate,
+        merge_rate=together.rate,
+        cost_weighted_merge_rate=together.cost_weighted_rate,
         worker_seconds=spent.train + spent.load + spent.evaluate + spent.save + spent.wasted,
         worker_seconds_alone=math.fsum(book.alone.values()),
         train_seconds=spent.train,

@@ -16,6 +16,7 @@ from hpstage.plan.facts import (
     StageFailed,
     StateLost,
     StateReached,
+    TrainingEnded,
     WorkerId,
 )
 from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
@@ -51,7 +52,7 @@ class Reports:
         match report:
             case BoundaryReached(reached):
                 return reached.chain not in self._running
-            case BoundaryMissed(chain) | ForkVerified(chain) | ChainEnded(chain):
+            case BoundaryMissed(chain) | ForkVerified(chain) | TrainingEnded(chain) | ChainEnded(chain):
                 return chain not in self._running
         return False
 
@@ -60,7 +61,7 @@ class Reports:
         match report:
             case BoundaryReached():
                 return self._boundary(report)
-            case ForkVerified():
+            case ForkVerified() | TrainingEnded():
                 return [report]
             case ChainEnded(chain, worker, outcome, at):
                 if outcome == "lost":

@@ -33,6 +33,7 @@ from hpstage.plan.facts import (
     StateReached,
     StateRef,
     TargetAsked,
+    TrainingEnded,
     TrialId,
     UserFailure,
     WorkerId,
@@ -67,12 +68,16 @@ _ALONE = DriverId("")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome of a target: its metrics, or the failure that prevents reaching it."""
+    """The outcome of a target: its metrics, or the failure that prevents reaching it.
+
+    ``ending``: what ended training before the target. The metrics are those of its last state, none if it was pruned.
+    """
 
     trial: TrialId
     step: int
     metrics: dict[str, float] | None
     failure: UserFailure | None = None
+    ending: TrainingEnded | None = None
 
 
 class Scheduler:
@@ -123,7 +128,7 @@ class Scheduler:
         self.leaving = False  # also end the running chains as soon as possible
         plan.forget(driver)  # leftovers of an earlier process with this driver id
         if not plan.drivers:
-            plan.failed.clear()  # failures are shared only among concurrent drivers
+            plan.endings.forget_failures()  # failures are shared only among concurrent drivers
         for other in plan.drivers:
             for state in plan.wanted_by(other):
                 self._tree.want(state.node, state.step)
@@ -135,6 +140,9 @@ class Scheduler:
 
     def known(self, trial: TrialId, step: int) -> Answer | None:
         """Return the answer to a target, if already known."""
+        ending = self._plan.ending_on(trial, step)
+        if ending is not None:
+            return self._ended(trial, step, ending)
         state = self._plan.known(trial, step)
         if state is not None and state.metrics is not None:
             return Answer(trial, step, state.metrics)
@@ -169,7 +177,7 @@ class Scheduler:
                     return self.workers.unbench(reached.worker)
             case BoundaryMissed():
                 self._missed(report)
-            case ForkVerified():
+            case ForkVerified() | TrainingEnded():
                 self.tick(report.at)
             case ChainEnded():
                 self.tick(report.at)
@@ -210,6 +218,8 @@ class Scheduler:
                 return self._reached(fact)
             case StageFailed():
                 return self._fail(fact)
+            case TrainingEnded():
+                return self._end(fact)
             case TargetAsked():
                 return self._ask(fact)
             case StateLost():
@@ -235,8 +245,8 @@ class Scheduler:
 
     def _ask(self, fact: TargetAsked) -> list[Answer]:
         self._plan.apply(fact)
-        state = self._plan.target(fact.trial, fact.step)
-        if fact.trial in state.waiting:
+        state = self._plan.known(fact.trial, fact.step)
+        if state is not None and fact.trial in state.waiting:
             self._tree.want(state.node, fact.step)
             return []
         known = self.known(fact.trial, fact.step) if fact.driver == self.driver else None
@@ -287,6 +297,21 @@ class Scheduler:
         return [
             answer for state, waiting in out_of_reach for answer in self._answer(state, waiting, None, fact.failure)
         ]
+
+    def _end(self, fact: TrainingEnded) -> list[Answer]:
+        """Fold an end of training: every state beyond is out of reach."""
+        out_of_reach = [(state, dict(state.waiting)) for state in self._plan.beyond(fact) if state.waiting]
+        self._plan.apply(fact)
+        answers: list[Answer] = []
+        for state, waiting in out_of_reach:
+            self._tree.unwant(state.node, state.step)
+            answers += [self._ended(id, state.step, fact) for id, driver in waiting.items() if driver == self.driver]
+        return answers
+
+    def _ended(self, trial: TrialId, step: int, ending: TrainingEnded) -> Answer:
+        complete = ending.outcome == "complete"
+        state = self._plan.known(trial, ending.last) if complete else None
+        return Answer(trial, step, None if state is None else state.metrics, ending=ending)
 
     def _start(self, fact: ChainStarted) -> None:
         self._plan.apply(fact)

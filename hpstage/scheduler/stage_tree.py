@@ -31,7 +31,7 @@ class StageTree:
         self._plan = plan
         self._lines: list[Line] = []
         self._queue: list[tuple[float, int, int]] = []  # heads as (-seconds, node id, step), including stale ones
-        self._default_cost = plan.average_step_seconds()
+        self._default_cost = plan.totals.average_step_seconds
         self._drifted = 0
         self.evaluate_seconds = 0.0  # estimate for one evaluation
         self.left = WorkLeft()
@@ -130,7 +130,7 @@ class StageTree:
         """Update the estimates after the plan measured a node's seconds per step; re-sort if they changed enough."""
         line = self.line(node)
         cost = self._estimate(node)
-        default = self._plan.average_step_seconds()
+        default = self._plan.totals.average_step_seconds
         if abs(default - self._default_cost) > 0.5 * self._default_cost:
             self._default_cost = default
             self._drifted = max(16, len(self._lines))

@@ -16,7 +16,8 @@ from hpstage.algorithm import Action, Algorithm, Ask, Finish, Fork, Search, Sett
 from hpstage.driver.driver import Driver
 from hpstage.errors import TrainingError, UsageError
 from hpstage.optuna.ledger import Ledger
-from hpstage.plan.facts import SearchEnded, SearchStarted, TrialEnded, UserFailure, to_metric
+from hpstage.optuna.private import is_feasible
+from hpstage.plan.facts import SearchEnded, SearchStarted, TrainingEnded, TrialEnded, UserFailure, to_metric
 from hpstage.scheduler.scheduler import Answer
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
@@ -199,7 +200,7 @@ class Session:
     def _ask(self, trial: SessionTrial, step: int) -> None:
         if trial.finished and trial.barred is None:
             if self._started.extends:
-                if step > self._roster.reach(trial):
+                if step > self._roster.reach(trial) and self._driver.plan.ending_on(trial.id, step) is None:
                     self._count(trial, -1)
                     self._roster.carry_on(trial)
             elif not self._driver.knows(trial.id, step):
@@ -247,7 +248,7 @@ class Session:
         if answer.metrics is not None:
             values = self._values(answer.metrics)
             if not any(map(math.isnan, values)):
-                self._report(trial, answer.step, values)
+                self._report(trial, _reached(answer), values)
 
     def _values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Return the values of the objectives. Raise :class:`UsageError` if one is missing."""
@@ -258,17 +259,25 @@ class Session:
 
     def _tell_one(self, trial: SessionTrial, answer: Answer) -> None:
         index, step, failure = trial.index, answer.step, answer.failure
+        if answer.ending is not None and not trial.finished:
+            self._ledger.note(trial.storage_id, {"hpstage:ended": answer.ending.message[:1000]})
+            if answer.ending.outcome == "pruned":
+                self._say_pruned(trial, answer.ending)
+                self._finish(trial, TrialState.PRUNED)
+        if answer.ending is not None and answer.ending.outcome == "pruned":
+            self._perform(self._search.failed(index))
+            return
         if answer.metrics is not None:
             values = self._values(answer.metrics)
             unknown = [name for name, value in zip(self._started.metric, values, strict=True) if math.isnan(value)]
             if not unknown:
-                trial.values = values
-                trial.told = max(trial.told, step)
-                self._report(trial, step, values)
+                trial.values, trial.metrics = values, answer.metrics
+                trial.told = max(trial.told, _reached(answer))
+                self._report(trial, _reached(answer), values)
                 self._perform(self._search.told(index, step, values[0]))
                 return
             # As in Optuna: the trial fails, and the study continues regardless of `catch`.
-            failure = UserFailure(summary=f"{unknown[0]} is NaN at step {step}", traceback="")
+            failure = UserFailure(summary=f"{unknown[0]} is NaN at step {_reached(answer)}", traceback="")
         assert failure is not None
         self.failed += 1
         if trial.barred is None or not trial.finished:
@@ -296,6 +305,13 @@ class Session:
         self._warned.add(failure.traceback)
         logger.warning("Trial %d failed: %s\n%s", trial.number, failure.summary, failure.traceback)
 
+    def _say_pruned(self, trial: SessionTrial, ending: TrainingEnded) -> None:
+        """Log an end of training that the user did not ask for, once for all its trials."""
+        told = f"{ending.node}/{ending.step}"
+        if ending.diverged and told not in self._warned:
+            self._warned.add(told)
+            logger.warning("Trial %d, and any other with this step, is pruned: %s", trial.number, ending.message)
+
     def _finish(self, trial: SessionTrial, state: TrialState) -> None:
         if trial.finished:
             return  # told in an earlier session
@@ -303,12 +319,18 @@ class Session:
         if planned is not None:
             # An earlier session may have asked for more than it told, and this one decided otherwise.
             steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
+            shared = list(planned.shared_until(steps))
+            saved = sum(count * self._driver.plan.step_seconds(node) for node, count in shared)
             attrs = {
                 "hpstage:steps": steps,
-                "hpstage:steps_shared": sum(shared for _, shared in planned.shared_until(steps)),
-                "hpstage:gpu_seconds_saved": round(self._driver.plan.shared_seconds(planned, steps), 3),
+                "hpstage:steps_shared": sum(count for _, count in shared),
+                "hpstage:gpu_seconds_saved": round(saved, 3),
             }
             self._ledger.note(trial.storage_id, attrs)
+        if trial.metrics is not None:
+            # What the user's space has noted under the name of a metric stays.
+            own = self._ledger.trial(trial.storage_id).user_attrs
+            self._ledger.note(trial.storage_id, {n: v for n, v in trial.metrics.items() if n not in own})
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
         trial.state = frozen.state
         self._note_end(trial)
@@ -340,9 +362,14 @@ class Session:
                 values=None if values is None else tuple(map(to_metric, values)),
                 step=0 if planned is None else planned.asked,
                 at=time.time(),
-                feasible=all(constraint <= 0 for constraint in frozen.system_attrs.get("constraints") or ()),
+                feasible=is_feasible(frozen),
             )
         )
+
+
+def _reached(answer: Answer) -> int:
+    """Return the step whose state has the metrics: the target, or where training has ended before it."""
+    return answer.step if answer.ending is None else answer.ending.last
 
 
 def missing_metric(metric: str, metrics: Mapping[str, float]) -> str:

@@ -40,6 +40,7 @@ class SessionTrial:
     fork: ForkedFrom | None = None
     state: TrialState = TrialState.RUNNING
     values: tuple[float, ...] | None = None
+    metrics: Mapping[str, float] | None = None  # of the last values
     reported: set[int] = field(default_factory=set)
     told: int = 0  # the farthest step whose values the study and the algorithm know
     barred: UserFailure | None = None  # why it cannot be trained further
@@ -179,9 +180,11 @@ class Roster(Trials):
         before = self._ledger.trial(trial.storage_id)
         origin = {name: before.user_attrs[name] for name in _ORIGIN if name in before.user_attrs}
         attrs = self._attrs({**origin, "hpstage:extends": trial.number})
-        frozen = self._cut_off_with(attrs) or self._ledger.carry_on(before, attrs)
-        id = self._id(frozen.number)
         planned = self._driver.plan.trials[trial.id]
+        told = self._driver.plan.known(trial.id, planned.answered) if planned.answered else None
+        metrics = (told.metrics if told is not None else None) or {}
+        frozen = self._cut_off_with(attrs) or self._ledger.carry_on(before, attrs, metrics)
+        id = self._id(frozen.number)
         state = self._sampler.take()
         proposed = TrialProposed(
             self._started.study, frozen.number, id, state, trial.fork, extends=trial.id, params=_written(frozen.params)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from hpstage.checkpoints.state_tree import clone
-from hpstage.errors import StateError, UsageError
+from hpstage.errors import NonFiniteLoss, StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.contents import Contents, NoValues, contents_of
@@ -95,7 +95,9 @@ class TorchLoop(Adapter):
             batch = batches.take(self._seed, self._samples, size)
             self._samples += size
             left -= size
-            self._user.update(built.model, built.optimizer, batch)
+            loss = self._user.update(built.model, built.optimizer, batch)
+            if isinstance(loss, torch.Tensor) and self._user.terminate_on_nan and not bool(loss.isfinite().all()):
+                raise NonFiniteLoss(f"the training loss is {loss.detach().sum().item()} in step {step}")
         self._see_values("update() or loss()")
 
     def evaluate(self) -> Mapping[str, float]:

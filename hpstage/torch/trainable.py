@@ -43,6 +43,10 @@ class TorchTrainable(ABC):
     device: str | None = None
     """``None``: cuda if available, else cpu."""
 
+    terminate_on_nan: bool = True
+    """A training loss that is NaN or infinite ends its trials before that step, as pruned, with a warning. ``False``
+    trains on, and saves a GPU the wait for each step's loss."""
+
     deterministic: bool = True
     """On a GPU, use only deterministic algorithms, so that forks are bit-identical; torch raises if it has none."""
 
@@ -84,9 +88,9 @@ class TorchTrainable(ABC):
         """Make a batch from a list of samples; by default with torch's ``default_collate``."""
         return default_collate(samples)
 
-    def update(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+    def update(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor | None:
         """Train on one batch. Override it to clip or accumulate gradients or to average weights; gradients that it
-        leaves behind are then part of the state."""
+        leaves behind are then part of the state. Return the loss for :attr:`terminate_on_nan` to see it."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.loss(model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -94,6 +98,7 @@ class TorchTrainable(ABC):
             raise UsageError(f"{type(self).__name__}.loss() returned {what}; it must return a scalar tensor")
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        return loss
 
     def group_values(self, group: dict[str, Any], hp: Mapping[str, Scalar]) -> Mapping[str, Any]:
         """Return the values of fields of a param group under ``hp``, e.g. ``{"lr": hp["lr"] * group["scale"]}``.

@@ -29,9 +29,9 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
-from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.errors import StateError, StopTraining, TrainingError, UsageError
 from hpstage.schedule import Scalar
-from hpstage.training.adapter import Adapter, stateless_of
+from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
 from hpstage.training.body import Body, Pause
 from hpstage.training.capture.portrait import LOCAL
 from hpstage.training.capture.world import World
@@ -77,25 +77,30 @@ class FunctionTrainable(Adapter):
             raise TrainingError(f"{self._name} has ended; there is no step {step} to train")
         run._step = step
         run.hp = dict(hp)
-        run._metrics = None
+        run._metrics = run._unwanted = None
         run.wants_report = self._announced is not False
         for follower in run._followers:
             follower.apply(hp)
         rekey(seed_of(hp), step)
         body.go_on()
         if body.ended:
-            raise TrainingError(
-                f"{self._name} returned at step {step}, before run.steps() was over: leave its loop without "
-                f"`break` and `return`. What ends trials early is the algorithm (ASHA, MedianStopping); where a trial "
-                f"has seen enough, skip the training in its remaining steps"
-            )
+            raise StopTraining(f"{self._name} has left its loop in step {step}")
         if self._announced and run._metrics is None:
             raise TrainingError(
                 f"{self._name} gave no metrics at step {step}, where run.wants_report was True: call run.report(...)"
             )
 
     def evaluate(self) -> Mapping[str, float]:
-        metrics = self._begun().run._metrics
+        body = self._begun()
+        run = body.run
+        if body.ended and run._metrics is None and run._unwanted is not None:
+            run._metrics = checked_metrics(run._unwanted, "run.report()")
+        metrics = run._metrics
+        if metrics is None and body.ended:
+            raise TrainingError(
+                f"{self._name} ended its training in step {run._step} without metrics: call run.report(...) before "
+                "it leaves the loop, whatever run.wants_report says"
+            )
         if metrics is None:
             raise TrainingError(
                 f"the metrics of this state are not known: {self._name} was not asked for them when it was trained; "
@@ -106,13 +111,15 @@ class FunctionTrainable(Adapter):
     def state_dict(self) -> object:
         body = self._begun()
         pause = body.pause(stateless_of(self.subject))
-        return body.in_its_thread(lambda: self._captured(body.run, pause))
+        return body.in_its_thread(lambda: self._captured(body, pause))
 
-    def _captured(self, run: Run, pause: Pause) -> object:
+    def _captured(self, body: Body, pause: Pause) -> object:
+        run, entered = body.run, self._entered
         for follower in run._followers:
             follower.check()
-        entered = self._entered
-        if entered is None or pause.places != entered.places:
+        if body.ended:
+            self._world.leave()  # nothing is trained from this state: local variables do not matter
+        elif entered is None or pause.places != entered.places:
             raise StateError(
                 f"{self._name} waits for the next step at another place than for the first one, where every fork "
                 f"begins: ask for the steps at one place, `for step in run.steps():`"

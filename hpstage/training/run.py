@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpstage.checkpoints.state_tree import clone
-from hpstage.errors import StateError, UsageError
+from hpstage.errors import StateError, StopTraining, UsageError
 from hpstage.schedule import Scalar
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.capture.world import World
@@ -43,6 +43,7 @@ class Run:
         self._population: int | None = None if state is None else state["population"]
         self._order: SampleOrder | None = None
         self._metrics: dict[str, float] | None = None if state is None else state["metrics"]
+        self._unwanted: dict[str, Any] | None = None  # a report that was not asked for
         self.wants_report = self._metrics is None
         self._baton = Baton()
 
@@ -91,13 +92,24 @@ class Run:
         return Steps(self)
 
     def report(self, **metrics: Any) -> None:
-        """Record the metrics of the state after this step. Ignored unless ``wants_report``.
+        """Record the metrics of the state after this step. Unless ``wants_report``, they count only where it is the
+        last one (:meth:`stop`).
 
         Before the loop, these are the metrics of the state that the run begins with. Measuring them must not change
         the attached objects (``model.eval()`` before, ``model.train()`` after).
         """
         if self.wants_report:
             self._metrics = checked_metrics(metrics, "run.report()")
+        else:
+            self._unwanted = metrics
+
+    def stop(self) -> NoReturn:
+        """End training with this step: its trials are complete. Report metrics before, whatever ``wants_report`` says.
+
+        Like leaving the loop, it must be decided by what every step computes (a loss), not by what is measured for
+        reports: when those are wanted depends on the algorithm. (``optuna.TrialPruned`` ends trials as pruned.)
+        """
+        raise StopTraining(f"stopped in step {self._step}")
 
     def indices(self, population: int, batch_size: int) -> Indices:
         """Return indices of the next batch among ``population`` samples: int64, shape ``(batch_size,)``.

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hpstage.checkpoints.state_tree import clone, digest
-from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.errors import StateError, StopTraining, TrainingError, UsageError
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
@@ -315,7 +315,7 @@ def test_a_function_that_leaves_its_loop_is_told_so() -> None:
         for _ in run.steps():
             break
 
-    with pytest.raises(TrainingError, match="leaving returned at step 0"):
+    with pytest.raises(StopTraining, match="leaving has left its loop in step 0"):
         trained(made(leaving), 1)
 
 

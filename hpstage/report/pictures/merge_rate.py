@@ -98,7 +98,6 @@ def moments(book: Book) -> list[Moment]:
 
 def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
     """Return the steps asked for, and the distinct ones among them, up to each time of a request."""
-    is_whole = len(book.trials) == len(book.account.plan.trials)
     reach: dict[NodeId, int] = {}
     reached: dict[TrialId, int] = {}
     asked = distinct = 0
@@ -108,19 +107,17 @@ def _asked(book: Book, first: float) -> dict[float, tuple[int, int]]:
         # Monotonic: a host's clock may be wrong, and requests keep their order.
         if ask.at is not None and ask.at > now:
             now = ask.at
-        if is_whole:
-            found[now] = ask.steps_asked, ask.steps_unique
-            continue
         trial = book.trials.get(ask.trial)
         if trial is None:
             continue
-        for node, start, stop in trial.path_to(ask.step):
+        step = min(ask.step, trial.asked)  # its training may have ended before
+        for node, start, stop in trial.path_to(step):
             fresh = stop - reach.get(node.id, start)
             if fresh > 0:
                 distinct += fresh
                 reach[node.id] = stop
-        asked += ask.step - reached.get(ask.trial, 0)
-        reached[ask.trial] = ask.step
+        asked += step - reached.get(ask.trial, 0)
+        reached[ask.trial] = step
         found[now] = asked, distinct
     return dict(zip(book.pauses.all_elapsed(first, found), found.values(), strict=True))
 

@@ -127,7 +127,7 @@ class Progress:
             left = seconds_left(
                 remaining,
                 workers=len(scheduler.workers),
-                later_seconds=still_to_ask(so_far) * plan.average_step_seconds(),
+                later_seconds=still_to_ask(so_far) * plan.totals.average_step_seconds,
                 busy=self._busy.average,
             )
         if self._deadline is not None and totals.steps_trained:

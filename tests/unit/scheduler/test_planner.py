@@ -24,6 +24,7 @@ from hpstage.plan.facts import (
 )
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan
+from hpstage.plan.savings import merged
 from tests.unit.searches import WORKLOAD, Search, histories, searches, trial
 
 
@@ -223,7 +224,7 @@ def test_the_closed_form_of_the_grid_holds():
     assert search.plan.steps_asked == 2880
     assert search.plan.steps_unique == search.plan.totals.steps_trained == 1180
     assert round(search.plan.merge_rate, 6) == round(2880 / 1180, 6)
-    assert round(search.plan.merged(search.plan.trials.values()).cost_weighted_rate, 6) == round(2880 / 1180, 6)
+    assert round(merged(search.plan, search.plan.trials.values()).cost_weighted_rate, 6) == round(2880 / 1180, 6)
 
 
 def test_the_plan_is_the_fold_of_its_journal():

@@ -1,0 +1,50 @@
+"""Where lines of training cannot go on: the user's code raised, or ended them. Pure."""
+
+from __future__ import annotations
+
+from hpstage.plan.facts import NodeId, StageFailed, TrainingEnded, UserFailure
+from hpstage.plan.nodes import PlannedTrial
+
+
+class Endings:
+    """The steps in which the user's code ended training, which stay, and those in which it raised.
+
+    Failures are kept while any driver is on the plan: concurrent drivers agree that they fail, and a later call tries
+    again.
+    """
+
+    def __init__(self) -> None:
+        self._ended: dict[NodeId, TrainingEnded] = {}
+        self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
+
+    def end(self, fact: TrainingEnded) -> None:
+        known = self._ended.get(fact.node)
+        if known is None or fact.step < known.step:
+            self._ended[fact.node] = fact
+
+    def fail(self, fact: StageFailed) -> None:
+        known = self._failed.get(fact.node)
+        self._failed[fact.node] = (min(fact.step, known[0]) if known else fact.step, fact.failure)
+
+    def forget_failures(self) -> None:
+        self._failed.clear()
+
+    def ending(self, trial: PlannedTrial, step: int) -> TrainingEnded | None:
+        """Return what ended ``trial`` before it was trained to ``step``, if anything did."""
+        if not self._ended:
+            return None
+        for node, _, stop in trial.path_to(step):
+            ended = self._ended.get(node.id)
+            if ended is not None and stop > ended.step and step > ended.last:
+                return ended
+        return None
+
+    def failure(self, trial: PlannedTrial, step: int) -> UserFailure | None:
+        """Return the failure that currently prevents training ``trial`` to ``step``, if any."""
+        if not self._failed:
+            return None
+        for node, _, stop in trial.path_to(step):
+            failed = self._failed.get(node.id)
+            if failed is not None and stop > failed[0]:
+                return failed[1]
+        return None

@@ -1,0 +1,280 @@
+"""Training that ends itself: its trials end there and no others, as a decision that is kept, and the books balance."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algorithm import Algorithm
+from hpstage.algos import (
+    ASHA,
+    FullTraining,
+    Hyperband,
+    MedianStopping,
+    OptunaPruner,
+    PopulationBasedTraining,
+    SuccessiveHalving,
+)
+from hpstage.errors import InternalError, NonFiniteLoss
+from hpstage.plan.checks import check
+from hpstage.plan.facts import ChainId, NodeId, StateReached, TargetAsked, TrainingEnded, TrialAdded, TrialId, WorkerId
+from hpstage.plan.invariants import validate
+from hpstage.plan.log import open_existing_plan, read_facts
+from hpstage.plan.plan import SearchPlan
+from hpstage.schedule import Scalar
+from hpstage.store import MemoryJournal, SQLiteJournal
+from hpstage.testing.toys import Tape
+
+STEPS = 16
+ALGORITHMS = [
+    FullTraining(),
+    SuccessiveHalving(2, 2),
+    ASHA(2, 2),
+    Hyperband(2, 2),
+    MedianStopping(4, 4, 2),
+    OptunaPruner(4),
+    PopulationBasedTraining(4),
+]
+
+
+class Ending(Tape):
+    """Is complete once its score is above 1.5, and raises under a late ``lr`` that is too small."""
+
+    version = "ending"
+    stateless = ("trained",)
+    trained: list[int]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = []
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        lr = hp["lr"]
+        assert isinstance(lr, float)
+        if step >= 9 and lr < 0.2:
+            raise optuna.TrialPruned(f"lr {lr} is too small at step {step}")
+        super().train(step, hp)
+        self.trained.append(step)
+        if self.score > 1.5:
+            raise hpstage.StopTraining(f"score {self.score:.3f}")
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    drop = trial.suggest_categorical("drop", [4, 7, 12])
+    return {"lr": s.multistep(trial.suggest_float("lr", 0.1, 1.3, step=0.3), [drop], gamma=0.3)}
+
+
+def search(store: object, *, trainable: object = None, n_trials: int = 12, **options: object) -> hpstage.Result:
+    study = options.pop("study", None) or optuna.create_study(
+        study_name="study", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=1)
+    )
+    return hpstage.optimize(
+        study,  # type: ignore[arg-type]
+        trainable or Ending(),
+        options.pop("space", space),  # type: ignore[arg-type]
+        metric="score",
+        steps=options.pop("steps", STEPS),  # type: ignore[arg-type]
+        n_trials=n_trials,
+        executor=hpstage.InlineExecutor(),
+        store=store,  # type: ignore[arg-type]
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def alone(schedules: Mapping[str, s.Schedule]) -> tuple[str, int, float | None]:
+    """How a trial that is trained alone in a plain loop ends, its steps, and its value."""
+    tape = Ending()
+    tape.setup({name: schedule.value(0) for name, schedule in schedules.items()})
+    for step in range(STEPS):
+        try:
+            tape.train(step, {name: schedule.value(step) for name, schedule in schedules.items()})
+        except hpstage.StopTraining:
+            return "COMPLETE", step + 1, tape.score
+        except optuna.TrialPruned:
+            return "PRUNED", step, None
+    return "COMPLETE", STEPS, tape.score
+
+
+def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
+    return [(trial.params, trial.state, trial.value, trial.intermediate_values) for trial in result.study.trials]
+
+
+def test_trials_end_where_they_would_alone_and_nothing_beyond_is_trained_or_counted() -> None:
+    trainable = Ending()
+    result = search(MemoryJournal(), trainable=trainable, verify="off")
+    ends = set()
+    for trial in result.study.trials:
+        state, steps, value = alone(result.schedules(trial.number))
+        ends.add((state, steps < STEPS))
+        assert (trial.state.name, trial.value if state == "COMPLETE" else None) == (state, value)
+        assert trial.user_attrs["hpstage:steps"] == result.plan.trials[result.trial_id(trial.number)].asked == steps
+        assert trial.intermediate_values == ({steps: value} if state == "COMPLETE" else {})
+        assert ("hpstage:ended" in trial.user_attrs) == (steps < STEPS)
+    assert ends == {("COMPLETE", True), ("COMPLETE", False), ("PRUNED", True)}
+    validate(result.plan)
+    saved = result.savings
+    assert saved.steps_unique == saved.steps_trained == len(trainable.trained) == result.plan.steps_unique
+    assert saved.steps_wasted == saved.failed == 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
+def test_shared_and_alone_end_alike_under_every_algorithm(algorithm: Algorithm) -> None:
+    shared = search(MemoryJournal(), algorithm=algorithm)
+    apart = search(MemoryJournal(), algorithm=algorithm, sharing=False)
+    assert outcome(shared) == outcome(apart)
+    for result in (shared, apart):
+        assert all(trial.state.is_finished() and trial.state != TrialState.FAIL for trial in result.study.trials)
+        validate(result.plan)
+        assert result.savings.steps_trained >= result.plan.steps_unique
+
+
+def test_what_has_ended_is_not_trained_again_by_a_later_search(tmp_path: Path) -> None:
+    first = search(tmp_path)
+    again = Ending()
+    second = search(
+        tmp_path,
+        trainable=again,
+        study=optuna.create_study(
+            study_name="other", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=1)
+        ),
+    )
+    assert again.trained == []
+    assert outcome(second) == outcome(first)
+    assert second.savings.steps_asked == first.savings.steps_asked
+
+
+def test_an_extended_search_leaves_what_has_ended_as_it_is(tmp_path: Path) -> None:
+    first = search(tmp_path)
+    trainable = Ending()
+    longer = search(tmp_path, trainable=trainable, study=first.study, steps=STEPS + 4, extend=True)
+    whole = [trial for trial in first.study.trials[:12] if "hpstage:ended" not in trial.user_attrs]
+    assert len(longer.study.trials) == 12 + len(whole)
+    assert {trial.user_attrs["hpstage:extends"] for trial in longer.study.trials[12:]} == {t.number for t in whole}
+    validate(longer.plan)
+
+
+def test_the_journal_tells_a_stranger_the_same(tmp_path: Path) -> None:
+    result = search(tmp_path, evaluate_every=3)
+    journal = SQLiteJournal(tmp_path / "plan.sqlite")
+    facts = list(read_facts(journal))
+    told = open_existing_plan(journal)
+    journal.close()
+    assert {fact.outcome for fact in facts if isinstance(fact, TrainingEnded)} == {"complete", "pruned"}
+    assert told.totals == result.plan.totals
+    assert {study: tally.totals for study, tally in told.tallies.items()} == {
+        study: tally.totals for study, tally in result.plan.tallies.items()
+    }
+    assert {id: (t.asked, t.answered, t.targets, t.fresh) for id, t in told.trials.items()} == {
+        id: (t.asked, t.answered, t.targets, t.fresh) for id, t in result.plan.trials.items()
+    }
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_values_on_the_way_stop_at_the_end(every: int) -> None:
+    result = search(MemoryJournal(), evaluate_every=every)
+    for trial in result.study.trials:
+        _, steps, value = alone(result.schedules(trial.number))
+        assert all(step % every == 0 or step == steps for step in trial.intermediate_values)
+        assert max(trial.intermediate_values, default=0) <= steps
+        if value is not None:
+            assert trial.intermediate_values[steps] == value
+    validate(result.plan)
+
+
+def test_a_report_can_be_written_and_its_sums_are_those_of_the_result(tmp_path: Path) -> None:
+    result = search(tmp_path / "store", algorithm=SuccessiveHalving(2, 2))
+    page = result.write_report(tmp_path / "report")
+    assert f"{result.savings.steps_unique:,}" in page.read_text()
+
+
+class Diverging(Ending):
+    version = "diverging"
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        if step == 5 and hp["lr"] == 0.7:
+            raise NonFiniteLoss(f"the training loss is nan in step {step}")
+        super().train(step, hp)
+
+
+def test_a_divergence_is_said_once_and_the_best_trial_is_another(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        result = search(MemoryJournal(), trainable=Diverging())
+    diverged = [t for t in result.study.trials if "loss is nan" in t.user_attrs.get("hpstage:ended", "")]
+    assert diverged and all(t.state == TrialState.PRUNED for t in diverged)
+    assert caplog.text.count("the training loss is nan in step 5") == len(
+        {result.plan.trials[result.trial_id(t.number)].node_at(5).id for t in diverged}
+    )
+    assert result.study.best_trial.state == TrialState.COMPLETE
+
+
+class Unmeasured(Ending):
+    version = "unmeasured"
+
+    def evaluate(self) -> Mapping[str, float]:
+        if self.score > 1.5:
+            raise ValueError("no measurement")
+        return super().evaluate()
+
+
+def test_an_evaluation_that_fails_at_the_end_fails_its_trials() -> None:
+    result = search(MemoryJournal(), trainable=Unmeasured())
+    failed = [trial for trial in result.study.trials if trial.state == TrialState.FAIL]
+    assert failed and all("no measurement" in trial.user_attrs["hpstage:failure"] for trial in failed)
+    validate(result.plan)
+
+
+def plan_of(*ends: int) -> SearchPlan:
+    """A plan of trials that part at steps 4 and 8, each asked to its end."""
+    plan = SearchPlan("w")  # type: ignore[arg-type]
+    lines = [s.constant(1.0), s.piecewise({0: 1.0, 4: 2.0}), s.piecewise({0: 1.0, 8: 3.0})]
+    for number, (line, end) in enumerate(zip(lines, ends, strict=True)):
+        plan.apply(TrialAdded(TrialId(f"s/{number}"), {"lr": line}, 16))
+        plan.apply(TargetAsked(TrialId(f"s/{number}"), end))
+    return plan
+
+
+def ended(plan: SearchPlan, step: int, outcome: str) -> TrainingEnded:
+    chain, worker, root = ChainId("c"), WorkerId("w"), NodeId(0)
+    if outcome == "complete":
+        plan.apply(StateReached(chain, worker, root, 0, step + 1, 0.0, 1.0, metrics={"score": 1.0}))
+    return TrainingEnded(chain, worker, root, step, 0.0, outcome)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("step", "outcome", "asked"),
+    [
+        (9, "complete", [10, 12, 16]),  # the others have parted before
+        (7, "complete", [8, 12, 8]),  # the last parts where training has ended
+        (8, "pruned", [8, 12, 16]),  # in a step that the last has under another value
+        (7, "pruned", [7, 12, 7]),
+        (3, "complete", [4, 4, 4]),
+        (0, "pruned", [0, 0, 0]),
+    ],
+)
+def test_an_end_is_one_of_the_trials_that_have_its_step(step: int, outcome: str, asked: list[int]) -> None:
+    plan = plan_of(16, 12, 16)
+    fact = ended(plan, step, outcome)
+    check(plan, fact)
+    plan.apply(fact)
+    validate(plan)
+    assert [trial.asked for trial in plan.trials.values()] == asked
+    for number in range(3):  # asked again, and further
+        plan.apply(TargetAsked(TrialId(f"s/{number}"), 16))
+    validate(plan)
+    after = [16 if was in (12, 16) else was for was in asked]
+    assert [trial.asked for trial in plan.trials.values()] == after
+    assert all(a <= b for a, b in pairwise(sorted(plan.trials[TrialId("s/0")].targets)))
+
+
+def test_an_end_without_metrics_is_refused() -> None:
+    plan = plan_of(16, 12, 16)
+    with pytest.raises(InternalError, match="no metrics"):
+        check(plan, TrainingEnded(ChainId("c"), WorkerId("w"), NodeId(0), 3, 0.0, "complete"))
