@@ -57,6 +57,7 @@ class Ledger:
 
     def __init__(self, study: optuna.Study) -> None:
         self.study = study
+        self._withdrawn: list[FrozenTrial] | None = None
 
     @property
     def name(self) -> str:
@@ -66,10 +67,11 @@ class Ledger:
     def _storage(self) -> BaseStorage:
         return private.storage_of(self.study)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether ``study.stop()`` was called."""
-        return private.is_stopped(self.study)
+    def take_stop(self) -> bool:
+        """Return whether ``study.stop()`` was called since this was last asked."""
+        stopped = private.is_stopped(self.study)
+        private.set_stopped(self.study, False)
+        return stopped
 
     def identity(self) -> str:
         """Return a string that is unique to the study, whatever its name; assigned when it is first requested."""
@@ -103,12 +105,18 @@ class Ledger:
         Like ``study.ask()``, except that the trial has its attributes before it is running: if this process dies here,
         the next one recognizes the trial by them.
         """
-        for queued in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        for queued in [*self._waiting(), *self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))]:
             queued_id = private.id_of(queued)
             self.note(queued_id, attrs)
             if self._storage.set_trial_state_values(queued_id, TrialState.RUNNING):
                 return Trial(self.study, queued_id)
         return Trial(self.study, self._create(user_attrs=dict(attrs)))
+
+    def _waiting(self) -> list[FrozenTrial]:
+        """Return trials withdrawn by an earlier call. Optuna's storage in memory, asked by state, may miss them."""
+        if self._withdrawn is None:
+            self._withdrawn = [trial for trial in self.trials() if trial.state == TrialState.WAITING]
+        return [trial for trial in self._withdrawn if self.trial(private.id_of(trial)).state == TrialState.WAITING]
 
     def exhausted(self) -> bool:
         """Whether the sampler has proposed all of a finite space. It would otherwise repeat trials in training."""
@@ -128,10 +136,9 @@ class Ledger:
         if not running:
             return False
         # Simulate the end of this trial: the sampler stops the study if nothing is left.
-        stopped = self.stopped
-        private.set_stopped(self.study, False)
+        stopped = self.take_stop()
         sampler.after_trial(self.study, running[-1], TrialState.COMPLETE, [0.0] * len(self.study.directions))
-        found = self.stopped
+        found = self.take_stop()
         private.set_stopped(self.study, stopped)
         return found
 
@@ -207,17 +214,19 @@ class Ledger:
         """End a running trial."""
         return self.study.tell(number, values, state=state, skip_if_finished=True)
 
-    def withdraw(self, trial: FrozenTrial) -> None:
-        """Withdraw a trial that was proposed but never trained, so that it or its grid point is proposed again."""
+    def withdraw(self, trial: FrozenTrial) -> TrialState:
+        """Withdraw a trial that was proposed but never told a value, so that it or its grid point is proposed again.
+        Return its state."""
         ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
         grown = trial.user_attrs.keys() & _GROWN  # recreated by the algorithm or extension
         queued = "fixed_params" in trial.system_attrs
         if grown or not (queued or ticks_off):
-            self.finish(trial.number, None, TrialState.FAIL)
-        elif trial.state != TrialState.WAITING:
+            return self.finish(trial.number, None, TrialState.FAIL).state
+        if trial.state != TrialState.WAITING:
             # Queued by the user, or the only trial of a point in a finite space, which a failure would mark as done:
             # the same trial waits to be asked for again.
             self._storage.set_trial_state_values(private.id_of(trial), TrialState.WAITING)
+        return TrialState.WAITING
 
 
 def samplers(study: optuna.Study) -> list[optuna.samplers.BaseSampler]:

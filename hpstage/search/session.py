@@ -77,6 +77,7 @@ class Session:
         self._evaluate_every = evaluate_every
         self._warned: set[str] = set()
         self._stopping = False
+        self._stopped = False  # by study.stop()
         self._exhausted = False
         self._closed = False
         self._raised: UserFailure | None = None
@@ -124,6 +125,11 @@ class Session:
             if self._interruption.asked:
                 self._driver.finish()
                 return
+            if self._stopped:
+                self._stop()
+                if self._interruption.asked:
+                    return
+                break
             if not self._targets and (self._stopping or not self._more()):
                 break
             if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -169,6 +175,21 @@ class Session:
             self._tell()
             self._on_change(self)
 
+    def _stop(self) -> None:
+        """End the search after ``study.stop()``: what is being trained is completed, and nothing else."""
+        self._drain()
+        for trial in self._roster.trials:
+            if trial.finished or self._interruption.asked:
+                continue
+            self._ledger.note(trial.storage_id, {"hpstage:ended": "study.stop()"})
+            if trial.values is not None:
+                self._finish(trial, TrialState.PRUNED)
+                continue
+            trial.state = self._ledger.withdraw(self._ledger.trial(trial.storage_id))
+            if trial.finished:
+                self._note_end(trial)
+                self._count(trial, 1)
+
     # --- asking -------------------------------------------------------------------------------------------
 
     def _propose(self) -> None:
@@ -181,7 +202,8 @@ class Session:
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 return
             self._perform(self._search.added(self._roster.propose().index))
-            self._stopping |= self._ledger.stopped
+            self._stopped |= self._ledger.take_stop()
+            self._stopping |= self._stopped
         if not self._closed and (self._stopping or not self._more()):
             self._closed = True
             self._perform(self._search.closed())
@@ -332,6 +354,7 @@ class Session:
             own = self._ledger.trial(trial.storage_id).user_attrs
             self._ledger.note(trial.storage_id, {n: v for n, v in trial.metrics.items() if n not in own})
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
+        self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others go on
         trial.state = frozen.state
         self._note_end(trial)
         self._count(trial, 1)
@@ -339,7 +362,8 @@ class Session:
             self.best = frozen.values[0] if self.best is None else self._better(self.best, frozen.values[0])
         for callback in self._callbacks:
             callback(self._ledger.study, frozen)
-        self._stopping |= self._ledger.stopped
+        self._stopped |= self._ledger.take_stop()
+        self._stopping |= self._stopped
 
     def _count(self, trial: SessionTrial, by: Literal[1, -1]) -> None:
         """Count a trial as finished, or with ``by=-1`` as no longer finished."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections import Counter
 
 import optuna
 import pytest
@@ -189,6 +190,49 @@ def test_callbacks_are_called_and_may_stop_the_study():
     study = create()
     run(study, n_trials=None, algorithm=FullTraining(window=1), callbacks=[stop_at_five])
     assert seen == [0, 1, 2, 3, 4]
+
+
+class Stopper:
+    """Stops the study when so many of its trials are complete, like Optuna's MaxTrialsCallback."""
+
+    def __init__(self, complete: int) -> None:
+        self.complete = complete
+
+    def __call__(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if len(study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])) >= self.complete:
+            study.stop()
+
+
+@pytest.mark.parametrize("algorithm", [FullTraining(), FullTraining(window=8), SuccessiveHalving(2, 2), ASHA(2, 2)])
+def test_a_stopped_study_leaves_no_trial_open_and_trains_no_further(algorithm):
+    study = create()
+    result = run(study, n_trials=24, algorithm=algorithm, callbacks=[Stopper(2)])
+    states = Counter(trial.state for trial in study.trials)
+    assert TrialState.RUNNING not in states
+    if isinstance(algorithm, FullTraining):
+        assert 2 <= states[TrialState.COMPLETE] <= 4, "those that were being trained are completed"
+    for trial in study.trials:
+        if trial.state == TrialState.PRUNED and "hpstage:ended" in trial.user_attrs:
+            assert trial.intermediate_values
+        if trial.state == TrialState.FAIL:
+            assert trial.user_attrs["hpstage:ended"] == "study.stop()" and not trial.intermediate_values
+    assert result.plan.searches[study.study_name].ended
+
+
+def test_points_of_a_grid_that_a_stop_has_left_out_are_searched_by_the_next_call():
+    journal = MemoryJournal()
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"a": [1, 2, 3, 4, 5, 6]}))
+
+    def search(**options):
+        return run(study, space=lambda trial: {"a": trial.suggest_int("a", 1, 6)}, store=journal, **options)
+
+    search(n_trials=6, callbacks=[Stopper(2)])
+    done = [trial.params["a"] for trial in study.trials if trial.state == TrialState.COMPLETE]
+    assert 2 <= len(done) < 6
+    search(n_trials=None)
+    complete = [trial.params["a"] for trial in study.trials if trial.state == TrialState.COMPLETE]
+    assert sorted(complete) == [1, 2, 3, 4, 5, 6]
+    assert len(study.trials) == 6
 
 
 def test_the_store_answers_what_was_trained_before():
