@@ -85,7 +85,7 @@ def run(
 
     Scripts are sent to the workers as they are; modules that they import must be there.
 
-    Exit status: 0; 1 if it cannot be done, 130 after Ctrl-C.
+    Exit status: 0; 1 if it cannot be done or no trial has a value, 130 after Ctrl-C.
 
     Examples:
 
@@ -111,7 +111,17 @@ def run(
     place = storage or default_storage(store)
     where = f"{clean(named)} in {clean(shown(place))}"
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = open_study(named, place, directions=direction or (), sampler=named_sampler(sampler, function, steps, seed))
+    chosen = named_sampler(sampler, function, steps, seed)
+    study = open_study(named, place, directions=direction or (), sampler=chosen)
+    if (before := len(study.get_trials(deepcopy=False))) and not extend:
+        typer.echo(
+            f"hpstage: the study has {count_of(before, 'trial')}. If its search was interrupted, this goes on with it; "
+            f"else it adds trials (--extend goes on with a search that has ended)",
+            err=True,
+        )
+        in_order = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler, optuna.samplers.QMCSampler
+        if not isinstance(chosen, in_order):  # those take up their order; others would propose the same trials again
+            study.sampler = named_sampler(sampler, function, steps, (seed + before) % 2**32)
     with ExitStack() as closing:
         trains = _executor(executor, scheduler, n_workers, closing)
         try:
@@ -144,7 +154,7 @@ def run(
     echo(f"{'study':<20}  {where}{more}")
     if report is not None:
         echo(f"{'report':<20}  {clean(result.write_report(report))}")
-    if result.savings.failed and not _best(result):
+    if not _best(result):
         raise typer.Exit(1)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import GridSampler
+from optuna.samplers import BaseSampler, GridSampler
 from optuna.storages import BaseStorage, _CachedStorage
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, Trial
@@ -47,6 +47,11 @@ def is_feasible(trial: FrozenTrial) -> bool:
     constraints = getattr(trial, "constraints", None)  # public since Optuna 5
     values = trial.system_attrs.get("constraints") or () if constraints is None else constraints.values()
     return all(value <= 0 for value in values)
+
+
+def startup_trials(sampler: BaseSampler) -> int:
+    """How many trials the sampler proposes at random before it learns."""
+    return getattr(sampler, "_n_startup_trials", 0)
 
 
 def is_stopped(study: optuna.Study) -> bool:

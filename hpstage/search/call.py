@@ -31,6 +31,7 @@ from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
 from hpstage.store.opening import Places, check_places, open_places
 from hpstage.training.identity.workload import by_name, code_identity
+from hpstage.training.unread import unread
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -87,6 +88,13 @@ class Call:
         )
 
     def _try_out(self, initial: Mapping[str, Scalar]) -> None:
+        for name, like in unread(self.request.trainable, initial).items():
+            logger.warning(
+                "No code of the trainable mentions the hyper-parameter %r%s: trials that differ in it train the same, "
+                "each for itself",
+                name,
+                "" if like is None else f" (it has {like!r})",
+            )
         found = self.executor.try_out(initial)
         for name in self.request.metrics:
             if found is not None and name not in found:
@@ -113,7 +121,7 @@ def open_call(
         interruption.started(workers.wake)
         for remark in environment.remarks:
             logger.info("%s", remark)
-        for remark in environment.warnings:
+        for remark in (*environment.warnings, *request.remarks()):
             logger.warning("%s", remark)
         described = dict(environment.identity or code_identity(request.trainable))
         described["sharing"] = "on" if request.sharing else "off"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import optuna
 
-from hpstage.algorithm import Algorithm, Setting
-from hpstage.algos import OptunaPruner
+from hpstage.algorithm import Algorithm, Setting, Trials
+from hpstage.algos import FullTraining, OptunaPruner
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import samplers
+from hpstage.optuna.private import startup_trials
 from hpstage.plan.messages import Verify
 from hpstage.schedule.space import Space
 from hpstage.search.session import Callback
@@ -95,6 +96,27 @@ class Request:
             maximize=self.study.directions[0] == optuna.study.StudyDirection.MAXIMIZE,
             adaptive=not isinstance(samplers(self.study)[-1], BLIND),
         )
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what the user probably did not mean."""
+        pruner, algorithm = self.study.pruner, type(self.algorithm).__name__
+        default = optuna.pruners.MedianPruner()
+        is_default = isinstance(pruner, optuna.pruners.NopPruner) or (
+            type(pruner) is type(default) and vars(pruner) == vars(default)
+        )
+        if not is_default and not isinstance(self.algorithm, OptunaPruner):
+            yield (
+                f"{algorithm} does not ask the study's {type(pruner).__name__}; algorithm=OptunaPruner(interval=...) "
+                "does"
+            )
+        setting, sampler = self.setting, samplers(self.study)[-1]
+        if not setting.adaptive or self.n_trials is None or not isinstance(self.algorithm, FullTraining):
+            return
+        if startup_trials(sampler) < self.n_trials <= self.algorithm.start(setting, Trials()).room():
+            yield (
+                f"all {self.n_trials} trials are proposed before the first has a value, so that "
+                f"{type(sampler).__name__} learns from none: FullTraining(window=...) says how many are open at a time"
+            )
 
 
 def _check_study(study: object, metrics: tuple[object, ...]) -> None:

@@ -1,0 +1,73 @@
+"""Hyper-parameters that no code mentions: most likely misspelt."""
+
+from __future__ import annotations
+
+import difflib
+import dis
+import inspect
+import sys
+import types
+from collections.abc import Iterable, Iterator
+
+from hpstage.training.capture.reach import functions_reached
+
+_READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2"}
+_SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}
+
+
+def unread(subject: object, names: Iterable[str]) -> dict[str, str | None]:
+    """Return the hyper-parameters that the code of a trainable does not mention, each with the name most like it.
+
+    It looks at names and strings in the user's code and at the fields of torch's optimizers. Code that passes on all
+    values at once (``Net(**hp)``) may read any: then none is returned.
+
+    Args:
+        subject: what the user passed: an object with its attributes, or a function.
+    """
+    words = set(_READ_BY_HPSTAGE)
+    for root in _roots(subject):
+        if isinstance(root, type):
+            words |= getattr(root, "__annotations__", {}).keys()
+        for function in functions_reached(root):
+            if _spreads(function):
+                return {}
+            words.update(_words(function.__code__))
+    if len(words) == len(_READ_BY_HPSTAGE):
+        return {}  # no code of the user's
+    unknown = [name for name in names if name not in words]
+    if unknown:
+        words |= _optimizers_fields()
+    close = {name: difflib.get_close_matches(name, sorted(words), n=1) for name in unknown if name not in words}
+    return {name: found[0] if found else None for name, found in close.items()}
+
+
+def _roots(subject: object) -> Iterator[object]:
+    for value in (subject, *getattr(subject, "__dict__", {}).values()):
+        yield value if isinstance(value, type | types.FunctionType) else type(value)
+
+
+def _words(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    yield from code.co_varnames
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _words(constant)
+        elif isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple | frozenset):
+            yield from (value for value in constant if isinstance(value, str))
+
+
+def _spreads(function: types.FunctionType) -> bool:
+    code = function.__code__
+    if "hp" not in code.co_names and "hp" not in code.co_varnames:
+        return False
+    return any(instruction.opname in _SPREADS for instruction in dis.get_instructions(function))
+
+
+def _optimizers_fields() -> set[str]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return set()
+    kinds = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+    return {name for kind in kinds for name in inspect.signature(kind).parameters}

@@ -1,0 +1,121 @@
+"""What users probably did not mean is said before anything is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage.algorithm import Algorithm
+from hpstage.algos import FullTraining, OptunaPruner, SuccessiveHalving
+from hpstage.schedule import Scalar
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Tape
+from hpstage.training.unread import unread
+
+
+class Reading(Tape):
+    version = "reading"
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        self.momentum = hp["momentum"], hp.get("lr")
+        super().train(step, hp)
+
+
+@dataclasses.dataclass
+class Config:
+    width: int
+    depth: int = 2
+
+
+class ByConfig(Reading):
+    config = Config
+
+
+class Spreading(Reading):
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        super().setup(dict(**hp))
+
+
+def function(run: hpstage.Run) -> None:
+    momentum = run.hp["momentum"]
+    for _ in run.steps():
+        run.report(score=momentum)
+
+
+@pytest.mark.parametrize(
+    ("subject", "found"),
+    [
+        (Reading(), {"momentun": "momentum", "zz": None, "width": None}),
+        (ByConfig(), {"momentun": "momentum", "zz": None, "width": None}),
+        (Spreading(), {}),
+        (function, {"momentun": "momentum", "zz": None, "width": None}),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_a_hyper_parameter_that_no_code_mentions_is_found(subject: object, found: dict[str, str | None]) -> None:
+    names = ["momentum", "momentun", "zz", "seed", "batch_size", "width"]
+    assert unread(subject, names) == found
+
+
+def search(caplog: pytest.LogCaptureFixture, space: Callable[[optuna.Trial], Any], **options: Any) -> str:
+    study = options.pop("study", None) or optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        hpstage.optimize(
+            study,
+            options.pop("trainable", None) or Tape(),
+            space,
+            metric="score",
+            steps=4,
+            n_trials=options.pop("n_trials", 3),
+            executor=hpstage.InlineExecutor(),
+            store=MemoryJournal(),
+            **options,
+        )
+    return caplog.text
+
+
+def test_a_misspelt_hyper_parameter_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    text = search(caplog, lambda trial: {"momentun": trial.suggest_float("m", 0.1, 0.9)}, trainable=Reading())
+    assert text.count("mentions the hyper-parameter 'momentun' (it has 'momentum')") == 1
+
+
+@pytest.mark.parametrize(
+    ("pruner", "algorithm", "said"),
+    [
+        (None, FullTraining(), False),  # Optuna's default, which nobody asked for
+        (optuna.pruners.NopPruner(), FullTraining(), False),
+        (optuna.pruners.HyperbandPruner(), SuccessiveHalving(2, 2), True),
+        (optuna.pruners.MedianPruner(n_warmup_steps=3), FullTraining(), True),
+        (optuna.pruners.MedianPruner(n_warmup_steps=3), OptunaPruner(2), False),
+    ],
+)
+def test_a_pruner_that_nothing_asks_is_named(
+    pruner: optuna.pruners.BasePruner | None, algorithm: Algorithm, said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = optuna.create_study(pruner=pruner, sampler=optuna.samplers.RandomSampler(seed=0))
+    text = search(caplog, lambda trial: {"a": trial.suggest_int("a", 1, 3)}, study=study, algorithm=algorithm)
+    assert ("does not ask the study's" in text) == said
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "n_trials", "said"),
+    [(FullTraining(), 12, True), (FullTraining(), 5, False), (FullTraining(), 17, False), (FullTraining(4), 12, False)],
+)
+def test_a_sampler_that_cannot_learn_is_named(
+    algorithm: Algorithm, n_trials: int, said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))  # its first ten are random in any case
+    text = search(
+        caplog,
+        lambda trial: {"a": trial.suggest_float("a", 0.0, 1.0)},
+        study=study,
+        algorithm=algorithm,
+        n_trials=n_trials,
+    )
+    assert ("TPESampler learns from none" in text) == said
