@@ -77,7 +77,8 @@ class Savings:
         names = [field.name for field in fields(self)]
         return {name: getattr(self, name) for name in [*names, "saved_seconds"]}
 
-    def __str__(self) -> str:
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what is shown of it: names and values."""
         rows = [
             ("trials", f"{self.trials}"),
             ("steps asked", f"{self.steps_asked:,}"),
@@ -92,7 +93,10 @@ class Savings:
         ]
         if self.failed:
             rows.insert(1, ("failed", f"{self.failed}"))
-        return aligned(rows)
+        return rows
+
+    def __str__(self) -> str:
+        return aligned(self.rows())
 
 
 def answered_steps(planned: PlannedTrial) -> list[int]:

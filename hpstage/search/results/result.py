@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
     import optuna
     from optuna.trial import FrozenTrial
+
+
+_BEST = 5
+"""Number of best trials of a study with several objectives that a notebook shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,28 @@ class Result:
             UsageError: the trial is not on this plan.
         """
         return self.trial(trial).schedules
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the best trials, and what the search took."""
+        from jinja2 import Environment, PackageLoader
+
+        metrics = self.plan.searches[self.name].started.metric
+        ended = Counter(trial.state.name.lower() for trial in self.study.get_trials(deepcopy=False))
+        best = self.best_trials[:_BEST] if ended["complete"] else []
+        return (
+            Environment(loader=PackageLoader("hpstage.search", "results"), autoescape=True, trim_blocks=True)
+            .get_template("result.html")
+            .render(
+                name=self.study.study_name,
+                states=", ".join(f"{count:,} {state}" for state, count in ended.items()),
+                saved=self.savings,
+                best=[
+                    {"number": t.number, "told": list(zip(metrics, t.values, strict=True)), "params": t.params}
+                    for t in best
+                ],
+                store=self.store,
+            )
+        )
 
     @property
     def best_value(self) -> float:
