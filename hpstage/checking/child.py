@@ -23,6 +23,7 @@ from hpstage.checking.snapshot import snapshot
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import HpstageError
+from hpstage.execution.runner import outcome_of
 from hpstage.plan.facts import StateKey
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
@@ -78,6 +79,9 @@ class Trainer:
 
 
 def problem_of(error: Exception, step: int) -> Problem:
+    if (outcome := outcome_of(error)) is not None:
+        remedy = f"check the steps before it, with steps={step}" if step else "check another trial"
+        return Problem("refused", f"training has ended itself in step {step}, {outcome} ({error}); {remedy}", step)
     if isinstance(error, HpstageError):
         return Problem("refused", str(error), step)
     frames = error.__traceback__

@@ -156,7 +156,7 @@ class ChainRunner:
             try:
                 self._train_step(flight.step, values, flight.announced)
             except Exception as error:
-                if _outcome_of(error) is None:
+                if outcome_of(error) is None:
                     raise
                 ending = error
             if ending is not None:
@@ -169,7 +169,7 @@ class ChainRunner:
         self._settle()
         flight.stop_clock()
         flight.verification = None
-        step, outcome = flight.step, _outcome_of(error)
+        step, outcome = flight.step, outcome_of(error)
         assert outcome is not None
         if outcome == "complete":
             flight.step += 1
@@ -377,7 +377,7 @@ def _outcome(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]
     return "full" if isinstance(error, CheckpointFull) else "cut_off"
 
 
-def _outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
+def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
     """Return how an exception of the user's code ends training, ``None`` for a failure."""
     if isinstance(error, StopTraining):
         return "complete"

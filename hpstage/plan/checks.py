@@ -80,18 +80,12 @@ def _reached(plan: SearchPlan, fact: StateReached) -> None:
         raise InternalError(f"step {step} of node {fact.node} is the state {key}, and was kept as {fact.kept.key}")
 
 
-def _ended(plan: SearchPlan, fact: TrainingEnded) -> None:
-    state = _node(plan, fact.node).states.get(fact.last)
-    if fact.outcome == "complete" and (state is None or state.metrics is None):
-        raise InternalError(f"training was completed at step {fact.last} of node {fact.node}, which has no metrics")
-
-
 def _lost(plan: SearchPlan, fact: StateLost) -> None:
     if fact.step not in _node(plan, fact.node).states:
         raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
 
 
-def _on_node(plan: SearchPlan, fact: StateDiffers | ForkVerified | StageFailed | ChainLost) -> None:
+def _on_node(plan: SearchPlan, fact: StateDiffers | ForkVerified | StageFailed | TrainingEnded | ChainLost) -> None:
     _node(plan, fact.node)
 
 
@@ -115,7 +109,7 @@ _CHECKS: dict[type, Callable[[SearchPlan, Any], None]] = {
     StateDiffers: _on_node,
     ForkVerified: _on_node,
     StageFailed: _on_node,
-    TrainingEnded: _ended,
+    TrainingEnded: _on_node,
     ChainLost: _on_node,
     ChainStarted: _on_nodes,
     ChainProlonged: _on_nodes,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hpstage.errors import InternalError
 from hpstage.plan.facts import NodeId, StageFailed, TrainingEnded, UserFailure
-from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.nodes import PlannedTrial, State
 
 
 class Endings:
@@ -17,7 +18,10 @@ class Endings:
         self._ended: dict[NodeId, TrainingEnded] = {}
         self._failed: dict[NodeId, tuple[int, UserFailure]] = {}
 
-    def end(self, fact: TrainingEnded) -> None:
+    def end(self, fact: TrainingEnded, last: State | None) -> None:
+        """Add an end of training, whose last state is ``last``."""
+        if fact.outcome == "complete" and (last is None or last.metrics is None):
+            raise InternalError(f"training was completed at step {fact.last} of node {fact.node}, which has no metrics")
         known = self._ended.get(fact.node)
         if known is None or fact.step < known.step:
             self._ended[fact.node] = fact

@@ -119,7 +119,7 @@ class SearchPlan:
 
     def _end(self, fact: TrainingEnded) -> None:
         """Take back what trials on the line asked for beyond its end: alone, they would have ended there, too."""
-        self.endings.end(fact)
+        self.endings.end(fact, self.nodes[fact.node].states.get(fact.last))
         ended: dict[TrialId, None] = {}
         for state in self.beyond(fact):
             ended |= state.unanswered or {}

@@ -25,6 +25,8 @@ from hpstage.executor import Executor
 from hpstage.plan.facts import StateReached
 from hpstage.schedule import Schedule
 from hpstage.training.trainables import as_trainable
+from tests.torch.test_endings import outcome as ends
+from tests.torch.test_endings import pruning, search, stopping
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -195,3 +197,8 @@ def test_on_dask_and_under_halving_every_trial_is_as_it_is_alone_and_as_on_one_w
     assert listed(DaskExecutor(client), "two") == listed(hpstage.InlineExecutor(), "one")
     # What trained is in processes of their own: those of the workers have had no need of it.
     assert set(client.run(lambda: "torch" in sys.modules).values()) == {False}
+
+
+@pytest.mark.parametrize("function", [stopping, pruning])
+def test_on_dask_training_that_ends_itself_ends_as_in_this_process(client: Client, function):
+    assert ends(search(function, executor=client)) == ends(search(function))

@@ -24,6 +24,7 @@ from hpstage.errors import UsageError
 from hpstage.training.run import Run
 from tests.torch.faults import EXACT, NAMED, Own, in_the_environment
 from tests.torch.patterns import PATTERNS
+from tests.torch.test_endings import stopping
 from tests.torch.test_pickles import Plainly
 from tests.torch.test_pickles import space as of_estimators
 from tests.torch.test_references_to_itself import Table
@@ -152,6 +153,14 @@ def test_code_that_fails_is_told_with_its_traceback(check: Callable[..., hpstage
     assert report.ways[0].verdict == "failed"
     assert "ZeroDivisionError: no samples" in report.differences[0].cause
     assert "conduct.py" not in report.differences[0].cause
+
+
+def test_training_that_ends_itself_is_told_with_the_steps_before(children: Children) -> None:
+    def search(trial: optuna.Trial) -> dict[str, object]:
+        return {"lr": 0.3}
+
+    report = hpstage.check(stopping, search, steps=30, children=children)
+    assert "has ended itself in step 5, complete" in str(report) and "with steps=5" in str(report)
 
 
 def test_a_process_that_dies_is_told(check: Callable[..., hpstage.CheckReport]) -> None:

@@ -129,7 +129,7 @@ def search(trainable: object, **options: Any) -> hpstage.Result:
         metric="loss",
         steps=STEPS,
         n_trials=6,
-        executor=hpstage.InlineExecutor(),
+        executor=options.pop("executor", None) or hpstage.InlineExecutor(),
         store=options.pop("store", None) or MemoryJournal(),
         **options,
     )

@@ -277,4 +277,4 @@ def test_an_end_is_one_of_the_trials_that_have_its_step(step: int, outcome: str,
 def test_an_end_without_metrics_is_refused() -> None:
     plan = plan_of(16, 12, 16)
     with pytest.raises(InternalError, match="no metrics"):
-        check(plan, TrainingEnded(ChainId("c"), WorkerId("w"), NodeId(0), 3, 0.0, "complete"))
+        plan.apply(TrainingEnded(ChainId("c"), WorkerId("w"), NodeId(0), 3, 0.0, "complete"))
