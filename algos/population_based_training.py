@@ -57,6 +57,10 @@ class PopulationBasedTraining(Algorithm):
     resample_probability: float = 0.25
     seed: int = 0
 
+    @property
+    def forks(self) -> bool:
+        return True
+
     def check(self, setting: Setting) -> None:
         check_whole("interval", self.interval, least=1)
         check_whole("seed", self.seed, least=0)

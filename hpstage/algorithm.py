@@ -56,9 +56,10 @@ Action = Ask | Fork | Finish
 class Setting:
     """The setting of a search.
 
-    ``steps``: steps of a full trial. ``n_trials``: trials that the sampler will propose (``None``: unlimited).
-    ``maximize``: whether larger values are better. ``adaptive``: whether the sampler learns from results, so that
-    later proposals are better informed.
+    ``steps``: steps of the longest trials. A trial may be shorter: its targets beyond its end are answered at once, by
+    its last value, and once trained to its end it is complete, even if finished as pruned. ``n_trials``: trials that
+    the sampler will propose (``None``: unlimited). ``maximize``: whether larger values are better. ``adaptive``:
+    whether the sampler learns from results, so that later proposals are better informed.
     """
 
     steps: int
@@ -71,7 +72,10 @@ class Trials:
     """Look-ups of a search about its trials. This base class has trials with nothing in common and no parameters."""
 
     def prefix(self, index: int, step: int) -> Hashable:
-        """Identify the training of trial ``index`` up to ``step``: equal for two trials if they are one until there."""
+        """Identify the training of trial ``index`` up to ``step``: equal for two trials if they are one until there.
+
+        Beyond its end, a trial is identified by all of its training.
+        """
         return index
 
     def params(self, index: int) -> Mapping[str, tuple[Any, BaseDistribution]]:
@@ -121,6 +125,11 @@ class Algorithm(ABC):
     def synchronous(self) -> bool:
         """Whether its decisions are independent of the order in which results arrive."""
         return True
+
+    @property
+    def forks(self) -> bool:
+        """Whether it forks trials from others, which requires all to be of one length."""
+        return False
 
     @property
     def multi_objective(self) -> bool:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
-from hpstage.schedule import Scalar, Schedule, as_schedule
-from hpstage.schedule.space import Space, describe
-
-if TYPE_CHECKING:
-    import optuna
+from hpstage.schedule import Scalar, Schedule
+from hpstage.schedule.space import Described, Space, describe
 
 _DRAWN = 16
 _STEPS = 8
@@ -38,14 +34,15 @@ def draw(space: Space, steps: int | None, seed: int) -> Trials:
     """Draw a trial whose schedules change early, and one that begins under other values.
 
     Args:
-        steps: number of steps to train; ``None``: 8, or a few more if the schedules' first joint is near.
+        steps: number of steps to train; ``None``: 8, or a few more if the schedules' first joint is near. Fewer if the
+            trials are shorter.
 
     Raises:
         UsageError: the space is invalid.
     """
     import optuna
 
-    from hpstage.rehearsal.preflight import quiet_optuna
+    from hpstage.optuna.quiet import quiet_optuna
 
     if steps is not None and (type(steps) is not int or steps < 2):
         raise UsageError(
@@ -54,21 +51,20 @@ def draw(space: Space, steps: int | None, seed: int) -> Trials:
     with quiet_optuna():
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     drawn = [study.ask() for _ in range(_DRAWN)]
-    joints = [first_joint(_schedules(space, trial)) for trial in drawn]
+    near = [describe(space, trial, _NEAR + _BEYOND, cut=True) for trial in drawn]
+    joints = [first_joint(trial.schedules) for trial in near]
     first = min(range(_DRAWN), key=lambda index: joints[index] or _NEAR + 1)
     if steps is None:
         joint = joints[first]
-        lengths = [s.length for s in _schedules(space, drawn[first]).values() if s.length is not None]
-        steps = max(2, min([_STEPS if joint is None else max(_STEPS, joint + _BEYOND), *lengths]))
-    subject = _values(space, drawn[first], steps)
-    others = [_values(space, trial, steps) for trial in drawn]
+        steps = min(_STEPS if joint is None else max(_STEPS, joint + _BEYOND), near[first].steps)
+    described = [describe(space, trial, steps, cut=True) for trial in drawn]
+    steps = min(trial.steps for trial in described)
+    if steps < 2:
+        raise UsageError("the space has trials of a single step, where nothing can be forked; check longer ones")
+    subject = _values(described[first], steps)
+    others = [_values(trial, steps) for trial in described]
     other = max(others, key=lambda values: sum(values[0].get(name) != value for name, value in subject[0].items()))
     return Trials(subject, other, dict(drawn[first].params))
-
-
-def _schedules(space: Space, trial: optuna.Trial) -> Mapping[str, Schedule]:
-    describe(space, trial, 1)  # raises if the space is invalid
-    return {name: as_schedule(value) for name, value in space(trial).items()}
 
 
 def first_joint(schedules: Mapping[str, Schedule]) -> int | None:
@@ -77,6 +73,5 @@ def first_joint(schedules: Mapping[str, Schedule]) -> int | None:
     return min(starts, default=None)
 
 
-def _values(space: Space, trial: optuna.Trial, steps: int) -> list[dict[str, Scalar]]:
-    schedules = describe(space, trial, steps)
-    return [{name: schedule.value(step) for name, schedule in schedules.items()} for step in range(steps)]
+def _values(trial: Described, steps: int) -> list[dict[str, Scalar]]:
+    return [{name: schedule.value(step) for name, schedule in trial.schedules.items()} for step in range(steps)]

@@ -63,7 +63,7 @@ def begins(
     A number is moved by ``radius`` up and down in its scale, a choice to each of the others. The result is the first
     step at which a schedule then differs. A number takes two evaluations of the space.
     """
-    known = describe(space, Probe(lambda name, _: params[name], 0), steps)
+    known = describe(space, Probe(lambda name, _: params[name], 0), steps).schedules
     found = {}
     for name, distribution in distributions.items():
         first = steps
@@ -71,7 +71,7 @@ def begins(
             if first == 0:
                 break
             try:
-                moved = describe(space, Probe(_with(params, name, other), 0), steps)
+                moved = describe(space, Probe(_with(params, name, other), 0), steps).schedules
             except Exception:
                 # The space may end or raise next to the proposal; then there is no neighbour to share with.
                 continue

@@ -12,7 +12,6 @@ import copy
 import inspect
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -24,6 +23,7 @@ from hpstage.checkpoints.needed import kept_states
 from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna.ledger import samplers
+from hpstage.optuna.quiet import quiet_optuna
 from hpstage.plan.facts import StateReached
 from hpstage.plan.plan import SearchPlan
 from hpstage.rehearsal.costs import Costs, StepSeconds
@@ -382,22 +382,11 @@ def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler
         study = optuna.create_study(sampler=copy.deepcopy(sampler))
     found: dict[tuple[tuple[str, Scalar], ...], None] = {}
     for _ in range(most):
-        schedules = describe(space, study.ask(), steps)
-        starts = {start for schedule in schedules.values() for start, _, _ in schedule.pieces() if start < steps}
+        schedules = describe(space, study.ask(), steps).schedules
+        starts = {start for schedule in schedules.values() for start, _, _ in schedule.pieces()}
         for start in sorted(starts):
             found[tuple((name, schedule.value(start)) for name, schedule in sorted(schedules.items()))] = None
     return [dict(values) for values in list(found)[:most]]
-
-
-@contextmanager
-def quiet_optuna() -> Iterator[None]:
-    """Suppress announcements of studies that are only rehearsed."""
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(verbosity)
 
 
 def _check(

@@ -29,21 +29,28 @@ def pieces(schedules: Sequence[Schedule], steps: int) -> Iterator[tuple[int, int
 _step = itemgetter(0)
 
 
-def check_trial(schedules: Mapping[str, Schedule], steps: int, trial: str) -> None:
-    """Raise for schedules that do not reach the trial's end, or that end at different steps.
+def length_of(schedules: Mapping[str, Schedule], stated: int | None, trial: str) -> int | None:
+    """Return the number of steps of a trial: as ``stated``, or else where its schedules end; ``None`` if none ends.
 
     Raises:
-        ScheduleError: names the hyper-parameter and the remedy.
+        ScheduleError: schedules end elsewhere than others, or than stated; names them and the remedy.
     """
     if not schedules:
         raise ScheduleError(f"{trial}: there are no hyper-parameters; the space must return at least one")
     lengths = {name: schedule.length for name, schedule in schedules.items() if schedule.length is not None}
     for name, length in sorted(lengths.items()):
-        if length < steps:
+        if length == 0:
+            raise ScheduleError(f"{trial}: the schedule of {name!r} has no steps; give it at least one")
+        if stated is not None and length != stated:
+            remedy = "add .then(...)" if length < stated else f"bound it with .until({stated})"
             raise ScheduleError(
-                f"{trial}: the schedule of {name!r} ends at step {length}, but the trial has {steps} steps; add "
-                f".then(...) or train fewer steps"
+                f"{trial}: the schedule of {name!r} ends at step {length}, but space() returned {stated} steps; "
+                f"{remedy}, or leave 'steps' out of what space() returns"
             )
     if len(set(lengths.values())) > 1:
         ends = ", ".join(f"{name!r} at {length}" for name, length in sorted(lengths.items()))
-        raise ScheduleError(f"{trial}: schedules end at different steps ({ends}); bound them with .until({steps})")
+        shortest = min(lengths.values())
+        raise ScheduleError(
+            f"{trial}: schedules end at different steps ({ends}); bound them with .until({shortest}), or add .then(...)"
+        )
+    return stated if stated is not None else next(iter(lengths.values()), None)

@@ -75,7 +75,14 @@ class Call:
         return Session(
             self.ledger,
             driver,
-            Roster(self.ledger, driver, started, request.space, before_first=self._try_out),
+            Roster(
+                self.ledger,
+                driver,
+                started,
+                request.space,
+                forks=request.algorithm.forks,
+                before_first=self._try_out,
+            ),
             request.algorithm,
             request.setting,
             started,

@@ -36,7 +36,11 @@ def check_extension(last: SearchStarted, now: SearchStarted) -> None:
 def lengthened(
     plan: SearchPlan, ledger: Ledger, space: Space, steps: int, trials: Sequence[tuple[TrialProposed, FrozenTrial]]
 ) -> list[TrialAdded]:
-    """Return the trials of an earlier search with schedules of at least ``steps`` steps."""
+    """Return the trials of an earlier search, lengthened as the space describes them now that ``steps`` is the most.
+
+    Raises:
+        UsageError: the space describes a trial differently, or as shorter, than it did.
+    """
     longer: dict[TrialId, TrialAdded] = {}
     origins: dict[TrialId, TrialId] = {}
     for proposed, frozen in trials:
@@ -44,11 +48,11 @@ def lengthened(
         if planned is None:
             continue  # a fork that could not be made
         origins[planned.id] = planned.id if proposed.extends is None else origins[proposed.extends]
-        schedules = dict(planned.schedules)
-        if planned.steps < steps:
+        schedules, length = dict(planned.schedules), planned.steps
+        if length < steps:
             try:
                 first = int(str(origins[planned.id]).rpartition("/")[2])
-                schedules = describe(space, ledger.stand_in(frozen, first), steps)
+                described = describe(space, ledger.stand_in(frozen, first), steps)
             except UsageError:
                 raise
             except ValueError as error:  # raised by Optuna about the parameters
@@ -56,6 +60,12 @@ def lengthened(
                     f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
                     f"proposed with ({error}); extend a search with its own space"
                 ) from error
+            schedules, length = described.schedules, described.steps
+            if length < planned.steps:
+                raise UsageError(
+                    f"trial {frozen.number} had {planned.steps} steps, and the space now gives it {length}; an "
+                    f"extension continues what was trained: let space() return as many steps or more"
+                )
             if proposed.fork is not None:
                 schedules = grown(longer[proposed.fork.donor].schedules, proposed.fork.step, schedules)
             for name, before in planned.schedules.items():
@@ -65,7 +75,7 @@ def lengthened(
                         f"steps; an extension continues what was trained: let space() return the same schedules "
                         f"up to there"
                     )
-        longer[planned.id] = TrialAdded(planned.id, schedules, max(planned.steps, steps))
+        longer[planned.id] = TrialAdded(planned.id, schedules, length)
     return list(longer.values())
 
 

@@ -16,6 +16,7 @@ from hpstage.executor import Executor
 from hpstage.plan.messages import Verify
 from hpstage.schedule.space import Space
 from hpstage.search.call import open_call
+from hpstage.search.dry_run import try_out_space
 from hpstage.search.progress import open_display
 from hpstage.search.request import Request, in_tuple
 from hpstage.search.results.result import Result
@@ -67,10 +68,13 @@ def optimize(
         study: an Optuna study. One with several objectives requires as many metrics, and full training.
         trainable: a ``TorchTrainable``, a function of one argument, or an object with ``setup``, ``train``,
             ``evaluate``, ``state_dict`` and ``load_state_dict``.
-        space: maps an ``optuna.Trial`` to ``{hyper-parameter: schedule or value}``.
+        space: maps an ``optuna.Trial`` to ``{hyper-parameter: schedule or value}``. A trial ends where its schedules
+            end, or after as many steps as the space returns under the name ``"steps"``. The space is also called for
+            a few trials that are not the study's, before workers are started: contradictions are found there.
         metric: the name of the study's objective among the metrics that ``evaluate`` returns; for several objectives,
             a list of names in the order of the study's directions.
-        steps: steps of a full trial.
+        steps: the most steps of a trial, and the length of those whose space and schedules set no other. Longer
+            schedules are cut. Algorithms compare a shorter trial at steps beyond its end by its last value.
         n_trials: number of trials that the sampler proposes in this call, including those of an interrupted call that
             it resumes. Trials forked by an algorithm (population based training) come in addition.
         timeout: seconds after which no stage is started; running stages are completed. Unfinished trials
@@ -142,6 +146,7 @@ def optimize(
         checkpoint_budget=None if checkpoint_budget is None else budget_bytes(checkpoint_budget, "checkpoint_budget"),
         verify=verify,
     )
+    try_out_space(request)
     display = open_display(show_progress_bar)
     with (
         Interruption() as interruption,

@@ -220,19 +220,20 @@ class Session:
                     self._finish(trials[index], TrialState.COMPLETE if state == "complete" else TrialState.PRUNED)
 
     def _ask(self, trial: SessionTrial, step: int) -> None:
+        end = self._roster.end_of(trial, step)
         if trial.finished and trial.barred is None:
             if self._started.extends:
-                if step > self._roster.reach(trial) and self._driver.plan.ending_on(trial.id, step) is None:
+                if end > self._roster.reach(trial) and self._driver.plan.ending_on(trial.id, end) is None:
                     self._count(trial, -1)
                     self._roster.carry_on(trial)
-            elif not self._driver.knows(trial.id, step):
+            elif not self._driver.knows(trial.id, end):
                 # The interrupted run of an asynchronous search decided otherwise.
                 trial.barred = UserFailure(summary="ended in an earlier session", traceback="")
-        if trial.barred is not None and not self._driver.knows(trial.id, step):
-            self._targets.ask(trial.index, step)
-            self._targets.answer(trial.index, Answer(trial.id, step, None, trial.barred))
+        if trial.barred is not None and not self._driver.knows(trial.id, end):
+            self._targets.ask(trial.index, step, end=end)
+            self._targets.answer(trial.index, Answer(trial.id, end, None, trial.barred))
         else:
-            for asked in self._targets.ask(trial.index, step, self._on_the_way(trial, step)):
+            for asked in self._targets.ask(trial.index, step, self._on_the_way(trial, end), end=end):
                 self._driver.ask(trial.id, asked)
 
     def _on_the_way(self, trial: SessionTrial, step: int) -> list[int]:
@@ -256,11 +257,12 @@ class Session:
 
     def _tell(self) -> None:
         """Tell the algorithm the known results: in the order of asking if it is synchronous, else as they arrive."""
-        while not self._interruption.asked and (answers := self._targets.next()) is not None:
+        while not self._interruption.asked and (next := self._targets.next()) is not None:
+            step, answers = next
             trial = self._roster.by_id[answers[-1].trial]
             for answer in answers[:-1]:
                 self._pass(trial, answer)
-            self._tell_one(trial, answers[-1])
+            self._tell_one(trial, step, answers[-1])
             if self.synchronous:
                 # Before the next result is told: proposals must not depend on which results arrived together.
                 self._propose()
@@ -279,8 +281,9 @@ class Session:
             raise UsageError(missing_metric(missing[0], metrics))
         return tuple(metrics[name] for name in self._started.metric)
 
-    def _tell_one(self, trial: SessionTrial, answer: Answer) -> None:
-        index, step, failure = trial.index, answer.step, answer.failure
+    def _tell_one(self, trial: SessionTrial, asked: int, answer: Answer) -> None:
+        """Tell the answer to the target at step ``asked``, which is beyond ``answer.step`` if the trial ends there."""
+        index, failure = trial.index, answer.failure
         if answer.ending is not None and not trial.finished:
             self._ledger.note(trial.storage_id, {"hpstage:ended": answer.ending.message[:1000]})
             if answer.ending.outcome == "pruned":
@@ -296,7 +299,7 @@ class Session:
                 trial.values, trial.metrics = values, answer.metrics
                 trial.told = max(trial.told, _reached(answer))
                 self._report(trial, _reached(answer), values)
-                self._perform(self._search.told(index, step, values[0]))
+                self._perform(self._search.told(index, asked, values[0]))
                 return
             # As in Optuna: the trial fails, and the study continues regardless of `catch`.
             failure = UserFailure(summary=f"{unknown[0]} is NaN at step {_reached(answer)}", traceback="")
@@ -341,6 +344,8 @@ class Session:
         if planned is not None:
             # An earlier session may have asked for more than it told, and this one decided otherwise.
             steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
+            if state == TrialState.PRUNED and trial.values is not None and trial.told == planned.steps:
+                state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
             shared = list(planned.shared_until(steps))
             saved = sum(count * self._driver.plan.step_seconds(node) for node, count in shared)
             attrs = {

@@ -21,7 +21,7 @@ class Targets:
     def __init__(self, *, synchronous: bool) -> None:
         self._synchronous = synchronous
         self._order: deque[Target] = deque()  # in the order of asking, if synchronous, else of complete answers
-        self._steps: dict[Target, Sequence[int]] = {}  # steps to be answered for each open target, itself the last
+        self._steps: dict[Target, Sequence[int]] = {}  # steps to be answered for each open target, its own the last
         self._of_trial: dict[int, list[int]] = defaultdict(list)  # the steps of its open targets
         self._answers: dict[int, dict[int, Answer]] = defaultdict(dict)
         self._reach: dict[int, int] = {}  # the farthest step asked for
@@ -33,17 +33,19 @@ class Targets:
         """Return the farthest step that was asked of a trial."""
         return self._reach.get(index, 0)
 
-    def ask(self, index: int, step: int, on_the_way: Sequence[int] = ()) -> list[int]:
+    def ask(self, index: int, step: int, on_the_way: Sequence[int] = (), *, end: int | None = None) -> list[int]:
         """Add a target; return the steps for which the driver must be asked.
 
         Args:
             on_the_way: earlier steps, in order, that are evaluated as well. The target is answered once they are, so
                 that the order of arrival does not show.
+            end: where the trial ends, if before ``step``: what is known there answers the target.
         """
+        at = step if end is None else min(step, end)
         asked = {other for open in self._of_trial[index] for other in self._steps[index, open]}  # and not yet told
-        self._steps[index, step] = steps = [*on_the_way, step]
+        self._steps[index, step] = steps = [*on_the_way, at]
         self._of_trial[index].append(step)
-        self._reach[index] = max(self.reach(index), step)
+        self._reach[index] = max(self.reach(index), at)
         if self._synchronous or self._is_complete((index, step)):
             self._order.append((index, step))
         return [other for other in steps if other not in asked]
@@ -57,8 +59,9 @@ class Targets:
                 if answer.step in self._steps[index, step] and self._is_complete((index, step)):
                     self._order.append((index, step))
 
-    def next(self) -> list[Answer] | None:
-        """Remove the next target that is answered; return the answers of its steps, its own the last."""
+    def next(self) -> tuple[int, list[Answer]] | None:
+        """Remove the next target that is answered; return its step and the answers that it waited for, its own the
+        last."""
         if not self._order or (self._synchronous and not self._is_complete(self._order[0])):
             return None
         index, step = self._order.popleft()
@@ -66,7 +69,7 @@ class Targets:
         self._of_trial[index].remove(step)
         if not self._of_trial[index]:
             del self._of_trial[index], self._answers[index]
-        return found
+        return step, found
 
     def _is_complete(self, target: Target) -> bool:
         return all(step in self._answers[target[0]] for step in self._steps[target])

@@ -19,8 +19,8 @@ from hpstage.optuna.sampler_state import SamplerState
 from hpstage.plan.facts import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
-from hpstage.schedule import Scalar, Schedule
-from hpstage.schedule.space import Space, describe, grown
+from hpstage.schedule import Scalar
+from hpstage.schedule.space import Described, Space, check_forkable, describe, grown
 from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_what_is_left
 
 # User attributes of a fork: the donor's number, and the step up to which it equals the donor.
@@ -60,6 +60,7 @@ class Roster(Trials):
         started: SearchStarted,
         space: Space,
         *,
+        forks: bool,
         before_first: Callable[[Mapping[str, Scalar]], None],
     ) -> None:
         self.trials: list[SessionTrial] = []
@@ -71,6 +72,7 @@ class Roster(Trials):
         self._driver = driver
         self._started = started
         self._space = space
+        self._forks = forks
         self._before_first = before_first
         self._sampler = SamplerState(ledger.study.sampler)
         # The plan with sharing, where trials have training in common: the plan itself if it shares.
@@ -144,14 +146,14 @@ class Roster(Trials):
 
     def propose(self) -> SessionTrial:
         """Create a trial proposed by the sampler."""
-        trial, schedules = self._make(self._attrs(), self._ledger.propose)
+        trial, described = self._make(self._attrs(), self._ledger.propose)
         if not self.trials:
             try:
-                self._before_first({name: schedule.value(0) for name, schedule in schedules.items()})
+                self._before_first({name: schedule.value(0) for name, schedule in described.schedules.items()})
             except Exception:
                 self._ledger.withdraw(self._ledger.trial(id_of(trial)))
                 raise
-        return self._add(trial, schedules, None)
+        return self._add(trial, described, None)
 
     def fork(self, fork: Fork) -> SessionTrial:
         """Return the trial that an algorithm forks from another, either new or made by an earlier call."""
@@ -162,14 +164,19 @@ class Roster(Trials):
                 self.unclaimed.remove(made)
                 return made
         origin = dict(zip(_ORIGIN, (donor.number, fork.step), strict=True))
-        trial, schedules = self._make(self._attrs(origin), lambda attrs: self._ledger.fork(fork.params, attrs))
+        trial, own = self._make(self._attrs(origin), lambda attrs: self._ledger.fork(fork.params, attrs))
         try:
-            schedules = grown(self._driver.plan.trials[donor.id].schedules, fork.step, schedules)
+            schedules = grown(self._driver.plan.trials[donor.id].schedules, fork.step, own.schedules)
         except ScheduleError as error:
             entered = self._add(trial, None, forked)
             entered.barred = UserFailure(summary=str(error), traceback="")
             return entered
-        return self._add(trial, schedules, forked)
+        return self._add(trial, Described(schedules, own.steps), forked)
+
+    def end_of(self, trial: SessionTrial, step: int) -> int:
+        """Return ``step``, or the trial's last one if it ends before."""
+        planned = self._driver.plan.trials.get(trial.id)
+        return step if planned is None else min(step, planned.steps)
 
     def reach(self, trial: SessionTrial) -> int:
         """Return the farthest step at which a trial has a value or was asked for one."""
@@ -204,42 +211,43 @@ class Roster(Trials):
                 return frozen
         return None
 
-    def _make(
-        self, attrs: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trial]
-    ) -> tuple[Trial, dict[str, Schedule]]:
-        """Return a trial of the study and its schedules: the one whose creation was cut off in an earlier call if it
+    def _make(self, attrs: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trial]) -> tuple[Trial, Described]:
+        """Return a trial of the study and its description: the one whose creation was cut off in an earlier call if it
         can be recreated identically, else a new one."""
         cut_off = self._cut_off_with(attrs)
         if cut_off is not None:
             again = self._ledger.make_again(cut_off)
             try:
-                schedules = self._describe(again)
+                described = self._describe(again)
                 self._ledger.check_made_again(again, cut_off)
-                return again, schedules
+                return again, described
             except BecameAnother:
                 self._ledger.finish(cut_off.number, None, TrialState.FAIL)
         trial = make(attrs)
         return trial, self._describe(trial)
 
-    def _describe(self, trial: Trial) -> dict[str, Schedule]:
+    def _describe(self, trial: Trial) -> Described:
         try:
-            return describe(self._space, trial, self._started.steps)
+            described = describe(self._space, trial, self._started.steps)
+            if self._forks:
+                check_forkable(described, self._started.steps, trial.number)
+            return described
         except BecameAnother:
             raise
         except Exception:
             self._ledger.finish(trial.number, None, TrialState.FAIL)
             raise
 
-    def _add(self, trial: Trial, schedules: dict[str, Schedule] | None, fork: ForkedFrom | None) -> SessionTrial:
-        """Write a trial into the plan. ``schedules`` is None for a trial that cannot be trained."""
+    def _add(self, trial: Trial, described: Described | None, fork: ForkedFrom | None) -> SessionTrial:
+        """Write a trial into the plan. ``described`` is None for a trial that cannot be trained."""
         id = self._id(trial.number)
         proposed = TrialProposed(
             self._started.study, trial.number, id, self._sampler.take(), fork, params=_written(trial.params)
         )
-        if schedules is None:
+        if described is None:
             self._driver.log.write([proposed])
         else:
-            self._plan(TrialAdded(id, schedules, self._started.steps), [proposed])
+            self._plan(TrialAdded(id, described.schedules, described.steps), [proposed])
         return self._enter(SessionTrial(len(self.trials), trial.number, id_of(trial), id, id, fork))
 
     def _plan(self, added: TrialAdded, along: Sequence[TrialProposed]) -> None:
@@ -258,7 +266,10 @@ class Roster(Trials):
     def prefix(self, index: int, step: int) -> Hashable:
         trial = self.trials[index]
         planned = self._lines.trials.get(trial.id)
-        return trial.id if planned is None else planned.node_at(step).id
+        if planned is None:
+            return trial.id
+        at = min(step, planned.steps)
+        return planned.node_at(at).id, at
 
     def params(self, index: int) -> Mapping[str, tuple[Any, BaseDistribution]]:
         frozen = self._ledger.trial(self.trials[index].storage_id)

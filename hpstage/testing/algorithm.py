@@ -27,7 +27,9 @@ class _Trials(Proposed):
         self._pruned_share = pruned_share
 
     def of_state(self, what: str, index: int, step: int) -> random.Random:
-        return random.Random(f"{what} {self.salt} {self.prefix(index, step)} {step}")
+        # Beyond its end, a trial has its last value; those that algorithms fork have no line of their own.
+        at = min(step, len(self.lines[index])) if self.lines is not None and index < len(self.lines) else step
+        return random.Random(f"{what} {self.salt} {self.prefix(index, step)} {at}")
 
     def should_prune(self, index: int, step: int) -> bool:
         return self.of_state("pruner", index, step).random() < self._pruned_share
@@ -39,7 +41,7 @@ class _Scene:
 
     seed: str
     setting: Setting
-    lines: list[str] | None  # what trials are trained on, a letter for each step
+    lines: list[str] | None  # what trials are trained on, a letter for each step; some may be shorter than others
     failing_share: float
     values: tuple[float, ...]
     order: tuple[int, ...]
@@ -166,6 +168,8 @@ class AlgorithmContract:
             # Few values, so that they tie often, and trials with common beginnings.
             values = (-2.0, -1.0, 0.0, 1.0, 2.0)
             lines = ["".join(draw.choice("aab") * 2 for _ in range(self.steps)) for _ in range(n)]
+            if draw.random() < 0.5 and not algorithm.forks:
+                lines = [line[: draw.randint(1, self.steps)] for line in lines]
             yield _Scene(
                 seed=str(seed),
                 setting=setting,

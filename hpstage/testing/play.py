@@ -19,8 +19,8 @@ class Proposed(Trials):
     """Trials of two parameters, which follow from a trial's index or from its fork.
 
     Args:
-        lines: what each proposed trial is trained on, step by step: two are one as long as these are equal. By default
-            trials have nothing in common.
+        lines: what each proposed trial is trained on, step by step: two are one as long as these are equal. It may end
+            before the last step. By default trials have nothing in common.
     """
 
     distributions: Mapping[str, BaseDistribution] = {

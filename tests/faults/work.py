@@ -31,7 +31,7 @@ def trained(folder: Path) -> Counter[str]:
 
 def trained_alone(round: int, params: Mapping[str, Any]) -> dict[int, Mapping[str, float]]:
     """The metrics of a trial after each step, trained in a plain loop."""
-    schedules = describe(space(round), optuna.trial.FixedTrial(dict(params)), STEPS)
+    schedules = describe(space(round), optuna.trial.FixedTrial(dict(params)), STEPS).schedules
     with tempfile.TemporaryDirectory() as folder:
         grind = Grind(folder)
         grind.setup({name: schedule.value(0) for name, schedule in schedules.items()})

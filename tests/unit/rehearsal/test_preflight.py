@@ -89,7 +89,7 @@ def test_the_demo_is_counted_as_by_its_distinct_prefixes():
     its_space = named(f"{demo}:space", "the space")
     steps, n_trials = named(f"{demo}:STEPS", "the steps"), named(f"{demo}:N_TRIALS", "the trials")
     study = optuna.create_study(sampler=random())
-    trials = [trial(number, describe(its_space, study.ask(), steps), steps) for number in range(n_trials)]
+    trials = [trial(number, describe(its_space, study.ask(), steps).schedules, steps) for number in range(n_trials)]
     said = hpstage.preflight(its_space, steps=steps, n_trials=n_trials, workers=(2,))
     assert said.steps_asked.median == steps * n_trials
     assert said.steps_unique.median == len(histories(trials, [steps] * n_trials))
@@ -113,7 +113,8 @@ def test_a_grid_is_named_and_counted_to_its_end():
         for grow in (20, 40, 80)
     ]
     trials = [
-        trial(i, describe(space, optuna.trial.FixedTrial(point, i), STEPS), STEPS) for i, point in enumerate(points)
+        trial(i, describe(space, optuna.trial.FixedTrial(point, i), STEPS).schedules, STEPS)
+        for i, point in enumerate(points)
     ]
     assert said.steps_unique.median == len(histories(trials, [STEPS] * len(points)))
 

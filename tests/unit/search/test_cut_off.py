@@ -55,8 +55,9 @@ def search(
     def space(trial: optuna.Trial) -> dict[str, object]:
         def cut(value: float) -> float:
             nonlocal asked
-            asked += 1
-            if asked == stop_at:
+            ours = trial.study.study_name == "x"  # not one of those with which the space is tried out
+            asked += ours
+            if ours and asked == stop_at:
                 raise KeyboardInterrupt
             return value
 

@@ -128,6 +128,13 @@ def answered(step: int) -> Answer:
     return Answer(TrialId("study/0"), step, {"score": float(step)})
 
 
+def told(targets: Targets) -> tuple[int, list[int]]:
+    """The next target's step, and the steps of the answers that it waited for."""
+    found = targets.next()
+    assert found is not None
+    return found[0], [answer.step for answer in found[1]]
+
+
 def test_a_synchronous_order_waits_for_the_first_target_and_all_steps_on_its_way() -> None:
     targets = Targets(synchronous=True)
     assert targets.ask(0, 8, [2, 4]) == [2, 4, 8]
@@ -137,8 +144,8 @@ def test_a_synchronous_order_waits_for_the_first_target_and_all_steps_on_its_way
         targets.answer(0, answered(step))
         assert targets.next() is None
     targets.answer(0, answered(4))
-    assert [answer.step for answer in targets.next() or []] == [2, 4, 8]
-    assert [answer.step for answer in targets.next() or []] == [8]
+    assert told(targets) == (8, [2, 4, 8])
+    assert told(targets) == (8, [8])
     assert targets.next() is None and not len(targets)
 
 
@@ -151,8 +158,7 @@ def test_a_target_whose_steps_were_answered_on_the_way_to_another_does_not_wait(
     assert targets.ask(0, 4) == []
     targets.answer(0, answered(8))
     targets.answer(0, answered(8))
-    told = [[answer.step for answer in targets.next() or []] for _ in range(2)]
-    assert sorted(told) == [[4], [4, 8]]
+    assert sorted(told(targets) for _ in range(2)) == [(4, [4]), (8, [4, 8])]
     assert targets.next() is None and not len(targets)
 
 
@@ -163,12 +169,25 @@ def test_each_target_comes_back_once_in_any_order_of_arrival(order: list[tuple[i
     for index in range(3):
         targets.ask(index, 4, [2])
         assert targets.ask(index, 8, [4]) == [8]
-    told = []
+    back = []
     for index, step in order:
         failure = UserFailure("x", "") if step == 8 else None
         targets.answer(index, Answer(TrialId(f"study/{index}"), step, None if failure else {}, failure))
         while (found := targets.next()) is not None:
-            told.append((found[-1].trial, [answer.step for answer in found]))
+            back.append((found[1][-1].trial, [answer.step for answer in found[1]]))
     expected = [(f"study/{index}", steps) for index in range(3) for steps in ([2, 4], [4, 8])]
-    assert sorted(told) == expected
-    assert not synchronous or told == expected
+    assert sorted(back) == expected
+    assert not synchronous or back == expected
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_target_beyond_the_end_of_its_trial_is_answered_there(synchronous: bool) -> None:
+    targets = Targets(synchronous=synchronous)
+    assert targets.ask(0, 4, end=5) == [4]
+    targets.answer(0, answered(4))
+    assert told(targets) == (4, [4])
+    for step in (8, 16):  # the second time, it is known
+        assert targets.ask(0, step, end=5) == [5]
+        targets.answer(0, answered(5))
+        assert told(targets) == (step, [5])
+    assert targets.reach(0) == 5

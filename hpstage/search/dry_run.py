@@ -1,0 +1,52 @@
+"""Trying out a space before any worker is started, and before the study has a trial."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import optuna
+
+from hpstage.errors import UsageError
+from hpstage.optuna.ledger import Ledger
+from hpstage.optuna.quiet import quiet_optuna
+from hpstage.schedule.space import check_forkable, describe
+from hpstage.search.request import Request
+from hpstage.training.randomness import generators_restored
+
+_DRAWN = 8
+
+
+def try_out_space(request: Request) -> None:
+    """Describe some trials that a copy of the study's sampler proposes to a study in memory.
+
+    What else the space may raise is left to the study's own trials: the one in memory has no history and no attributes.
+
+    Raises:
+        UsageError: the schedules or lengths of a trial contradict each other; names its parameters.
+    """
+    # Spaces and samplers may draw from the global generators.
+    with quiet_optuna(), warnings.catch_warnings(), generators_restored():
+        warnings.simplefilter("ignore")  # about the study in memory
+        study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
+        ledger = Ledger(study)
+        with ledger.optimize_loop():
+            for _ in range(min(_DRAWN, request.n_trials or _DRAWN)):
+                if ledger.exhausted():
+                    return
+                trial = study.ask()
+                try:
+                    described = describe(request.space, trial, request.steps)
+                    if request.algorithm.forks:
+                        check_forkable(described, request.steps, trial.number)
+                except UsageError as error:
+                    raise type(error)(f"{error} (tried out with {trial.params})") from error.__cause__
+                except Exception:  # see above
+                    return
+
+
+def _copied(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:
+    try:
+        return copy.deepcopy(sampler)
+    except Exception:  # whatever the user's own sampler holds
+        return optuna.samplers.RandomSampler(seed=0)
