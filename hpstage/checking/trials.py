@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar, Schedule
-from hpstage.schedule.space import Described, Space, describe
+from hpstage.schedule.space import Described, Space, describe, points_of
 
 _DRAWN = 16
 _STEPS = 8
@@ -50,10 +50,13 @@ def draw(space: Space, steps: int | None, seed: int) -> Trials:
         )
     with quiet_optuna():
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
-    drawn = [study.ask() for _ in range(_DRAWN)]
+    points = points_of(space)[:_DRAWN]
+    for point in points:
+        study.enqueue_trial(point)
+    drawn = [study.ask() for _ in points or range(_DRAWN)]
     near = [describe(space, trial, _NEAR + _BEYOND, cut=True) for trial in drawn]
     joints = [first_joint(trial.schedules) for trial in near]
-    first = min(range(_DRAWN), key=lambda index: joints[index] or _NEAR + 1)
+    first = min(range(len(drawn)), key=lambda index: joints[index] or _NEAR + 1)
     if steps is None:
         joint = joints[first]
         steps = min(_STEPS if joint is None else max(_STEPS, joint + _BEYOND), near[first].steps)

@@ -6,6 +6,7 @@ A state is *needed*, and its checkpoint must be kept, if
 - it is the nearest kept one at or before the farthest state asked of an open trial, which may be continued;
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
 - a running chain will reach it, and would immediately keep it again;
+- a trial of the plan names its step as one at which further trials will be forked;
 - it is one of the best of a study (:mod:`hpstage.plan.winners`): its model is what the search was for.
 
 Evicting any other state only costs retraining if it is asked for later, by another study or by ``extend=True``.
@@ -62,7 +63,7 @@ class _Line:
                     parent=None if parent is None else _key(parent),
                     bytes=kept.bytes,
                     seconds=seconds,
-                    needed=kept.key in needed,
+                    needed=kept.key in needed or state.step in node.keep_at,
                     last_used=state.used,
                 )
             )

@@ -143,7 +143,12 @@ class Driver:
 
     def _knows(self, trial: TrialAdded) -> bool:
         known = self.plan.trials.get(trial.trial)
-        return known is not None and known.steps >= trial.steps and dict(known.schedules) == dict(trial.schedules)
+        return (
+            known is not None
+            and known.steps >= trial.steps
+            and known.keep_at == trial.keep_at
+            and dict(known.schedules) == dict(trial.schedules)
+        )
 
     def ask(self, trial: TrialId, step: int) -> None:
         """Request ``trial`` trained to ``step`` and evaluated; :meth:`wait` returns the answer."""

@@ -7,12 +7,12 @@ trial of an earlier process).
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, check_distribution_compatibility
 from optuna.samplers import BruteForceSampler, GridSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
@@ -117,6 +117,40 @@ class Ledger:
         if self._withdrawn is None:
             self._withdrawn = [trial for trial in self.trials() if trial.state == TrialState.WAITING]
         return [trial for trial in self._withdrawn if self.trial(private.id_of(trial)).state == TrialState.WAITING]
+
+    def enqueue(
+        self,
+        points: Sequence[Mapping[str, Any]],
+        distributions: Mapping[str, BaseDistribution],
+        counts: Callable[[FrozenTrial], bool],
+    ) -> None:
+        """Queue trials with these parameters, except those that the study has: in its queue, or as a trial that has not
+        failed and ``counts``.
+
+        Raises:
+            UsageError: the study has trials with other choices of a parameter, which Optuna does not allow.
+        """
+        for trial in self.trials():
+            for name in trial.distributions.keys() & distributions.keys():
+                try:
+                    check_distribution_compatibility(trial.distributions[name], distributions[name])
+                except ValueError as error:
+                    raise UsageError(
+                        f"trial {trial.number} of study {self.name!r} has another kind of {name!r} or other choices: "
+                        f"{trial.distributions[name]}. Use another study for {distributions[name]}; on the same store, "
+                        f"it shares what is trained"
+                    ) from error
+        there = [
+            trial.system_attrs.get("fixed_params", trial.params)
+            for trial in self.trials()
+            if trial.state == TrialState.WAITING or (trial.state != TrialState.FAIL and counts(trial))
+        ]
+        for point in points:
+            if point not in there:
+                self.study.enqueue_trial(dict(point))
+
+    def queue_is_empty(self) -> bool:
+        return not (self._waiting() or self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def exhausted(self) -> bool:
         """Whether the sampler has proposed all of a finite space. It would otherwise repeat trials in training."""

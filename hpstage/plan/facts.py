@@ -94,10 +94,14 @@ class PlanCreated(msgspec.Struct, frozen=True, tag=True):
     loaded: dict[str, str] = {}
 
 
-class TrialAdded(msgspec.Struct, frozen=True, tag=True):
+class TrialAdded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A trial of ``steps`` steps. After the steps ``keep_at``, states are kept on its way if it is trained past them:
+    trials are to be forked there that are not known yet."""
+
     trial: TrialId
     schedules: dict[str, Schedule]
     steps: int
+    keep_at: tuple[int, ...] = ()
 
 
 class TargetAsked(msgspec.Struct, frozen=True, tag=True):

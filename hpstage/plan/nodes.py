@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from hpstage.plan.facts import DriverId, Kept, NodeId, StateRef, TrialId
 from hpstage.plan.keys import History
+from hpstage.plan.ordered import Ordered
 from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail
 from hpstage.schedule import Form, Scalar, Schedule, varies
 
+_NONE: Ordered[int] = Ordered()  # of most nodes
 _TRUE, _FALSE = object(), object()  # stand in for booleans in look-ups, since True == 1 in Python
 
 
@@ -48,6 +50,7 @@ class Node:
         "children",
         "forms",
         "id",
+        "keep_at",
         "names",
         "parent",
         "reach",
@@ -67,6 +70,7 @@ class Node:
         self.varying = tuple([i for i, form in enumerate(forms) if varies(form)])
         self.children: dict[int, dict[tuple[object, ...], Node]] = {}
         self.states: dict[int, State] = {}
+        self.keep_at: Ordered[int] = _NONE  # steps at which trials state that they will be forked
         self.reach = start  # the farthest step that any trial asked for
         self.trained = 0  # steps trained, including repetitions
         self.seconds = 0.0  # training time of these steps
@@ -136,6 +140,7 @@ class PlannedTrial:
     path: tuple[Node, ...]
     stops: tuple[int, ...]
     schedules: Mapping[str, Schedule]
+    keep_at: tuple[int, ...] = ()
     targets: dict[int, bool] = field(default_factory=dict)  # steps asked for, and whether their answer is counted
     asked: int = 0  # the farthest target
     answered: int = 0  # the farthest target whose answer is counted
@@ -155,6 +160,16 @@ class PlannedTrial:
     def node_at(self, step: int) -> Node:
         """Return the node that holds the state after ``step`` steps (1 <= step <= steps)."""
         return self.path[bisect_left(self.stops, step)]
+
+    def keep(self, steps: tuple[int, ...]) -> None:
+        """Set the steps at which states on its path are to be kept."""
+        self.keep_at = steps
+        for step in steps:
+            if step <= self.steps:
+                node = self.node_at(step)
+                if node.keep_at is _NONE:
+                    node.keep_at = Ordered()
+                node.keep_at.add(step)
 
     def states(self) -> Iterator[State]:
         """Yield the states on its path, as far as they are in the plan, in the order of their steps."""

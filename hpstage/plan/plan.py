@@ -242,18 +242,16 @@ class SearchPlan:
 
     def _add(self, fact: TrialAdded) -> None:
         known = self.trials.get(fact.trial)
-        if known is not None:
-            if known.steps < fact.steps or dict(known.schedules) != dict(fact.schedules):
-                self._extend(known, fact)
-        else:
+        if known is None:
             path, stops = self._tree.walk(fact)
-            self.trials[fact.trial] = PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules)
+            known = PlannedTrial(fact.trial, fact.steps, path, stops, fact.schedules)
+            self.trials[fact.trial] = known
+        elif known.steps < fact.steps or dict(known.schedules) != dict(fact.schedules):
+            # Added again with more or other steps. The steps already asked for are unchanged.
+            known.path, known.stops = self._tree.walk(fact)
+            known.steps, known.schedules = fact.steps, fact.schedules
+        known.keep(fact.keep_at)
         self.payments.made(fact.trial, len(self.nodes))
-
-    def _extend(self, known: PlannedTrial, fact: TrialAdded) -> None:
-        """Update a trial that was added again with more or other steps. The steps already asked for are unchanged."""
-        known.path, known.stops = self._tree.walk(fact)
-        known.steps, known.schedules = fact.steps, fact.schedules
 
     def forget(self, driver: DriverId) -> None:
         """Drop the chains and targets of a driver that is gone."""

@@ -29,7 +29,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
 from hpstage.schedule import Scalar
-from hpstage.schedule.space import Space, describe
+from hpstage.schedule.space import Space, describe, longest, points_of
 from hpstage.search.optimize import optimize
 from hpstage.search.request import BLIND
 from hpstage.search.results.result import Result
@@ -167,7 +167,7 @@ class Preflight:
 def preflight(
     space: Space,
     *,
-    steps: int,
+    steps: int | None = None,
     n_trials: int | None = None,
     sampler: str | optuna.samplers.BaseSampler = "random",
     seed: int = 0,
@@ -202,6 +202,8 @@ def preflight(
     """
     algorithm = FullTraining() if algorithm is None else algorithm
     _check(workers, rehearsals, step_seconds, evaluate_seconds, load_seconds, save_seconds, checkpoint_bytes)
+    steps = longest(space, steps)
+    listed = bool(points_of(space))
     if checkpoint_every is None and step_seconds is None:
         checkpoint_every = steps
     costs = Costs(
@@ -214,9 +216,9 @@ def preflight(
     own = named_sampler(sampler, space, steps, seed) if isinstance(sampler, str) else sampler
     with quiet_optuna():
         chain = samplers(optuna.create_study(sampler=own))
-        if n_trials is None and not isinstance(chain[-1], _ENDING):
+        if n_trials is None and not listed and not isinstance(chain[-1], _ENDING):
             raise UsageError(f"{type(own).__name__} has no end of its own; give n_trials")
-        exact = isinstance(algorithm, FullTraining) and len(chain) == 1 and isinstance(own, BLIND)
+        exact = isinstance(algorithm, FullTraining) and (listed or (len(chain) == 1 and isinstance(own, BLIND)))
         direction: Literal["maximize", "minimize"] = (
             "maximize" if precedent is not None and precedent.maximize else "minimize"
         )
@@ -381,7 +383,10 @@ def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler
     with quiet_optuna():
         study = optuna.create_study(sampler=copy.deepcopy(sampler))
     found: dict[tuple[tuple[str, Scalar], ...], None] = {}
-    for _ in range(most):
+    points = points_of(space)[:most]
+    for point in points:
+        study.enqueue_trial(point)
+    for _ in points or range(most):
         schedules = describe(space, study.ask(), steps).schedules
         starts = {start for schedule in schedules.values() for start, _, _ in schedule.pieces()}
         for start in sorted(starts):

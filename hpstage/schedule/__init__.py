@@ -29,6 +29,7 @@ from hpstage.schedule.forms import (
 )
 from hpstage.schedule.scalars import Scalar, canonical, count, real, same
 from hpstage.schedule.segments import Schedule, Segment, as_schedule, shifted
+from hpstage.schedule.warmup_stable_decay import WSDSweep, wsd, wsd_sweep
 
 __all__ = [
     "Constant",
@@ -43,6 +44,7 @@ __all__ = [
     "Schedule",
     "Segment",
     "Staircase",
+    "WSDSweep",
     "agreement",
     "as_schedule",
     "canonical",
@@ -60,6 +62,7 @@ __all__ = [
     "step",
     "varies",
     "wsd",
+    "wsd_sweep",
 ]
 
 
@@ -231,46 +234,6 @@ def onecycle(
             form = Linear(above + slope * (start - begin), slope, origin=start)
         segments.append(Segment(form, stop - start))
         start, begin = stop, end
-    return Schedule(tuple(segments))
-
-
-# --- beyond torch -----------------------------------------------------------------------------------------
-
-
-def wsd(
-    value: float,
-    steps: int,
-    *,
-    warmup: int,
-    decay: int,
-    final: float = 0.0,
-    decay_form: Literal["linear", "cosine", "1-sqrt"] = "linear",
-) -> Schedule:
-    """Warm-up, stable, decay (arXiv 2404.06395; the 1-sqrt form: arXiv 2405.18392). Ends at ``steps``.
-
-    Warm-up: its step t has ``value * (t + 1) / warmup``, so that no step is spent at 0 and the last has ``value``.
-    Decay: its step t is ``t / decay`` of the way to ``final``. The first still has ``value`` (and is shared with
-    schedules that decay later), and ``final`` is the value that step ``steps`` would have.
-    """
-    top, end = real("value", value), real("final", final)
-    total, rise, fall = count("steps", steps), count("warmup", warmup), count("decay", decay)
-    joint = total - fall
-    if rise > joint:
-        raise ScheduleError(f"warmup ({rise}) and decay ({fall}) are longer than steps ({total}); shorten one")
-    if decay_form not in ("linear", "cosine", "1-sqrt"):
-        raise ScheduleError(f"decay_form is {decay_form!r}; it must be 'linear', 'cosine' or '1-sqrt'")
-    segments = []
-    if rise > 1:
-        segments.append(Segment(Linear(top / rise, top / rise), rise - 1))
-    segments.append(Segment(Constant(top), joint - max(rise - 1, 0)))
-    if fall:
-        if decay_form == "linear":
-            form: Form = Linear(top, (end - top) / fall, origin=joint)
-        elif decay_form == "cosine":
-            form = Cosine(top, end, float(fall), origin=joint)
-        else:
-            form = Polynomial(top, end - top, fall, 0.5, origin=joint)
-        segments.append(Segment(form, fall))
     return Schedule(tuple(segments))
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import ScheduleError, UsageError
-from hpstage.schedule import Scalar, Schedule, as_schedule
+from hpstage.schedule import Scalar, Schedule, WSDSweep, as_schedule
 from hpstage.schedule.scalars import count
 from hpstage.schedule.trial import length_of
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-Space = Callable[["Trial"], Mapping[str, Schedule | Scalar]]
+Space = Callable[["Trial"], Mapping[str, Schedule | Scalar | Iterable[int]]]
 
-# The name under which a space states a trial's length.
-_LENGTH = "steps"
+# The names under which a space states a trial's length, and where its states are kept for trials to come.
+_LENGTH, _KEEP = "steps", "keep_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,16 @@ class Described:
 
     schedules: dict[str, Schedule]
     steps: int
+    keep_at: tuple[int, ...] = ()
+    """Ascending steps after which states are kept on its way."""
 
 
 def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Described:
     """Return the schedules of an Optuna trial.
 
     It has as many steps as the space states under the name ``"steps"``, or else as its schedules have that end, or
-    else ``steps``.
+    else ``steps``. The name ``"keep_at"`` is for steps, within its length or not, at which trials may be forked that
+    are not known yet: their states are kept.
 
     Args:
         trial: a ``Trial``, or any object with its ``suggest_`` methods: a ``FrozenTrial`` repeats its parameters.
@@ -50,14 +53,17 @@ def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Desc
         )
     schedules = {}
     stated: int | None = None
+    keep_at: tuple[int, ...] = ()
     for name, value in described.items():
         if not isinstance(name, str):
             raise UsageError(f"space() returned the name {name!r}; names of hyper-parameters are strings")
         try:
             if name == _LENGTH:
                 stated = _length(value)
+            elif name == _KEEP:
+                keep_at = _marks(value)
             else:
-                schedules[name] = as_schedule(value)
+                schedules[name] = as_schedule(value)  # type: ignore[arg-type]  # refuses the rest
         except UsageError as error:
             raise type(error)(f"trial {trial.number}, hyper-parameter {name!r}: {error}") from None
     named = f"trial {trial.number}"
@@ -68,7 +74,11 @@ def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Desc
             f"steps, or bound the trial's"
         )
     length = steps if length is None else min(length, steps)
-    return Described({name: schedule.until(length) for name, schedule in schedules.items()}, length)
+    return Described(
+        {name: schedule.until(length) for name, schedule in schedules.items()},
+        length,
+        tuple(step for step in keep_at if step <= length),
+    )
 
 
 def _length(value: object) -> int:
@@ -91,6 +101,14 @@ def grown(donor: Mapping[str, Schedule], step: int, own: Mapping[str, Schedule])
     return {name: donor[name].until(step).then(schedule.since(step)) for name, schedule in own.items()}
 
 
+def _marks(value: object) -> tuple[int, ...]:
+    if isinstance(value, str | Schedule) or not isinstance(value, Iterable):
+        raise ScheduleError(
+            f"{value!r}: this name is for steps at which to keep the state; give the hyper-parameter another"
+        )
+    return tuple(sorted({count("a step at which to keep the state", step, least=1) for step in value}))
+
+
 def check_forkable(described: Described, steps: int, number: int) -> None:
     """Raise :class:`UsageError` for a trial that is too short for an algorithm that forks trials from one another."""
     if described.steps < steps:
@@ -98,3 +116,17 @@ def check_forkable(described: Described, steps: int, number: int) -> None:
             f"trial {number} has {described.steps} steps, but the algorithm forks trials from one another, which must "
             f"all have {steps}; let the schedules go on, or use another algorithm"
         )
+
+
+def points_of(space: Space) -> tuple[dict[str, Any], ...]:
+    """Return the parameters of all trials of a space that lists them; nothing for any other."""
+    return space.points if isinstance(space, WSDSweep) else ()
+
+
+def longest(space: Space, steps: int | None) -> int:
+    """Return the ``steps`` of a call, which may be left out if the space lists its trials."""
+    if steps is not None:
+        return steps
+    if not isinstance(space, WSDSweep):
+        raise UsageError("steps is missing; give the most steps that a trial has")
+    return space.steps

@@ -119,6 +119,8 @@ class ChainBuilder:
             steps = self._wanted_on(line, span.start, span.stop)
             if not steps or steps[-1] != span.stop:
                 steps.append(span.stop)
+            keep = line.node.keep_at.irange(span.start, span.stop, (False, True))
+            steps = sorted({*steps, *(step for step in keep if step not in line.sources)})
             forms = dict(zip(node.names, node.forms, strict=True))
             stages.append(Stage(node.id, span.start, span.stop, forms, node.seen(span.start + 1).digest, verify))
             for step in sorted([*steps, *self._likely_forks(line, span.start, steps)]):

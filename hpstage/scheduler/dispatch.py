@@ -118,7 +118,7 @@ class Dispatch:
         for line, step in fresh:
             wanted = line.wanted.get(step)
             passing = next((id for id, span in line.covers.items() if span.start < step <= span.stop), None)
-            if wanted is None or passing is None:
+            if passing is None or (wanted is None and step not in line.node.keep_at):
                 continue
             orders = self._running.get(passing)
             if orders is None or orders.stopping:
@@ -126,7 +126,7 @@ class Dispatch:
                 continue
             if step not in orders.marks:
                 orders.marks.add(step)
-            elif not wanted.evaluate or step in orders.evaluated:
+            elif wanted is None or not wanted.evaluate or step in orders.evaluated:
                 continue  # the state is kept there anyway
             boundary = self._builder.boundary_at(line, step)
             if boundary.evaluate:

@@ -34,6 +34,7 @@ from hpstage.plan.facts import (
     StateRef,
     TargetAsked,
     TrainingEnded,
+    TrialAdded,
     TrialId,
     UserFailure,
     WorkerId,
@@ -222,6 +223,9 @@ class Scheduler:
                 return self._end(fact)
             case TargetAsked():
                 return self._ask(fact)
+            case TrialAdded():
+                self._plan.apply(fact)
+                self._tree.keep(self._plan.trials[fact.trial])
             case StateLost():
                 self._plan.apply(fact)
                 self._tree.lost(self._plan.nodes[fact.node], fact.step)

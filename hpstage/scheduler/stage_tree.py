@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Generator
 
 from hpstage.plan.facts import ChainId, Span
-from hpstage.plan.nodes import Node
+from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.lines import Line, Wanted, WorkLeft, steps_left
 
@@ -35,7 +35,7 @@ class StageTree:
         self._drifted = 0
         self.evaluate_seconds = 0.0  # estimate for one evaluation
         self.left = WorkLeft()
-        self.fresh: list[tuple[Line, int]] = []  # newly wanted steps, consumed by the scheduler
+        self.fresh: list[tuple[Line, int]] = []  # newly wanted or to be kept, consumed by the scheduler
         for node in plan.nodes:
             line = self.line(node)
             line.sources.extend(sorted(step for step, state in node.states.items() if state.kept is not None))
@@ -76,6 +76,10 @@ class StageTree:
                 del line.wanted[step]
             self._raise(line, step)
             self._settle(line, step)
+
+    def keep(self, trial: PlannedTrial) -> None:
+        """Let the scheduler know of the steps at which a new trial is to be kept, for chains that run."""
+        self.fresh += [(self.line(trial.node_at(step)), step) for step in trial.keep_at if step <= trial.steps]
 
     def kept(self, node: Node, step: int) -> None:
         """Make a state a source."""

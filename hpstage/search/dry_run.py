@@ -10,7 +10,7 @@ import optuna
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.quiet import quiet_optuna
-from hpstage.schedule.space import check_forkable, describe
+from hpstage.schedule.space import check_forkable, describe, points_of
 from hpstage.search.request import Request
 from hpstage.training.randomness import generators_restored
 
@@ -29,10 +29,12 @@ def try_out_space(request: Request) -> None:
     with quiet_optuna(), warnings.catch_warnings(), generators_restored():
         warnings.simplefilter("ignore")  # about the study in memory
         study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
-        ledger = Ledger(study)
+        ledger, points = Ledger(study), points_of(request.space)
         with ledger.optimize_loop():
-            for _ in range(min(_DRAWN, request.n_trials or _DRAWN)):
-                if ledger.exhausted():
+            for number in range(min(_DRAWN, len(points) or _DRAWN, request.n_trials or _DRAWN)):
+                if points:
+                    study.enqueue_trial(points[number])
+                elif ledger.exhausted():
                     return
                 trial = study.ask()
                 try:

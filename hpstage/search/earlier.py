@@ -48,7 +48,7 @@ def lengthened(
         if planned is None:
             continue  # a fork that could not be made
         origins[planned.id] = planned.id if proposed.extends is None else origins[proposed.extends]
-        schedules, length = dict(planned.schedules), planned.steps
+        schedules, length, keep_at = dict(planned.schedules), planned.steps, planned.keep_at
         if length < steps:
             try:
                 first = int(str(origins[planned.id]).rpartition("/")[2])
@@ -60,7 +60,7 @@ def lengthened(
                     f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
                     f"proposed with ({error}); extend a search with its own space"
                 ) from error
-            schedules, length = described.schedules, described.steps
+            schedules, length, keep_at = described.schedules, described.steps, described.keep_at
             if length < planned.steps:
                 raise UsageError(
                     f"trial {frozen.number} had {planned.steps} steps, and the space now gives it {length}; an "
@@ -75,7 +75,7 @@ def lengthened(
                         f"steps; an extension continues what was trained: let space() return the same schedules "
                         f"up to there"
                     )
-        longer[planned.id] = TrialAdded(planned.id, schedules, length)
+        longer[planned.id] = TrialAdded(planned.id, schedules, length, keep_at)
     return list(longer.values())
 
 

@@ -14,7 +14,7 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import budget_bytes
 from hpstage.executor import Executor
 from hpstage.plan.messages import Verify
-from hpstage.schedule.space import Space
+from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.call import open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.progress import open_display
@@ -35,7 +35,7 @@ def optimize(
     space: Space,
     *,
     metric: str | Sequence[str],
-    steps: int,
+    steps: int | None = None,
     n_trials: int | None = None,
     timeout: float | None = None,
     algorithm: Algorithm | None = None,
@@ -70,11 +70,14 @@ def optimize(
             ``evaluate``, ``state_dict`` and ``load_state_dict``.
         space: maps an ``optuna.Trial`` to ``{hyper-parameter: schedule or value}``. A trial ends where its schedules
             end, or after as many steps as the space returns under the name ``"steps"``. The space is also called for
-            a few trials that are not the study's, before workers are started: contradictions are found there.
+            a few trials that are not the study's, before workers are started: contradictions are found there. After
+            steps that it returns under the name ``"keep_at"``, states are kept for good. A space that lists its trials
+            (:func:`hpstage.schedule.wsd_sweep`) has those proposed that the study does not have on the plan yet.
         metric: the name of the study's objective among the metrics that ``evaluate`` returns; for several objectives,
             a list of names in the order of the study's directions.
         steps: the most steps of a trial, and the length of those whose space and schedules set no other. Longer
-            schedules are cut. Algorithms compare a shorter trial at steps beyond its end by its last value.
+            schedules are cut. Algorithms compare a shorter trial at steps beyond its end by its last value. A space
+            that lists its trials needs no ``steps``.
         n_trials: number of trials that the sampler proposes in this call, including those of an interrupted call that
             it resumes. Trials forked by an algorithm (population based training) come in addition.
         timeout: seconds after which no stage is started; running stages are completed. Unfinished trials
@@ -133,8 +136,8 @@ def optimize(
         trainable=trainable,
         space=space,
         metrics=in_tuple(metric),
-        steps=steps,
-        n_trials=n_trials,
+        steps=longest(space, steps),
+        n_trials=n_trials if n_trials is not None else len(points_of(space)) or None,
         timeout=timeout,
         algorithm=FullTraining() if algorithm is None else algorithm,
         callbacks=in_tuple(callbacks or ()),

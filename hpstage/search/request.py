@@ -14,7 +14,7 @@ from hpstage.errors import UsageError
 from hpstage.optuna.ledger import samplers
 from hpstage.optuna.private import startup_trials
 from hpstage.plan.messages import Verify
-from hpstage.schedule.space import Space
+from hpstage.schedule.space import Space, points_of
 from hpstage.search.session import Callback
 from hpstage.training.lent import see_free
 
@@ -94,7 +94,7 @@ class Request:
             steps=self.steps,
             n_trials=self.n_trials,
             maximize=self.study.directions[0] == optuna.study.StudyDirection.MAXIMIZE,
-            adaptive=not isinstance(samplers(self.study)[-1], BLIND),
+            adaptive=not points_of(self.space) and not isinstance(samplers(self.study)[-1], BLIND),
         )
 
     def remarks(self) -> Iterator[str]:

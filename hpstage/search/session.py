@@ -196,7 +196,7 @@ class Session:
         while not self._stopping and self._more() and self._search.room() > 0:
             if self._interruption.asked:
                 return
-            self._exhausted = self._ledger.exhausted()
+            self._exhausted = self._roster.exhausted()
             if self._exhausted:
                 break
             if self._deadline is not None and time.monotonic() >= self._deadline:

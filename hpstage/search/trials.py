@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 
 from hpstage.algorithm import Fork, Trials
 from hpstage.driver.driver import Driver
@@ -20,7 +20,7 @@ from hpstage.plan.facts import ForkedFrom, SearchStarted, TrialAdded, TrialId, T
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import Scalar
-from hpstage.schedule.space import Described, Space, check_forkable, describe, grown
+from hpstage.schedule.space import Described, Space, check_forkable, describe, grown, points_of
 from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_what_is_left
 
 # User attributes of a fork: the donor's number, and the step up to which it equals the donor.
@@ -83,6 +83,11 @@ class Roster(Trials):
     def begin(self) -> None:
         """Start a search, or take over the trials of the interrupted or extended one."""
         self._begin()
+        if points := points_of(self._space):
+            suggested = FixedTrial(points[0])
+            self._space(suggested)  # type: ignore[arg-type]  # it has the same methods
+            plan = self._driver.plan.id
+            self._ledger.enqueue(points, suggested.distributions, lambda one: one.user_attrs.get(PLAN) == plan)
         known = {trial.number for trial in self.trials}
         for frozen in self._ledger.trials():
             ours = frozen.user_attrs.get(PLAN) == self._driver.plan.id and not frozen.state.is_finished()
@@ -91,6 +96,10 @@ class Roster(Trials):
                     self._ledger.withdraw(frozen)
                 else:
                     self._cut_off.append(frozen)
+
+    def exhausted(self) -> bool:
+        """Whether all trials of a finite space were proposed."""
+        return self._ledger.queue_is_empty() if points_of(self._space) else self._ledger.exhausted()
 
     def end(self) -> None:
         """Withdraw cut-off trials that were not recreated by the end of the search."""
@@ -171,7 +180,7 @@ class Roster(Trials):
             entered = self._add(trial, None, forked)
             entered.barred = UserFailure(summary=str(error), traceback="")
             return entered
-        return self._add(trial, Described(schedules, own.steps), forked)
+        return self._add(trial, Described(schedules, own.steps, own.keep_at), forked)
 
     def end_of(self, trial: SessionTrial, step: int) -> int:
         """Return ``step``, or the trial's last one if it ends before."""
@@ -196,7 +205,7 @@ class Roster(Trials):
         proposed = TrialProposed(
             self._started.study, frozen.number, id, state, trial.fork, extends=trial.id, params=_written(frozen.params)
         )
-        self._plan(TrialAdded(id, dict(planned.schedules), planned.steps), [proposed])
+        self._plan(TrialAdded(id, dict(planned.schedules), planned.steps, planned.keep_at), [proposed])
         trial.id, trial.number, trial.storage_id, trial.state = id, frozen.number, id_of(frozen), frozen.state
         self.by_id[id] = trial
 
@@ -247,7 +256,7 @@ class Roster(Trials):
         if described is None:
             self._driver.log.write([proposed])
         else:
-            self._plan(TrialAdded(id, described.schedules, described.steps), [proposed])
+            self._plan(TrialAdded(id, described.schedules, described.steps, described.keep_at), [proposed])
         return self._enter(SessionTrial(len(self.trials), trial.number, id_of(trial), id, id, fork))
 
     def _plan(self, added: TrialAdded, along: Sequence[TrialProposed]) -> None:

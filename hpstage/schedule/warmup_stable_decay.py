@@ -1,0 +1,253 @@
+"""Warm-up, stable, decay: the schedule, and sweeps of many decays from one trunk.
+
+MiniCPM (Hu et al., arXiv 2404.06395); Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
+Durations" (arXiv 2405.18392), which calls the decay a cooldown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hpstage.errors import ScheduleError
+from hpstage.schedule.forms import Constant, Cosine, Exponential, Form, Linear, Polynomial
+from hpstage.schedule.scalars import Scalar, canonical, count, real, same
+from hpstage.schedule.segments import Schedule, Segment, as_schedule
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+DecayForm = Literal["linear", "cosine", "1-sqrt", "exponential"]
+
+_FORMS: tuple[str, ...] = get_args(DecayForm)
+# What a sweep varies besides the hyper-parameters that it is given: names of Optuna's parameters.
+_OWN = ("peak", "horizon", "decay_fraction", "decay_form")
+
+
+def wsd(
+    value: float,
+    steps: int,
+    *,
+    warmup: int,
+    decay: int,
+    final: float = 0.0,
+    decay_form: DecayForm = "linear",
+) -> Schedule:
+    """Warm-up, stable, decay (arXiv 2404.06395; the 1-sqrt form: arXiv 2405.18392). Ends at ``steps``.
+
+    Warm-up: its step t has ``value * (t + 1) / warmup``, so that no step is spent at 0 and the last has ``value``.
+    Decay: its step t is ``t / decay`` of the way to ``final`` (for the exponential form, on a logarithmic scale, so
+    that ``final`` must be above 0). The first still has ``value`` (and is shared with schedules that decay later), and
+    ``final`` is the value that step ``steps`` would have.
+    """
+    top, end = real("value", value), real("final", final)
+    total, rise, fall = count("steps", steps), count("warmup", warmup), count("decay", decay)
+    joint = total - fall
+    if rise > joint:
+        raise ScheduleError(f"warmup ({rise}) and decay ({fall}) are longer than steps ({total}); shorten one")
+    if decay_form not in _FORMS:
+        raise ScheduleError(f"decay_form is {decay_form!r}; it must be one of {', '.join(map(repr, _FORMS))}")
+    segments = []
+    if rise > 1:
+        segments.append(Segment(Linear(top / rise, top / rise), rise - 1))
+    segments.append(Segment(Constant(top), joint - max(rise - 1, 0)))
+    if fall:
+        segments.append(Segment(_decay(top, end, fall, decay_form, joint), fall))
+    return Schedule(tuple(segments))
+
+
+def _decay(top: float, end: float, fall: int, form: DecayForm, joint: int) -> Form:
+    match form:
+        case "linear":
+            return Linear(top, (end - top) / fall, origin=joint)
+        case "cosine":
+            return Cosine(top, end, float(fall), origin=joint)
+        case "1-sqrt":
+            return Polynomial(top, end - top, fall, 0.5, origin=joint)
+        case "exponential":
+            if not top * end > 0:
+                raise ScheduleError(
+                    f"final is {end!r}, which an exponential decay from {top!r} never reaches; give a part of it, such "
+                    f"as final={0.1 * top:g}"
+                )
+            return Exponential(top, (end / top) ** (1 / fall), origin=joint)
+
+
+@dataclass(frozen=True, slots=True)
+class WSDSweep:
+    """A space of warm-up-stable-decay schedules that lists its trials; made by :func:`wsd_sweep`.
+
+    :func:`hpstage.optimize` needs no ``steps`` and no ``n_trials`` with it, and proposes exactly the trials of
+    ``points`` that the study does not have on the plan yet, whatever its sampler.
+    """
+
+    points: tuple[dict[str, Any], ...]
+    """The parameters of each trial, as they appear in the study."""
+    steps: int
+    """The longest horizon."""
+    warmup: int
+    final: float
+    keep_every: int | None
+    name: str
+    hp: dict[str, Schedule] = field(repr=False)
+    """Hyper-parameters that are the same in all trials."""
+    after: tuple[str, ...]
+    """Hyper-parameters that change with the decay, to the parameter ``decay_<name>``."""
+
+    def __call__(self, trial: Trial) -> dict[str, Any]:
+        """Return the schedules of an Optuna trial."""
+        point = {name: self._suggest(trial, name) for name in self.points[0]}
+        horizon, joint = point["horizon"], _joint(point)
+        schedules: dict[str, Schedule] = {
+            self.name: wsd(
+                point["peak"],
+                horizon,
+                warmup=self.warmup,
+                decay=horizon - joint,
+                final=self.final,
+                decay_form=point["decay_form"],
+            )
+        }
+        schedules |= {name: schedule.until(horizon) for name, schedule in self.hp.items()}
+        for name in point:
+            if name not in _OWN and name.removeprefix("decay_") not in self.after:
+                schedules[name] = as_schedule(point[name]).until(horizon)
+        for name in self.after:
+            trunk = self.hp[name] if name in self.hp else as_schedule(point[name])
+            schedules[name] = trunk.until(joint).then(as_schedule(point[f"decay_{name}"]).until(horizon - joint))
+        return {**schedules, "keep_at": self._keep_at(horizon, joint, schedules)}
+
+    def _suggest(self, trial: Trial, name: str) -> Any:
+        """Suggest a parameter, with a distribution that a later sweep of the same study may change if possible."""
+        values: list[Any] = list(dict.fromkeys(point[name] for point in self.points))
+        if name == "decay_form":
+            return trial.suggest_categorical(name, _FORMS)
+        if all(type(value) is int for value in values) and name not in ("peak", "decay_fraction"):
+            return trial.suggest_int(name, min(values), max(values))
+        if all(type(value) in (int, float) for value in values):
+            return trial.suggest_float(name, min(values), max(values))
+        return trial.suggest_categorical(name, values)
+
+    def _keep_at(self, horizon: int, joint: int, schedules: Mapping[str, Schedule]) -> tuple[int, ...]:
+        """Return the steps on the trial's trunk at which others part from it, or may do so some day."""
+        joints = {_joint(point) for point in self.points if _joint(point) < point["horizon"]}
+        # The first step of a decay still has the full rate; what else changes with it does so at once.
+        marks = {at + 1 for at in joints} | (joints if self.after else set())
+        at_once = 0 < joint < horizon and any(
+            not same(schedules[name].value(joint), schedules[name].value(joint - 1)) for name in self.after
+        )
+        end = min(horizon, joint if at_once else joint + 1)
+        if self.keep_every is not None:
+            marks.update(range(self.keep_every, end + 1, self.keep_every))
+        return tuple(sorted(mark for mark in marks if 0 < mark <= end))
+
+
+def wsd_sweep(
+    peak: float | Sequence[float],
+    *,
+    horizons: int | Sequence[int],
+    warmup: int,
+    decay_fraction: float | Sequence[float] = 0.2,
+    decay_form: DecayForm | Sequence[DecayForm] = "linear",
+    final: float = 0.0,
+    hp: Mapping[str, Schedule | Scalar | Sequence[Scalar]] | None = None,
+    decay_hp: Mapping[str, Scalar | Sequence[Scalar]] | None = None,
+    keep_every: int | None = None,
+    name: str = "lr",
+) -> WSDSweep:
+    """Return a space with a trial for every combination of these, all of whose decays branch off common trunks.
+
+    A trunk (one peak, one seed, ...) is trained once, as far as the longest horizon needs it, and each decay once. With
+    S the sum of the horizons of all trials of a trunk, T the longest horizon and f the decay fraction, their merge rate
+    is ``S / ((1 - f) T + f S)``. The states at which decays begin are kept for good: a decay of another form, or under
+    other data, that is added to the same store some day costs its own steps only.
+
+    Args:
+        peak: the value after the warm-up; one or several, as everything below that may be a sequence.
+        horizons: lengths of trials, in steps.
+        warmup: steps of the warm-up.
+        decay_fraction: share of a trial's steps in which it decays, from 0 (never) to 1; rounded to whole steps.
+        decay_form: form of the decay, as for :func:`wsd`.
+        final: value that decays lead to.
+        hp: the other hyper-parameters: schedules or plain values, and sequences of values to be tried: ``{"seed": [0,
+            1], "batch_size": 64}``. Each value of a sequence has trunks of its own.
+        decay_hp: values that some of them have during the decay: ``{"mixture": ["web", "web+code"]}``. They are
+            parameters of the study under names such as ``decay_mixture``.
+        keep_every: keep also the states of trunks at all multiples of so many steps, for horizons to come.
+        name: the hyper-parameter that warms up and decays.
+
+    Raises:
+        ScheduleError: a value is not possible; it is named.
+    """
+    if not isinstance(name, str):
+        raise ScheduleError(f"name is {name!r}; give the name of a hyper-parameter")
+    others, after = dict(hp or {}), dict(decay_hp or {})
+    for other in others:
+        if other in (*_OWN, name):
+            raise ScheduleError(f"hp has {other!r}, which the sweep sets itself; give the hyper-parameter another name")
+    for other in after:
+        if other not in others:
+            raise ScheduleError(f"decay_hp has {other!r}, which hp has not: give there the value before the decay")
+    choices: dict[str, list[Any]] = {
+        "peak": [real("peak", value) for value in _several(peak)],
+        "horizon": [count("horizons", value, least=1) for value in _several(horizons)],
+        "decay_fraction": [real("decay_fraction", value) for value in _several(decay_fraction)],
+        "decay_form": _several(decay_form),
+    }
+    choices |= {other: _several(value) for other, value in others.items() if _is_several(value)}
+    for other, value in after.items():
+        if f"decay_{other}" in choices:
+            raise ScheduleError(f"hp has 'decay_{other}', which is the parameter of decay_hp for {other!r}; rename one")
+        choices[f"decay_{other}"] = _several(value)
+    for parameter, values in choices.items():
+        if not values:
+            raise ScheduleError(f"{parameter} is empty; give at least one value")
+        choices[parameter] = list(dict.fromkeys(map(canonical, values)))
+    points = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    for fraction in choices["decay_fraction"]:
+        if not 0 <= fraction <= 1:
+            raise ScheduleError(f"decay_fraction is {fraction!r}; it must be from 0 to 1")
+    steps = max(choices["horizon"])
+    for point in points:
+        decay = point["horizon"] - _joint(point)
+        wsd(point["peak"], point["horizon"], warmup=warmup, decay=decay, final=final, decay_form=point["decay_form"])
+    return WSDSweep(
+        # Without a decay, its form makes no difference.
+        points=tuple(p for p in points if p["decay_fraction"] or p["decay_form"] == choices["decay_form"][0]),
+        steps=steps,
+        warmup=warmup,
+        final=final,
+        keep_every=None if keep_every is None else count("keep_every", keep_every, least=1),
+        name=name,
+        hp={other: _held(other, value, steps) for other, value in others.items() if not _is_several(value)},
+        after=tuple(after),
+    )
+
+
+def _joint(point: Mapping[str, Any]) -> int:
+    """Return the first step of a trial's decay."""
+    horizon: int = point["horizon"]
+    decay: int = round(point["decay_fraction"] * horizon)
+    return horizon - decay
+
+
+def _held(name: str, value: Any, steps: int) -> Schedule:
+    schedule = as_schedule(value)
+    if schedule.length is not None and schedule.length < steps:
+        raise ScheduleError(
+            f"the schedule of {name!r} ends at step {schedule.length}, before the longest horizon, {steps}; add "
+            f".then(...)"
+        )
+    return schedule
+
+
+def _is_several(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+
+
+def _several(value: Any) -> list[Any]:
+    if isinstance(value, set | frozenset):
+        return sorted(value)  # in the same order in every process
+    return list(value) if _is_several(value) else [value]
