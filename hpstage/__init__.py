@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpstage.rehearsal.preflight import Preflight, preflight
     from hpstage.schedule import Schedule
     from hpstage.search.optimize import optimize
-    from hpstage.search.results import LoadedState, StoredPlan, TrainedTrial, open
+    from hpstage.search.results import LoadedState, Soup, StoredPlan, TrainedTrial, open
     from hpstage.search.results.result import Result
     from hpstage.training.pickles import pickled
     from hpstage.training.run import Run
@@ -33,6 +33,7 @@ __all__ = [
     "Result",
     "Run",
     "Schedule",
+    "Soup",
     "StopTraining",
     "StoredPlan",
     "TrainedTrial",
@@ -55,6 +56,7 @@ _HOMES = {
     "Result": "hpstage.search.results.result",
     "Run": "hpstage.training.run",
     "Schedule": "hpstage.schedule",
+    "Soup": "hpstage.search.results",
     "StopTraining": "hpstage.errors",
     "StoredPlan": "hpstage.search.results",
     "TrainedTrial": "hpstage.search.results",

@@ -1,7 +1,8 @@
 """What was trained: the trials of a plan, their kept states, and the models in them."""
 
 from hpstage.search.results.loading import LoadedState
+from hpstage.search.results.soup import Soup
 from hpstage.search.results.stored_plan import StoredPlan, open
 from hpstage.search.results.trial import TrainedTrial
 
-__all__ = ["LoadedState", "StoredPlan", "TrainedTrial", "open"]
+__all__ = ["LoadedState", "Soup", "StoredPlan", "TrainedTrial", "open"]

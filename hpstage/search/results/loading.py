@@ -66,11 +66,13 @@ def load(
     values: Callable[[int], Mapping[str, Scalar]],
     trial: TrialId,
     metrics: dict[str, float] | None,
+    evaluate: bool = False,
 ) -> LoadedState:
     """Load the state after ``start`` steps (``None``: the beginning), and train on to ``stop``.
 
     Args:
         values: returns the values of the hyper-parameters in a step.
+        evaluate: whether to replace the metrics by those that the state has here.
     """
     adapter: Any = as_trainable(_own(subject))
     with ExitStack() as settings:
@@ -92,6 +94,8 @@ def load(
                 if hasattr(adapter, "announce"):
                     adapter.announce(step == stop - 1)
                 adapter.train(step, values(step))
+            if evaluate:
+                metrics = dict(adapter.evaluate())
             parts = adapter.hand_over()
         except BaseException:
             adapter.close()

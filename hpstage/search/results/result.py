@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -14,6 +15,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import Savings
 from hpstage.schedule import Schedule
 from hpstage.search.results.loading import LoadedState
+from hpstage.search.results.soup import Soup, soup_of
 from hpstage.search.results.trial import Step, TrainedTrial, trial_of
 
 if TYPE_CHECKING:
@@ -110,6 +112,30 @@ class Result:
             raise UsageError("a study with several objectives has no best trial; load(result.best_trials[0]).model")
         model = self.load(self.study.best_trial, retrain=retrain).model
         return model.eval() if callable(getattr(model, "eval", None)) else model
+
+    def soup(
+        self, trials: Iterable[FrozenTrial | int | str | tuple[FrozenTrial | int | str, Step]], *, part: str = "model"
+    ) -> Soup:
+        """Average the weights of kept states, and evaluate the model that has them with the trainable.
+
+        The means are computed in double precision, and do not depend on the order. Buffers of floating point are
+        averaged as well: the running statistics of BatchNorm are means of statistics, not those of the averaged
+        weights. If the model has some, compute them with ``torch.optim.swa_utils.update_bn(batches, soup.model)``.
+        Everything else is as in the state of the first member (by id and step). Nothing is trained, and nothing is
+        written; see :meth:`Soup.save` and :meth:`Soup.save_weights`.
+
+        Args:
+            trials: trials, each after its last step, or pairs of a trial and a step: ``[3, 7]``, ``[(6, 400), (6,
+                500)]``. Equal states of one trial count once.
+            part: what is averaged; see :meth:`TrainedTrial.weights`.
+
+        Raises:
+            CheckpointMissing: a state is not kept.
+            TrainingError: the trainable is a function that does not report metrics before its loop.
+            UsageError: there are fewer than two states, or their weights have different names or shapes.
+        """
+        pairs = [given if isinstance(given, tuple) else (given, None) for given in trials]
+        return soup_of([(self.trial(trial), step) for trial, step in pairs], self.trainable, part=part)
 
     def checkpoint(self, trial: FrozenTrial | int | str, step: Step = None) -> str:
         """Return the path or URL of a trial's checkpoint; see :meth:`TrainedTrial.checkpoint`."""

@@ -19,6 +19,13 @@ _SHOWN = 20
 
 def weights_of(state: object, part: str | None, trial: str) -> dict[str, Tensor]:
     """Return the tensors of ``part`` of a state, without the part's name; see ``TrainedTrial.weights``."""
+    from torch import as_tensor
+
+    return {name: as_tensor(leaf) for name, leaf in leaves_of(state, part, trial).items()}
+
+
+def leaves_of(state: object, part: str | None, trial: str) -> dict[str, Any]:
+    """Return the tensors and arrays themselves that :func:`weights_of` returns as tensors."""
     named = dict(_named(state))
     if part is None:
         part = _MODEL if any(name.startswith(f"{_MODEL}.") for name in named) else ""
@@ -41,7 +48,7 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str,
         raise OSError(str(error)) from error
 
 
-def _named(state: object) -> Iterator[tuple[str, Tensor]]:
+def _named(state: object) -> Iterator[tuple[str, Any]]:
     match state:
         case {"model": Mapping() as model, "values": Mapping() as values, "optimizer_class": str()}:
             yield from _tensors({f"{_MODEL}.{name}": value for name, value in model.items()} | dict(values))
@@ -51,14 +58,13 @@ def _named(state: object) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(state)
 
 
-def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the tensors and arrays in a tree of mappings and sequences, named by the way to them."""
-    if (library := torch()) is not None and isinstance(tree, library.Tensor):
+    library, arrays = torch(), numpy()
+    if (library is not None and isinstance(tree, library.Tensor)) or (
+        arrays is not None and isinstance(tree, arrays.ndarray)
+    ):
         yield path, tree
-    elif (arrays := numpy()) is not None and isinstance(tree, arrays.ndarray):
-        from torch import as_tensor
-
-        yield path, as_tensor(tree)
     elif isinstance(tree, Mapping | list | tuple):
         items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
         for name, value in items:
