@@ -20,6 +20,8 @@ import pytest
 import torch
 
 from hpstage.errors import UsageError
+from hpstage.training.capture.kinds import kind_of
+from hpstage.training.identity.source import is_users
 from hpstage.training.identity.workload import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, adam, ordinary_loop
@@ -365,3 +367,14 @@ def test_the_identity_does_not_depend_on_what_else_was_done_with_the_class() -> 
     before = code_identity(Pickled())
     copy.copy(Pickled())  # Python keeps notes on the class
     assert code_identity(Pickled()) == before
+
+
+def test_reference_workloads_count_as_code_of_the_user_and_the_rest_of_hpstage_does_not() -> None:
+    class Made:
+        pass
+
+    expected = kind_of(Made())
+    assert is_users("hpstage.workloads.made")
+    assert kind_of(type("Made", (), {"__module__": "hpstage.workloads.made"})()) is expected
+    assert not is_users("hpstage.torch.loop")
+    assert kind_of(type("Made", (), {"__module__": "hpstage.torch.loop"})()) is not expected

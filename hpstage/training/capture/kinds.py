@@ -182,7 +182,7 @@ def _kind_of_type(kind: Any) -> Kind | None:
         module = module_of(kind)
         if issubclass(kind, RUNNERS):
             return _RUNNER if of_user(module) else _OPAQUE
-        if any(module == name or module.startswith(f"{name}.") for name in _MACHINERY):
+        if not of_user(module) and any(module == name or module.startswith(f"{name}.") for name in _MACHINERY):
             return _OPAQUE
         if has_own_memory(kind) and not issubclass(kind, int | float | complex | str | bytes):
             return _OPAQUE if hasattr(kind, "__get__") else FOREIGN

@@ -17,6 +17,7 @@ from hpstage.training.identity.bytecode import digest, inner
 
 ABSENT = "absent"
 _HERE = Path(__file__).parents[2]  # the package
+_WORKLOADS = "hpstage.workloads"
 # algos and cluster may be beside the package, which then links to them.
 _LIBRARIES = tuple(
     Path(path).resolve()
@@ -38,9 +39,12 @@ def module_of(thing: object) -> str:
 
 @functools.cache
 def is_users(module: str) -> bool:
-    """Return whether a module is the user's: not of the standard library, not installed and not of hpstage."""
+    """Return whether a module is the user's: not of the standard library, not installed and not of hpstage.
+
+    The reference workloads count as the user's: their code decides training, and may be another in the next release.
+    """
     package = module.partition(".")[0]
-    if package == "__main__":
+    if package == "__main__" or f"{module}.".startswith(f"{_WORKLOADS}."):
         return True
     if package in sys.stdlib_module_names:
         return False
