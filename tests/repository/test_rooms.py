@@ -14,7 +14,7 @@ ROOMS = (
     *("trainable", "executor", "algorithm", "algos"),
     *("training.identity", "training.capture", "training", "torch", "execution"),
     *("optuna", "driver", "report", "cluster", "search.results", "search", "rehearsal", "checking"),
-    *("testing", "hpstage", "cli", "__main__"),
+    *("testing", "hpstage", "workloads", "cli", "__main__"),
 )
 """From the bottom to the top: a file imports from its own room and from those before it."""
 

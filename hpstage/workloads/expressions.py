@@ -1,0 +1,91 @@
+"""Random arithmetic expressions as trees, and batches of them as forests.
+
+The expressions are those of ListOps (Nangia and Bowman, arXiv 1804.06028), with operators that do not depend on the
+order of their arguments: the least, the greatest and the sum modulo 10. All trees are in a few tensors; one is cut out
+when it is asked for.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+OPERATORS = (min, max, lambda values: sum(values) % 10)
+WORDS = 10 + len(OPERATORS)  # the digits, then the operators
+
+
+def grow(made: random.Random, depth: int, nodes: list[list[int]], start: int) -> tuple[int, int]:
+    """Append the nodes of a random expression, children first: word, parent (counted from ``start``; the root is its
+    own) and height. Return the place of its root, counted from the beginning, and its value."""
+    if depth == 0 or made.random() < 0.25:
+        word = value = made.randrange(10)
+        children: list[tuple[int, int]] = []
+    else:
+        word = made.randrange(10, WORDS)
+        children = [grow(made, depth - 1, nodes, start) for _ in range(made.randrange(2, 5))]
+        value = OPERATORS[word - 10]([value for _, value in children])
+    place = len(nodes)
+    for child, _ in children:
+        nodes[child][1] = place - start
+    nodes.append([word, place - start, 1 + max((nodes[child][2] for child, _ in children), default=-1)])
+    return place, value
+
+
+class Tree(NamedTuple):
+    """An expression. ``nodes``: int64 of shape (nodes, 3), as :func:`grow` makes them."""
+
+    nodes: Tensor
+    value: Tensor
+
+
+class Expressions(Dataset[Tree]):
+    """Random expressions of at most ``depth`` operators above one another."""
+
+    def __init__(self, count: int, depth: int, seed: int) -> None:
+        made, nodes, values, self.ends = random.Random(seed), list[list[int]](), [], [0]
+        for _ in range(count):
+            values.append(grow(made, depth, nodes, self.ends[-1])[1])
+            self.ends.append(len(nodes))
+        self.nodes, self.values = torch.tensor(nodes), torch.tensor(values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> Tree:
+        return Tree(self.nodes[self.ends[index] : self.ends[index + 1]], self.values[index])
+
+
+class Forest(NamedTuple):
+    """A batch of trees, their nodes sorted by height. ``edges``: for each level but the first its children, and their
+    parents counted from the beginning of the level."""
+
+    words: Tensor
+    sizes: list[int]
+    edges: list[tuple[Tensor, Tensor]]
+    roots: Tensor
+    values: Tensor
+
+
+def forest(trees: list[Tree]) -> Forest:
+    """Return trees as one batch."""
+    counts = torch.tensor([len(tree.nodes) for tree in trees])
+    starts = counts.cumsum(0) - counts
+    words, parents, heights = torch.cat([tree.nodes for tree in trees]).T
+    parents = parents + starts.repeat_interleave(counts)
+    order = heights.argsort(stable=True)
+    place = order.argsort()  # of each node in that order
+    sizes: list[int] = heights.bincount().tolist()
+    parents = place[parents[order]]
+    children = (parents != torch.arange(len(parents))).nonzero().squeeze(1)
+    of_level = children[heights[order][parents[children]].argsort(stable=True)]
+    edges, level, begin = [], parents[of_level], 0
+    for below, size in pairwise(sizes):
+        begin += below
+        here = (begin <= level) & (level < begin + size)
+        edges.append((of_level[here], level[here] - begin))
+    return Forest(words[order], sizes, edges, place[starts + counts - 1], torch.stack([tree.value for tree in trees]))

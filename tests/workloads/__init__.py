@@ -1,0 +1,1 @@
+"""The reference workloads, of tiny sizes, on small files made here."""

@@ -1,0 +1,111 @@
+"""Every workload is exact, however it is reached, and its space shares training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+
+import hpstage
+from hpstage.checking import Children
+from hpstage.checkpoints.state_tree import clone, digest
+from hpstage.cli.naming import space_named, trainable_named
+from hpstage.torch.environment import pin
+from hpstage.training.identity.workload import identify
+from hpstage.training.trainables import as_trainable
+from tests.workloads.cases import CASES, STEPS, Case, schedules_of, write_files
+
+pin()  # as on a worker: the number of threads changes bits
+N_TRIALS, FORK = 5, STEPS // 2
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    write_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Children]:
+    with Children(["numpy", "torch", "hpstage.torch"]) as shared:
+        yield shared
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def test_a_fork_equals_training_straight_through(case: Case, files: Path) -> None:
+    values_at = schedules_of(case.space)
+    straight = trained(as_trainable(case.make(files)), values_at, 0, FORK)
+    state = clone(straight.state_dict())
+    trained(straight, values_at, FORK, STEPS)
+    forked = as_trainable(case.make(files))
+    forked.setup(values_at(0))
+    forked.load_state_dict(state)
+    trained(forked, values_at, FORK, STEPS)
+    assert digest(forked.state_dict()) == digest(straight.state_dict())
+    assert forked.evaluate() == straight.evaluate()
+
+
+def trained(trainable: Any, values_at: Callable[[int], dict[str, Any]], start: int, stop: int) -> Any:
+    if start == 0:
+        trainable.setup(values_at(0))
+    for step in range(start, stop):
+        torch.rand(1), np.random.rand()  # others draw from the generators, too
+        trainable.train(step, values_at(step))
+    return trainable
+
+
+def test_check_finds_nothing(case: Case, files: Path, children: Children) -> None:
+    report = hpstage.check(case.make(files), case.space, steps=4, n_forks=1, children=children)
+    assert report.ok, str(report)
+
+
+def test_a_search_shares_training_and_its_trials_are_those_trained_alone(
+    case: Case, files: Path, tmp_path: Path
+) -> None:
+    study = optuna.create_study(direction=case.direction, sampler=optuna.samplers.RandomSampler(seed=0))
+    result = hpstage.optimize(
+        study,
+        case.make(files),
+        case.space,
+        metric=case.metric,
+        steps=STEPS,
+        n_trials=N_TRIALS,
+        executor=hpstage.InlineExecutor(),
+        store=tmp_path / "store",
+    )
+    assert result.savings.merge_rate > 1.1
+    assert result.savings.steps_trained == result.savings.steps_unique
+    for number in (0, N_TRIALS - 1):
+        trial = result.trial(number)
+        alone = trained(as_trainable(case.make(files)), trial.hyperparameters, 0, STEPS)
+        state = trial.planned.node_at(STEPS).states[STEPS]
+        assert state.kept is not None
+        assert state.kept.digest == digest(alone.state_dict())
+        assert trial.metrics[STEPS] == alone.evaluate()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_code_of_a_workload_decides_its_key(name: str, files: Path) -> None:
+    identity = identify(CASES[name].make(files))
+    own = [loaded for loaded in identity.loaded if loaded.startswith(f"hpstage.workloads.{name}")]
+    assert len(own) > 5
+    assert not any("library hpstage.workloads" in text for text in identity.described.values())
+
+
+def test_they_are_named_on_the_command_line_and_by_an_environment_variable(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CIFAR10", str(files))
+    subject: Any = trainable_named("hpstage.workloads.resnet:ResNet")
+    assert (subject.folder, subject.depth) == (str(files), 20)
+    assert callable(space_named("hpstage.workloads.resnet:space"))
