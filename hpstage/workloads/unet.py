@@ -6,7 +6,8 @@ in every process: discs of random place, radius and brightness under noise; the 
 
 It shows what mixed precision takes: ``update`` runs the forward pass under ``torch.autocast`` and steps by way of the
 scaler, an attribute made with the optimizer. Its scale grows and shrinks as training goes; hpstage captures it. The mix
-of the two losses is a schedule: cross-entropy at first, more and more of the Dice loss (arXiv 1606.04797) later.
+of the two losses is a schedule: cross-entropy at first, more and more of the Dice loss (arXiv 1606.04797) later. On a
+CPU without instructions for bfloat16, mixed precision is exact but slow.
 
     hpstage run hpstage.workloads.unet:UNet hpstage.workloads.unet:space \
         --metric dice --direction maximize --steps 2000 --n-trials 24 --algorithm 'SuccessiveHalving(250, 2)'
