@@ -71,6 +71,11 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
             "make data, code and attributes the same everywhere: give the generator that makes or splits data a fixed "
             "seed, sort what comes from a set, or state data_version or version",
         )
+    if path.startswith(METRIC) and way == ways.AGAIN:
+        return (
+            "the states are the same, and evaluate() measures something else in every process",
+            f"{_DRAWS}; a metric that measures the machine as well, such as a latency, is named in `noisy`",
+        )
     if path.startswith(METRIC) and way == ways.EVALUATED:
         return (
             "what evaluate() returns depends on how often it was called",

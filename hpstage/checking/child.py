@@ -26,7 +26,7 @@ from hpstage.errors import HpstageError
 from hpstage.execution.runner import outcome_of
 from hpstage.plan.facts import StateKey
 from hpstage.trainable import Trainable
-from hpstage.training.adapter import checked_metrics
+from hpstage.training.adapter import checked_metrics, noisy_of
 from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 
@@ -41,6 +41,7 @@ class Trainer:
         self._store = FolderCheckpoints(states, WORKLOAD, sweep=False)
         self._live: dict[int, object] = {}
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
+        self._noisy = noisy_of(getattr(trainable, "subject", trainable))
 
     def perform(self, run: Run) -> Record:
         record = Record(name=run.name, fork=run.fork)
@@ -75,7 +76,9 @@ class Trainer:
                 self._live[step + 1] = clone(state)
             if run.evaluated or step + 1 == last:
                 metrics = checked_metrics(trainable.evaluate())
-                record.metrics[step + 1] = {name: repr(value) for name, value in metrics.items()}
+                record.metrics[step + 1] = {
+                    name: repr(value) for name, value in metrics.items() if name not in self._noisy
+                }
 
 
 def problem_of(error: Exception, step: int) -> Problem:

@@ -22,6 +22,7 @@ from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key
 from hpstage.schedule import Scalar
+from hpstage.search.costs import COSTS
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
@@ -30,6 +31,7 @@ from hpstage.search.signals import Interruption
 from hpstage.search.trials import Roster, name_in
 from hpstage.store import Journal
 from hpstage.store.opening import Places, check_places, open_places
+from hpstage.training.adapter import noisy_of
 from hpstage.training.identity.workload import by_name, code_identity
 from hpstage.training.unread import unread
 
@@ -89,6 +91,7 @@ class Call:
             callbacks=request.callbacks,
             catch=request.catch,
             evaluate_every=request.evaluate_every,
+            noisy=noisy_of(request.trainable),
             deadline=self.deadline,
             interruption=self.interruption,
             on_change=lambda session: self.progress.update(session, driver),
@@ -104,7 +107,7 @@ class Call:
             )
         found = self.executor.try_out(initial)
         for name in self.request.metrics:
-            if found is not None and name not in found:
+            if found is not None and name not in found and name not in COSTS:
                 raise UsageError(missing_metric(name, found))
 
 

@@ -15,6 +15,7 @@ from hpstage.optuna.ledger import samplers
 from hpstage.optuna.private import startup_trials
 from hpstage.plan.messages import Verify
 from hpstage.schedule.space import Space, points_of
+from hpstage.search.costs import COSTS
 from hpstage.search.session import Callback
 from hpstage.training.lent import see_free
 
@@ -125,6 +126,11 @@ def _check_study(study: object, metrics: tuple[object, ...]) -> None:
     for metric in metrics:
         if not isinstance(metric, str) or not metric:
             raise UsageError(f"metric is {metric!r}; give the name of one of the numbers that evaluate() returns")
+        if metric.startswith("hpstage:") and (metric not in COSTS or metric == metrics[0]):
+            raise UsageError(
+                f"metric is {', '.join(map(repr, metrics))}; the first is one that evaluate() returns, and costs that "
+                f"hpstage measures ({', '.join(COSTS)}) may follow"
+            )
     for what, name in (("the study's name", study.study_name), *(("metric", name) for name in metrics)):
         if any("\ud800" <= c <= "\udfff" for c in str(name)):
             raise UsageError(f"{what} is {name!r}, which is not valid Unicode and cannot be stored; give another")

@@ -19,6 +19,7 @@ from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import is_feasible
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrainingEnded, TrialEnded, UserFailure, to_metric
 from hpstage.scheduler.scheduler import Answer
+from hpstage.search.costs import COSTS
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
 from hpstage.search.trials import Roster, SessionTrial
@@ -52,6 +53,7 @@ class Session:
         callbacks: Sequence[Callback],
         catch: tuple[type[BaseException], ...],
         evaluate_every: int | None,
+        noisy: tuple[str, ...],
         deadline: float | None,
         interruption: Interruption,
         on_change: Callable[[Session], None],
@@ -75,6 +77,7 @@ class Session:
         self._on_change = on_change
         self._targets = Targets(synchronous=algorithm.synchronous)
         self._evaluate_every = evaluate_every
+        self._noisy = noisy
         self._warned: set[str] = set()
         self._stopping = False
         self._stopped = False  # by study.stop()
@@ -270,9 +273,15 @@ class Session:
     def _pass(self, trial: SessionTrial, answer: Answer) -> None:
         """Report values of which the algorithm is not told. A failure is that of the target, too."""
         if answer.metrics is not None:
-            values = self._values(answer.metrics)
+            values = self._values(self._measured(trial, answer))
             if not any(map(math.isnan, values)):
                 self._report(trial, _reached(answer), values)
+
+    def _measured(self, trial: SessionTrial, answer: Answer) -> dict[str, float]:
+        """Return the metrics of a state, with the costs that are objectives."""
+        planned, plan = self._driver.plan.trials[trial.id], self._driver.plan
+        costs = {name: COSTS[name](plan, planned, _reached(answer)) for name in self._started.metric if name in COSTS}
+        return {**(answer.metrics or {}), **costs}
 
     def _values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Return the values of the objectives. Raise :class:`UsageError` if one is missing."""
@@ -293,10 +302,11 @@ class Session:
             self._perform(self._search.failed(index))
             return
         if answer.metrics is not None:
-            values = self._values(answer.metrics)
+            metrics = self._measured(trial, answer)
+            values = self._values(metrics)
             unknown = [name for name, value in zip(self._started.metric, values, strict=True) if math.isnan(value)]
             if not unknown:
-                trial.values, trial.metrics = values, answer.metrics
+                trial.values, trial.metrics = values, metrics
                 trial.told = max(trial.told, _reached(answer))
                 self._report(trial, _reached(answer), values)
                 self._perform(self._search.told(index, asked, values[0]))
@@ -358,6 +368,8 @@ class Session:
             # What the user's space has noted under the name of a metric stays.
             own = self._ledger.trial(trial.storage_id).user_attrs
             self._ledger.note(trial.storage_id, {n: v for n, v in trial.metrics.items() if n not in own})
+            if noisy := [name for name in trial.metrics if name in self._noisy or name in COSTS]:
+                self._ledger.note(trial.storage_id, {"hpstage:noisy": ", ".join(noisy)[:1000]})
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
         self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others go on
         trial.state = frozen.state

@@ -1,6 +1,7 @@
 """PyTorch models as trainables: the user describes model, optimizer, data, loss and metrics; hpstage runs the loop."""
 
+from hpstage.torch import measure
 from hpstage.torch.loop import TorchLoop
 from hpstage.torch.trainable import TorchTrainable
 
-__all__ = ["TorchLoop", "TorchTrainable"]
+__all__ = ["TorchLoop", "TorchTrainable", "measure"]

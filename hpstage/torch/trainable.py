@@ -55,6 +55,11 @@ class TorchTrainable(ABC):
     neither captured nor restored. Names of attributes of this object, or whole paths as shown in errors
     (``"model.0.calls"``)."""
 
+    noisy: tuple[str, ...] = ()
+    """Metrics that measure the machine as well as the model, such as a latency: two evaluations of one state give other
+    values. They are not compared, neither by a check nor between states; in Optuna's trials ``hpstage:noisy`` names
+    them."""
+
     version: str | None = None
     """Version of the code; equal versions are assumed to train equally. ``None``: a digest of the loaded code."""
 

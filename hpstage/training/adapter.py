@@ -37,9 +37,18 @@ def is_subjects(path: str) -> bool:
 
 def stateless_of(subject: object) -> tuple[str, ...]:
     """Return the paths in the subject's attribute ``stateless``. Raises :class:`UsageError` if they are not strings."""
-    named = getattr(subject, "stateless", ())
+    return _names(subject, "stateless", "names of attributes, such as ('cache',)")
+
+
+def noisy_of(subject: object) -> tuple[str, ...]:
+    """Return the metrics in the subject's attribute ``noisy``. Raises :class:`UsageError` if they are not strings."""
+    return _names(subject, "noisy", "names of metrics, such as ('latency',)")
+
+
+def _names(subject: object, attribute: str, what: str) -> tuple[str, ...]:
+    named = getattr(subject, attribute, ())
     if isinstance(named, str) or not all(isinstance(name, str) for name in named):
-        raise UsageError(f"stateless is {named!r}; it must be a tuple of names of attributes, such as ('cache',)")
+        raise UsageError(f"{attribute} is {named!r}; it must be a tuple of {what}")
     return tuple(named)
 
 

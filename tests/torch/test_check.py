@@ -25,6 +25,7 @@ from hpstage.training.run import Run
 from tests.torch.faults import EXACT, NAMED, Own, in_the_environment
 from tests.torch.patterns import PATTERNS
 from tests.torch.test_endings import stopping
+from tests.torch.test_measure import Costly, Silent
 from tests.torch.test_pickles import Plainly
 from tests.torch.test_pickles import space as of_estimators
 from tests.torch.test_references_to_itself import Table
@@ -103,6 +104,13 @@ def test_an_object_that_keeps_its_state_itself_raises_no_alarm(check: Callable[.
 def test_what_is_bound_to_the_trainable_itself_raises_no_alarm(check: Callable[..., hpstage.CheckReport]) -> None:
     report = check(Table())
     assert report.ok, str(report)
+
+
+def test_a_metric_that_is_named_noisy_is_not_compared(check: Callable[..., hpstage.CheckReport]) -> None:
+    assert check(Costly(), steps=3).ok
+    report = check(Silent(), steps=3)
+    assert {finding.what for finding in report.differences} == {"the metric latency"}
+    assert "noisy" in report.differences[0].remedy
 
 
 def test_of_a_pickle_it_is_told_what_to_give_instead(children: Children) -> None:

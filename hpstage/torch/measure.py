@@ -1,0 +1,56 @@
+"""What a model costs, as metrics for searches with several objectives: its size, its operations, its latency.
+
+::
+
+    class Digits(hpstage.torch.TorchTrainable):
+        noisy = ("latency",)
+
+        def evaluate(self, model):
+            sample = self.test_x[:1]
+            return {"accuracy": ..., "bytes": measure.bytes_of(model), "flops": measure.flops(model, sample),
+                    "latency": measure.latency(model, sample)}
+
+:func:`bytes_of` and :func:`flops` are functions of the model alone. :func:`latency` is measured: name its metric in
+``noisy``. What training itself costs needs no metric: ``metric=["accuracy", "hpstage:seconds"]``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+
+
+def bytes_of(model: torch.nn.Module) -> int:
+    """Return the bytes of parameters and buffers; those that are shared count once."""
+    memory = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (*model.parameters(), *model.buffers())
+    }
+    return sum(memory.values())
+
+
+def flops(model: torch.nn.Module, *inputs: Any) -> int:
+    """Return the floating-point operations of a forward pass: those of matrix products, convolutions and attention."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(*inputs)
+    return int(counter.get_total_flops())
+
+
+def latency(model: torch.nn.Module, *inputs: Any, repeats: int = 20) -> float:
+    """Return the median seconds of a forward pass, after one that does not count. Noisy: on another machine, or beside
+    other work, it is another."""
+    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+    taken = []
+    with torch.no_grad():
+        for _ in range(repeats + 1):
+            began = time.perf_counter()
+            model(*inputs)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:])
