@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import subprocess
@@ -382,3 +383,18 @@ def test_a_file_that_code_reads_by_a_written_name_counts_by_its_content(
     assert made() == before
     np.save("weights.npy", np.ones(3))
     assert made() != before
+
+
+def reading(run: hpstage.Run, text: str, *, more: tuple[str, ...] = ()) -> None:
+    ordinary_loop(run)
+
+
+def test_files_named_by_the_arguments_of_a_partial_count_by_their_content(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    for train in (functools.partial(reading, text=str(path)), functools.partial(reading, text="", more=(str(path),))):
+        path.write_text("one")
+        before = key(train)
+        path.write_text("two")
+        assert key(train) != before
+        path.write_text("one")
+        assert key(train) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import sys
@@ -58,8 +59,12 @@ def describe(trainable: Trainable) -> Environment:
 
 
 def files_of(subject: object) -> DataFiles:
-    """Return the files named by attributes of the object and of those of its classes that are the user's."""
+    """Return the files named by attributes of the object and of those of its classes that are the user's, and by the
+    arguments that a ``functools.partial`` holds."""
     files = DataFiles()
+    while isinstance(subject, functools.partial):
+        files.look_at((subject.args, subject.keywords))
+        subject = subject.func
     for holder in (subject, *(cls for cls in type(subject).__mro__ if is_users(cls.__module__))):
         for name, value in sorted(getattr(holder, "__dict__", {}).items()):
             if not name.startswith("__") and name not in NOT_STATE:
