@@ -70,7 +70,7 @@ def test_check_finds_nothing(case: Case, files: Path, children: Children) -> Non
 
 
 def test_a_search_shares_training_and_its_trials_are_those_trained_alone(
-    case: Case, files: Path, tmp_path: Path
+    case: Case, files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = optuna.create_study(direction=case.direction, sampler=optuna.samplers.RandomSampler(seed=0))
     result = hpstage.optimize(
@@ -83,6 +83,7 @@ def test_a_search_shares_training_and_its_trials_are_those_trained_alone(
         executor=hpstage.InlineExecutor(),
         store=tmp_path / "store",
     )
+    assert not [record.message for record in caplog.records if record.name == "hpstage"]
     assert result.savings.merge_rate > 1.1
     assert result.savings.steps_trained == result.savings.steps_unique
     for number in (0, N_TRIALS - 1):
