@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
-
-import numpy as np
-import torch
-from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.text import size
+from hpstage.torch.loading.samples import holds
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.hashing import hashed
 from hpstage.training.identity.walk import Walk
 from hpstage.training.randomness import Purpose, rekey
 
-_SAMPLED = 64
+SAMPLED = 64
 """Number of samples to inspect. The same in every process: it must not depend on how fast that is."""
 
 
@@ -67,16 +65,25 @@ class NoValues(Mapping[str, Scalar]):
         self._refuse("self.hp")
 
 
-def contents_of(dataset: Any, made: Mapping[str, object], *, owner: object) -> Contents:
+def contents_of(
+    dataset: Any,
+    made: Mapping[str, object],
+    *,
+    owner: object,
+    told: Mapping[str, object] = MappingProxyType({}),
+    first: list[Any] | None = None,
+) -> Contents:
     """Describe the content of a data set.
 
     All bytes of tensors and arrays count, files that its attributes name, and its other attributes by value. If a data
     set of the user's own creates samples on request, 64 of them count.
 
     Args:
-        dataset: map-style, with ``__len__``.
+        dataset: map-style, with ``__len__``, or a stream.
         made: the attributes of the trainable that ``dataset()`` has set; usually the data it is evaluated on.
         owner: the trainable, which counts separately.
+        told: what else decides batches, by name.
+        first: the first samples of a stream, whose length is not known.
 
     Raises:
         UsageError: samples must be inspected, but have no digest.
@@ -84,26 +91,28 @@ def contents_of(dataset: Any, made: Mapping[str, object], *, owner: object) -> C
     name = type(owner).__name__
     files = DataFiles()
     walk = Walk(files=files, within=[owner])
-    length = len(dataset)
+    length = None if first is not None else len(dataset)
     texts = [f"data set {walk.values.content(dataset)}"]
+    texts += [f"{what}: {walk.values.content(value)}" for what, value in told.items()]
     held, kept_in_files = walk.values.nbytes, files.nbytes
-    computed = not _holds(dataset) or bool(walk.values.undigested)
-    looked_at = min(_SAMPLED, length)
+    computed = not holds(dataset) or bool(walk.values.undigested)
+    samples = first if first is not None else _samples(dataset, min(SAMPLED, len(dataset))) if computed else []
     if computed:
-        texts.append(f"samples {_samples(dataset, looked_at)}")
+        texts.append(f"samples {_digest(samples)}")
     seen = []
     for attribute, value in sorted(made.items()):
         before = walk.values.nbytes, files.nbytes
         texts.append(f"{attribute}={walk.values.content(value)}")
         if (walk.values.nbytes, files.nbytes) != before:
             seen.append(f"self.{attribute}")
-    remark = f"{length:,} samples"
+    many = "samples of a stream" if first is not None else f"{length:,} samples"
+    remark = many
     if held or kept_in_files:
         remark += f", {size(held + kept_in_files)} of them digested" + (
             " in parts" if files.sampled or walk.values.sampled else ""
         )
     if computed:
-        remark += f", {looked_at} looked at"
+        remark += f", {len(samples)} looked at"
     if seen:
         remark += f"; set by dataset(): {', '.join(seen)}"
     if files.names:
@@ -112,34 +121,26 @@ def contents_of(dataset: Any, made: Mapping[str, object], *, owner: object) -> C
     if computed and not (held or kept_in_files):
         besides = "" if seen else ", and no data that evaluate() uses were seen"
         warning = (
-            f"{name}: that the data are the same as in another run is told by {looked_at} of {length:,} samples alone, "
+            f"{name}: that the data are the same as in another run is told by {len(samples)} of {many} alone, "
             f"since {type(dataset).__name__} makes them when they are asked for{besides}. State data_version on "
             f"{name}, and change it with the data"
         )
     text = "\n".join(texts)
     # A stated version replaces the code of the data set, too.
     stated = getattr(owner, "version", None) is not None
-    return Contents(f"{length} x {hashed(walk.named(text)) if stated else walk.digest(text)}", remark, warning)
+    return Contents(f"{length or many} x {hashed(walk.named(text)) if stated else walk.digest(text)}", remark, warning)
 
 
-def _holds(dataset: Any) -> bool:
-    """Return whether samples are parts of what it holds. Types must match exactly: a subclass may do anything."""
-    if type(dataset) is Subset:
-        return _holds(dataset.dataset)
-    if type(dataset) is ConcatDataset:
-        return all(map(_holds, dataset.datasets))
-    if type(dataset) is StackDataset:
-        parts = dataset.datasets
-        return all(map(_holds, parts.values() if isinstance(parts, dict) else parts))
-    return type(dataset) in (TensorDataset, torch.Tensor, np.ndarray, list, tuple)
-
-
-def _samples(dataset: Any, count: int) -> str:
-    """Return a digest of evenly spaced samples."""
+def _samples(dataset: Any, count: int) -> list[Any]:
+    """Return evenly spaced samples."""
     samples = []
     for number in range(count):
         rekey(0, number, Purpose.DATA)
         samples.append(dataset[number * len(dataset) // count])
+    return samples
+
+
+def _digest(samples: list[Any]) -> str:
     try:
         return digest(samples)
     except StateError as error:

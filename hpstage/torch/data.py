@@ -1,80 +1,178 @@
-"""Batches of a map-style data set: hpstage decides the order, the user's code provides samples and collation."""
+"""Batches of a data set: hpstage decides the order, the user's code provides samples and collation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import multiprocessing
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader
 
 from hpstage.errors import UsageError
-from hpstage.training.sample_order import SampleOrder
+from hpstage.torch.loading.moving import moved
+from hpstage.torch.loading.processes import Processes
+from hpstage.torch.loading.samples import Collate, Samples, rows, tensors_of
+from hpstage.torch.loading.streams import StreamBatches, is_stream
+from hpstage.torch.loading.taken_over import Source, Workers, of_dataset, of_loader
+from hpstage.training.randomness import generators_restored
+
+logger = logging.getLogger("hpstage")
 
 
 class Batches:
-    """Fetches batches on a device.
+    """Fetches batches on a device, in this process or from those that load ahead, with the same bits.
 
     Args:
-        dataset: map-style, with ``__len__``.
-        collate: makes a batch from samples; ``None`` for torch's ``default_collate``. In that case, TensorDatasets and
-            Subsets of them are indexed at once, with the same result.
-        device: where tensors of the batch are moved to.
+        source: where they come from. With torch's ``default_collate``, TensorDatasets and Subsets of them are indexed
+            at once in this process, with the same result.
+        device: where tensors of the batch are moved to; ``None``: they stay where they are.
+        prepare: called in each process that loads, before anything is loaded.
+        owner: the trainable, which training changes.
+        stateless: paths that training may change although processes do not see it.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, device: torch.device) -> None:
-        stream = isinstance(dataset, IterableDataset)
-        if stream or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise UsageError(
-                f"dataset() returned {type(dataset).__name__}; it must return a map-style data set, with __len__ and "
-                "__getitem__: a stream cannot be forked at any step"
-            )
-        self.dataset = dataset
-        self._collate = collate or default_collate
+    def __init__(
+        self,
+        source: Source,
+        device: torch.device | None,
+        *,
+        prepare: Callable[[], None] | None = None,
+        owner: object = None,
+        stateless: Collection[str] = (),
+    ) -> None:
+        self.source = source
+        self.dataset = source.dataset
+        self.cut = source.cut
+        self.samples = Samples(source.dataset, source.collate)
+        self.batch_size, self.told, self.draws = source.batch_size, source.told, self.samples.draws
+        self._order = source.order
         self._device = device
         self._tensors: tuple[torch.Tensor, ...] | None = None
         self._index: torch.Tensor | None = None  # indices of a Subset
-        if collate is None:
-            self._tensors, self._index = _tensors(dataset)
-        self.order = SampleOrder(len(dataset))
+        if source.collate is None:
+            self._tensors, self._index = tensors_of(self.dataset)
+        self.processes: Processes | None = None
+        if source.workers.count and self._tensors is None and _may_start_processes():
+            pin_memory = source.workers.pin_memory and torch.cuda.is_available()
+            self.processes = Processes(
+                self.samples,
+                self._order,
+                self.cut,
+                source.workers,
+                pin_memory=pin_memory,
+                prepare=prepare,
+                owner=owner,
+                stateless=stateless,
+            )
+        self._warned = False
 
-    def take(self, seed: int, position: int, count: int) -> Any:
-        """Return the batch of ``count`` samples from ``position`` (samples consumed so far)."""
-        indices = self.order.take(seed, position, count)
+    def take(self, seed: int, position: int, count: int, size: int | None = None) -> Any:
+        """Return the batch of ``count`` samples from ``position`` (samples consumed so far).
+
+        Leaves the global generators as they were. The next batch is expected to follow, of the same ``size``.
+        """
         if self._tensors is not None:
-            chosen = torch.from_numpy(indices)
+            chosen = torch.from_numpy(self._order.take(seed, position, count))
             if self._index is not None:
                 chosen = self._index[chosen]
-            batch: Any = [_rows(tensor, chosen) for tensor in self._tensors]
-        elif hasattr(self.dataset, "__getitems__"):
-            batch = self._collate(self.dataset.__getitems__(indices.tolist()))
+            batch: Any = [rows(tensor, chosen) for tensor in self._tensors]
+        elif self.processes is not None:
+            batch = self.processes.take(seed, position, count, size or count)
+        elif self.samples.draws:
+            with generators_restored():
+                batch = self.samples.load(seed, position, self._order.take(seed, position, count))
         else:
-            batch = self._collate([self.dataset[index] for index in indices.tolist()])
-        return batch if self._device.type == "cpu" else moved(batch, self._device)
+            batch = self.samples.load(seed, position, self._order.take(seed, position, count))
+        return moved(batch, self._device)
+
+    def of_step(self, seed: int, position: int, size: int, *, by_epoch: bool) -> Iterator[tuple[Any, int]]:
+        """Yield the batches of a step with the number of samples consumed after each: one, or the rest of an epoch."""
+        end = self.cut.end_of_epoch(position)
+        while True:
+            start, count = self.cut.batch(position, size)
+            if by_epoch and start >= end:
+                return
+            position = start + count
+            if by_epoch and self.cut.batch(position, size)[0] >= end:
+                position = end  # the rest, if any, is dropped
+            yield self.take(seed, start, count, size), position
+            if not by_epoch:
+                return
+
+    def position(self) -> None:
+        """Return what a state holds besides the number of samples consumed: nothing."""
+
+    def go_to(self, position: None) -> None:
+        """Go on from what :meth:`position` returned."""
+
+    def see_size(self, size: int) -> None:
+        """Warn once of a batch that is larger than the data."""
+        if size > self.cut.population and not self._warned:
+            self._warned = True
+            logger.warning(
+                "The batch size is %d, but an epoch has %d samples: %s.",
+                size,
+                self.cut.population,
+                "each batch has samples of several epochs" if self.cut.end == "full" else "each batch is a whole epoch",
+            )
+
+    def settle(self) -> None:
+        """Begin a course of training: after a setup, and after a state was loaded."""
+        if self.processes is not None:
+            self.processes.settle()
+
+    def check(self) -> None:
+        """Raise :class:`~hpstage.errors.StateError` if training has changed what processes that load do not see."""
+        if self.processes is not None:
+            self.processes.check()
+
+    def close(self) -> None:
+        """End the processes that load, if any; they are started again when needed. Idempotent."""
+        if self.processes is not None:
+            self.processes.close()
 
 
-def _tensors(dataset: Any) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
-    """Return the tensors to index and a Subset's indices. Types must match exactly: a subclass may do anything."""
-    if type(dataset) is TensorDataset:
-        return dataset.tensors, None
-    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
-        return dataset.dataset.tensors, torch.as_tensor(dataset.indices, dtype=torch.int64)
-    return None, None
+def _may_start_processes() -> bool:
+    if not multiprocessing.current_process().daemon:
+        return True
+    logger.warning("Data are loaded in the training process: it is daemonic, so that it cannot start others.")
+    return False
 
 
-def _rows(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    # index_select is twice as fast as indexing.
-    return tensor.index_select(0, chosen if tensor.device.type == "cpu" else chosen.to(tensor.device))
+def batches_of(
+    data: Any,
+    collate: Collate | None,
+    device: torch.device | None,
+    workers: Workers = Workers(),  # noqa: B008  # immutable
+    *,
+    by_epoch: bool = False,
+    prepare: Callable[[], None] | None = None,
+    owner: object = None,
+    stateless: Collection[str] = (),
+    who: str = "dataset()",
+) -> Batches | StreamBatches:
+    """Return the batches of a data set, of a DataLoader or of a stream; see :class:`Batches` for the arguments.
 
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """Return ``batch`` with its tensors on ``device``, including those in dicts, lists and (named) tuples."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(moved(value, device) for value in batch)
-    return batch
+    Raises:
+        UsageError: they cannot be addressed by their position, or a setting cannot be taken over.
+    """
+    if isinstance(data, DataLoader):
+        if type(data) is not DataLoader and not type(data).__module__.startswith("torchdata."):
+            raise UsageError(
+                f"{who} returned a {type(data).__name__}, a subclass of DataLoader, which may make batches in a way of "
+                f"its own: return a plain DataLoader, or its data set"
+            )
+        if collate is not None:
+            raise UsageError(
+                f"{who} returned a DataLoader, and collate() is defined besides: give the DataLoader its collate_fn, "
+                f"and leave out collate()"
+            )
+    if is_stream(data):
+        return StreamBatches(data, collate, device, workers.count, by_epoch=by_epoch, who=who)
+    if isinstance(data, DataLoader):
+        source = of_loader(data)
+    else:
+        source = of_dataset(data, collate, workers, by_epoch=by_epoch)
+    return Batches(source, device, prepare=prepare, owner=owner, stateless=stateless)

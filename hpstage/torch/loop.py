@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -11,9 +12,11 @@ from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import NonFiniteLoss, StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
-from hpstage.torch.contents import Contents, NoValues, contents_of
-from hpstage.torch.data import Batches
+from hpstage.torch.contents import SAMPLED, Contents, NoValues, contents_of
+from hpstage.torch.data import Batches, batches_of
 from hpstage.torch.follow import Follower
+from hpstage.torch.loading.streams import StreamBatches
+from hpstage.torch.loading.taken_over import Workers
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
 from hpstage.training.capture.reach import functions_reached, names_in
@@ -65,7 +68,7 @@ class TorchLoop(Adapter):
         self._initial: dict[str, Scalar] = {}
         self._pending = True  # set up, but not built yet: a state may be loaded into an existing model
         self._built: _Built | None = None
-        self._batches: Batches | None = None
+        self._batches: Batches | StreamBatches | None = None
         self._made: dict[str, object] = {}  # attributes that dataset() has set
         self._contents: Contents | None = None
         self._samples = 0
@@ -89,12 +92,8 @@ class TorchLoop(Adapter):
         built.follower.apply(self._hp)
         batches = self._data()
         rekey(self._seed, step)
-        left = batches.order.rest(self._samples) if self._by_epoch else self._batch_size
-        while left > 0:
-            size = min(left, self._batch_size)
-            batch = batches.take(self._seed, self._samples, size)
-            self._samples += size
-            left -= size
+        taken = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
+        for batch, self._samples in taken:
             loss = self._user.update(built.model, built.optimizer, batch)
             if isinstance(loss, torch.Tensor) and self._user.terminate_on_nan and not bool(loss.isfinite().all()):
                 raise NonFiniteLoss(f"the training loss is {loss.detach().sum().item()} in step {step}")
@@ -121,6 +120,8 @@ class TorchLoop(Adapter):
         """Return the state; its tensors are those in use. Raises :class:`StateError` if it cannot be captured."""
         built = self._ready()
         built.follower.check()
+        self._data().check()
+        stream = self._data().position()
         self._drop_gradients(built)
         captured = self._world.capture(but=self._answers_for)
         values = captured.pop("values")
@@ -132,6 +133,7 @@ class TorchLoop(Adapter):
             "samples": self._samples,
             "hp": dict(self._hp),
             "extra": self._user.extra_state(),
+            **({} if stream is None else {"stream": stream}),
         }
 
     def load_state_dict(self, state: object) -> None:
@@ -146,7 +148,7 @@ class TorchLoop(Adapter):
             self._build()
             built, self._built = self._built, None
         assert built is not None
-        if not isinstance(state, dict) or state.keys() != _PARTS:
+        if not isinstance(state, dict) or state.keys() - {"stream"} != _PARTS:
             raise StateError("this is no state of a TorchTrainable")
         if state["optimizer_class"] != built.kind:
             raise StateError(
@@ -165,6 +167,8 @@ class TorchLoop(Adapter):
         built.follower.forget()
         self._pending = False
         self._samples = state["samples"]
+        self._data().go_to(state.get("stream"))
+        self._data().settle()
 
     def portrait(self) -> dict[str, str]:
         """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
@@ -175,6 +179,7 @@ class TorchLoop(Adapter):
         built, self._built = self._ready(), None
         self._give_values()
         self._pending = True
+        self._close_batches()
         self._world.close(but=is_subjects)
         self._lent.hand_over()
         return {"model": built.model, "optimizer": built.optimizer, "trainable": self._user}
@@ -183,8 +188,13 @@ class TorchLoop(Adapter):
         """Discard what was built, as in a new process, and restore the user's object and all that it shares."""
         self._built = None
         self._pending = True
+        self._close_batches()
         self._world.close()
         self._lent.give_back()
+
+    def _close_batches(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -193,15 +203,17 @@ class TorchLoop(Adapter):
     def describe_data(self) -> str:
         """Return the data's part of the workload's key: the stated version, else a digest of what can be seen."""
         stated = self._user.data_version
-        return self.see_data().text if stated is None else f"version {stated}"
+        return self.see_data().text if stated is None else f"version {stated}, {_DRAWS}"
 
     def see_data(self) -> Contents:
         """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
         if self._contents is None:
             with self._lent.taken():
-                dataset = self._data().dataset
+                batches = self._data()
+                told = {**batches.told, **({"draws": _DRAWS} if batches.draws else {})}
                 with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
-                    self._contents = contents_of(dataset, self._made, owner=self._user)
+                    first = batches.first(SAMPLED) if isinstance(batches, StreamBatches) else None
+                    self._contents = contents_of(batches.dataset, self._made, owner=self._user, told=told, first=first)
         return self._contents
 
     def describe_environment(self) -> dict[str, str]:
@@ -211,6 +223,7 @@ class TorchLoop(Adapter):
             **environment.describe(self.device),
             "deterministic": "yes" if self.device.type == "cpu" or self._user.deterministic else "no",
             "step": self._user.step_unit,
+            **{name: repr(getattr(self._user, name)) for name in _read_in_training(type(self._user))},
         }
 
     def _ready(self) -> _Built:
@@ -237,6 +250,8 @@ class TorchLoop(Adapter):
         self._world.begin()
         self._turn(self._initial)
         self._samples = 0
+        self._data().go_to(None)
+        self._data().settle()
         self._pending = False
 
     def _drop_gradients(self, built: _Built) -> None:
@@ -253,7 +268,7 @@ class TorchLoop(Adapter):
             yield "model", self._built.model
             yield "optimizer", self._built.optimizer
         yield "self", self._user
-        if self._batches is not None:
+        if isinstance(self._batches, Batches):  # a stream tells its position itself
             yield "dataset", self._batches.dataset
 
     def _answers_for(self, path: str) -> bool:
@@ -265,14 +280,18 @@ class TorchLoop(Adapter):
         self._give_values()
         self._seed = seed_of(hp)
         size = hp["batch_size"] if "batch_size" in hp else getattr(self._user, "batch_size", None)
+        batches = self._data()
+        if size is None:
+            size = batches.batch_size
         if type(size) is not int or size < 1:
             raise UsageError(
                 f"{type(self._user).__name__}: the batch size is {size!r}; give a hyper-parameter 'batch_size', "
                 "or an attribute batch_size, that is a whole number of at least 1"
             )
+        batches.see_size(size)
         self._batch_size = size
 
-    def _data(self) -> Batches:
+    def _data(self) -> Batches | StreamBatches:
         if self._batches is None:
             user = self._user
             own = type(user).collate is not TorchTrainable.collate
@@ -288,7 +307,17 @@ class TorchLoop(Adapter):
                 for name, value in vars(user).items()
                 if name not in NOT_STATE and (name not in before or value is not before[name])
             }
-            self._batches = Batches(dataset, user.collate if own else None, self.device)
+            self._batches = batches_of(
+                dataset,
+                user.collate if own else None,
+                self.device,
+                Workers(user.num_workers, user.prefetch_factor, user.pin_memory),
+                by_epoch=self._by_epoch,
+                prepare=partial(_without_hp, user),
+                owner=user,
+                stateless=stateless_of(user),
+                who=f"{type(user).__name__}.dataset()",
+            )
         return self._batches
 
     @contextmanager
@@ -314,6 +343,12 @@ class TorchLoop(Adapter):
             )
 
 
+def _without_hp(user: TorchTrainable) -> None:
+    """Disallow access to hyper-parameters in a process that loads ahead: there they are of the step it started in."""
+    why = "processes that load data know no values; read them in loss() or update(), or load with num_workers = 0"
+    _set_hp(user, NoValues(f"{type(user).__name__}'s data set or collate()", why))
+
+
 def _set_hp(user: TorchTrainable, values: Mapping[str, Scalar]) -> None:
     object.__setattr__(user, "hp", values)  # a frozen dataclass, too, is trained under changing values
 
@@ -324,6 +359,15 @@ def _names_gradients(code: type) -> bool:
     return any("grad" in name for name in names - _MODES)
 
 
+def _read_in_training(code: type[TorchTrainable]) -> list[str]:
+    """Return the attributes for speed alone that the user's code reads while it trains: then they may matter."""
+    functions = [function for function in functions_reached(code) if function.__name__ != "dataset"]
+    read = {name for function in functions for name in names_in(function.__code__)}
+    return sorted(read.intersection(code._without_keys))
+
+
 _MODES = {"no_grad", "enable_grad", "set_grad_enabled", "requires_grad", "requires_grad_", "is_grad_enabled"}
 _MODEL = "model."
+_DRAWS = "samples draw by seed and position"
+"""Part of keys, since it was otherwise before."""
 _PARTS = {"model", "values", "changed", "memory", "optimizer_class", "samples", "hp", "extra"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
@@ -50,6 +50,16 @@ class TorchTrainable(ABC):
     deterministic: bool = True
     """On a GPU, use only deterministic algorithms, so that forks are bit-identical; torch raises if it has none."""
 
+    num_workers: int = 0
+    """Number of processes that make samples and batches ahead, as in torch's DataLoader; 0: the training process does.
+    It does not show in the bits: random numbers drawn while a sample is made are functions of (seed, position)."""
+
+    prefetch_factor: int = 2
+    """Number of batches that each of these processes makes ahead."""
+
+    pin_memory: bool = False
+    """On a GPU, whether batches are put into pinned memory, from where they are copied while it computes."""
+
     stateless: tuple[str, ...] = ()
     """Attributes that training may change but does not depend on, such as caches and records of past losses: they are
     neither captured nor restored. Names of attributes of this object, or whole paths as shown in errors
@@ -68,6 +78,8 @@ class TorchTrainable(ABC):
     sets (tensors, arrays, named files), and of 64 samples if the data set computes them. Data that ``evaluate()`` loads
     itself are not covered."""
 
+    _without_keys: ClassVar[tuple[str, ...]] = ("num_workers", "prefetch_factor", "pin_memory")
+
     @abstractmethod
     def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
         """Return a new model, on any device, in the mode to train it in. Randomness is keyed by the seed."""
@@ -77,9 +89,15 @@ class TorchTrainable(ABC):
         """Return a new optimizer of the model's parameters, built with the values in ``hp``."""
 
     @abstractmethod
-    def dataset(self) -> Dataset[Any]:
+    def dataset(self) -> Dataset[Any] | DataLoader[Any]:
         """Return the map-style training set, with ``__len__``. Called once per process for all trials, so ``self.hp``
-        cannot be read here. Return a TensorDataset if possible: its batches are indexed at once."""
+        cannot be read here. Return a TensorDataset if possible: its batches are indexed at once.
+
+        Or return a DataLoader. Its ``batch_size`` counts unless a hyper-parameter or an attribute states one; the last
+        batch of an epoch is short, or with ``drop_last`` it is left out; ``num_workers``, ``collate_fn`` and so on are
+        its own. Its sampler is replaced by an order of the same kind (random, sequential, weighted, of a subset) that
+        is a function of (seed, epoch).
+        """
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:

@@ -13,9 +13,9 @@
                 run.report(accuracy=accuracy(model))
 
 The function runs in a separate thread with strict hand-over: either it runs or hpstage does, never both. It is paused
-where it asks ``run.steps()`` for the next step. To fork, hpstage calls the function again, and ``run.attach`` restores
-the state of its arguments. So whatever training changes must be attached; local variables are not part of the state.
-Whenever a state is captured, local variables that may be read before they are written again
+where it asks ``run.steps()`` (or ``run.batches(loader)``) for the next step. To fork, hpstage calls the function again,
+and ``run.attach`` restores the state of its arguments. So whatever training changes must be attached; local variables
+are not part of the state. Whenever a state is captured, local variables that may be read before they are written again
 (:mod:`hpstage.training.capture.liveness`) must have the values that they had when the loop began. A variable that has
 changed is refused by name, no matter how late it changes. Variables that training does not depend on (a list of losses
 to inspect) are listed in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -58,6 +59,7 @@ class FunctionTrainable(Adapter):
         self._finalizer: Callable[[], object] = _nothing
         self._entered: Pause | None = None
         self._attached: dict[str, Any] = {}
+        self._loaders: dict[str, Any] = {}  # kept from run to run
         # The roots must not refer to self, whose garbage collection ends the function's thread.
         roots = {self._name: function}, self._attached
         self._world = World(stateless_of(function), lambda: [item for some in roots for item in some.items()])
@@ -117,6 +119,8 @@ class FunctionTrainable(Adapter):
         run, entered = body.run, self._entered
         for follower in run._followers:
             follower.check()
+        for loader in self._loaders.values():
+            loader.check()
         if body.ended:
             self._world.leave()  # nothing is trained from this state: local variables do not matter
         elif entered is None or pause.places != entered.places:
@@ -125,6 +129,9 @@ class FunctionTrainable(Adapter):
                 f"begins: ask for the steps at one place, `for step in run.steps():`"
             )
         own = list(run._own())
+        stream = run._stream  # where the run begins, until it takes its first batch
+        if stream is None and run._given is not None:
+            stream = next((loader.position() for loader in self._loaders.values()), None)
         return {
             "parts": sorted(run._parts or ()),
             "captured": self._world.capture(pause.variables, but=lambda path: path.partition(".")[0] in own),
@@ -132,10 +139,10 @@ class FunctionTrainable(Adapter):
             "samples": run._samples,
             "population": run._population,
             "metrics": run._metrics,
-        }
+        } | ({} if stream is None else {"stream": stream})
 
     def load_state_dict(self, state: object) -> None:
-        if not isinstance(state, dict) or state.keys() != _PARTS:
+        if not isinstance(state, dict) or state.keys() - {"stream"} != _PARTS:
             raise StateError("this is no state of a training function")
         self._end()
         self._begin(state)
@@ -162,6 +169,9 @@ class FunctionTrainable(Adapter):
         """End the function if it is running: its ``finally`` blocks run and its thread ends. Undo its changes to
         anything outside itself."""
         self._end()
+        for loader in self._loaders.values():
+            loader.close()
+        self._loaders.clear()
         self._world.close()
 
     def _end(self) -> None:
@@ -186,7 +196,9 @@ class FunctionTrainable(Adapter):
     def _run_to_loop(self, state: Mapping[str, Any] | None) -> Body:
         self._attached.clear()
         self._world.reset()
-        self._body = body = Body(self.subject, Run(self._initial, state, self._attached, self._world))
+        self._body = body = Body(
+            self.subject, Run(self._initial, state, self._attached, self._world, partial(_batches, self._loaders))
+        )
         # Also called when this object is garbage-collected: otherwise a paused thread would stay forever.
         self._finalizer = weakref.finalize(self, body.close)
         rekey(seed_of(self._initial), 0, Purpose.SETUP)
@@ -208,6 +220,12 @@ class FunctionTrainable(Adapter):
 
 
 _PARTS = {"parts", "captured", "own", "samples", "population", "metrics"}
+
+
+def _batches(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | None, num_workers: int) -> Iterator[Any]:
+    from hpstage.torch.loading.in_functions import batches_of
+
+    return batches_of(loaders, run, data, batch_size, num_workers)
 
 
 def _nothing() -> None:

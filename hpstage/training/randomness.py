@@ -1,7 +1,8 @@
 """Randomness as a function of (seed, step): a state then holds no generator and can be forked at any step.
 
 Before each step the global generators of Python, NumPy and torch are seeded with a key mixed from the seed and the
-step. Each library has a separate stream: with equal keys, Python and NumPy (both MT19937) would draw related numbers.
+step, and before each sample that a data set computes from the seed and the sample's position. Each library has a
+separate stream: with equal keys, Python and NumPy (both MT19937) would draw related numbers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Purpose(IntEnum):
     SETUP = 1
     EVALUATE = 2
     DATA = 3
+    SAMPLE = 4
+    COLLATE = 5
 
 
 def seed_of(hp: Mapping[str, Scalar]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpstage.checkpoints.state_tree import clone
@@ -23,14 +23,22 @@ if TYPE_CHECKING:
 class Run:
     """The argument of a training function.
 
-    ``hp`` maps every hyper-parameter to its value at the current step (before the loop: at step 0).
+    ``hp`` maps every hyper-parameter to its value at the current step (before the loop: at step 0); ``step`` is that
+    step, counted from 0.
     ``wants_report`` is whether the state after this step will be evaluated or kept; only then is :meth:`report`
     needed.
     """
 
     def __init__(
-        self, hp: Mapping[str, Scalar], state: Mapping[str, Any] | None, attached: dict[str, Any], world: World
+        self,
+        hp: Mapping[str, Scalar],
+        state: Mapping[str, Any] | None,
+        attached: dict[str, Any],
+        world: World,
+        open_batches: Callable[[Run, Any, int | None, int], Iterator[Any]],
     ) -> None:
+        self._initial = hp
+        self._open_batches = open_batches
         self.hp: Mapping[str, Scalar] = hp
         self._state = state
         self._attached = attached
@@ -42,6 +50,8 @@ class Run:
         self._samples: int = 0 if state is None else state["samples"]
         self._population: int | None = None if state is None else state["population"]
         self._order: SampleOrder | None = None
+        self._given: Any = None  # to batches()
+        self._stream: dict[str, Any] | None = None if state is None else state.get("stream")
         self._metrics: dict[str, float] | None = None if state is None else state["metrics"]
         self._unwanted: dict[str, Any] | None = None  # a report that was not asked for
         self.wants_report = self._metrics is None
@@ -90,6 +100,39 @@ class Run:
     def steps(self) -> Iterator[int]:
         """Return an iterator over the steps to train. It ends by unwinding the function: code after it is not run."""
         return Steps(self)
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def batches(self, data: Any, *, batch_size: int | None = None, num_workers: int = 0) -> Iterator[Any]:
+        """Return an iterator over batches of ``data``, a DataLoader or a map-style data set.
+
+        It takes the place of the loop over epochs and of the one over the DataLoader: each step trains one batch::
+
+            for x, y in run.batches(loader): ...
+
+        It is then looped over once, like :meth:`steps`. Within a loop over ``run.steps()``, it is an iterator over the
+        batches of one epoch, so that each step trains an epoch::
+
+            for epoch in run.steps():
+                for x, y in run.batches(loader): ...
+
+        The batch size is the hyper-parameter ``batch_size`` if there is one, else the argument, else the DataLoader's.
+        A DataLoader keeps its meaning (a short last batch or ``drop_last``, ``collate_fn``, ``num_workers``), except
+        that its sampler is replaced by an order of the same kind that is a function of (seed, epoch). A data set is
+        shuffled. Batches stay where they are loaded: move them to a device yourself.
+
+        Args:
+            data: of one data set in all calls.
+            batch_size: unless there is a hyper-parameter of that name.
+            num_workers: number of processes that load a data set; a DataLoader states its own. It does not show in the
+                bits: what is drawn while a sample is made is a function of (seed, position).
+
+        Raises:
+            UsageError: the data cannot be addressed by their position, or no batch size is known.
+        """
+        return self._open_batches(self, data, batch_size, num_workers)
 
     def report(self, **metrics: Any) -> None:
         """Record the metrics of the state after this step. Unless ``wants_report``, they count only where it is the

@@ -23,6 +23,7 @@ UPWARDS = {
     ("training.identity.environment", "torch.environment"): "heavy: torch",
     ("training.adapter", "torch.environment"): "heavy: torch",
     ("training.run", "torch.follow"): "heavy: torch",
+    ("training.function", "torch.loading.in_functions"): "heavy: torch",
     ("training.trainables", "torch.loop"): "heavy: torch",
     # What users name by one URL or folder is opened in one place.
     ("store.opening", "plan.log"): "a store is known by its plan",

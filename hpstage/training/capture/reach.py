@@ -225,9 +225,17 @@ class Globals(ClassAttributes):
 Namespace = Slot | ClassAttributes | imports.Modules
 _OF_PYTHON = frozenset(
     f"__{name}__"
-    for name in ("annotations", "annotations_cache", "dataclass_fields", "dataclass_params", "orig_bases", "parameters")
+    for name in (
+        "annotations",
+        "annotations_cache",
+        "dataclass_fields",
+        "dataclass_params",
+        "orig_bases",
+        "parameters",
+        "slotnames",
+    )
 )
-"""Attributes of classes that hold types, some of them created on access."""
+"""Attributes of classes that hold types, some of them created on access, or names, created on pickling."""
 
 
 def reached_from(code: object) -> list[tuple[str, object]]:

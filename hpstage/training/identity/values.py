@@ -84,8 +84,9 @@ class Values:
             UsageError: ``strict`` is set, and an attribute has no digest.
         """
         found = []
+        ignored = {*NOT_STATE, *without_keys(type(obj))}
         for name, value in sorted(getattr(obj, "__dict__", {}).items()):
-            if name in NOT_STATE:
+            if name in ignored:
                 continue
             text = self.exact(value)
             if text is not None:
@@ -248,6 +249,12 @@ def _setting(variable: ContextVar[object]) -> object:
         return variable.get()
     except LookupError:
         return None
+
+
+def without_keys(cls: type) -> tuple[str, ...]:
+    """Return the attributes of a class that decide how fast it trains and not what: they are no part of keys."""
+    names: tuple[str, ...] = getattr(cls, "_without_keys", ())
+    return names
 
 
 def is_function(obj: object) -> bool:

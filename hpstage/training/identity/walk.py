@@ -32,7 +32,7 @@ from hpstage.training.identity.source import (
     submodules_of,
     version_of,
 )
-from hpstage.training.identity.values import NOT_STATE, Values, is_function
+from hpstage.training.identity.values import NOT_STATE, Values, is_function, without_keys
 
 _FORMAT = "hpstage-code-2"
 FIXED, COMPUTED = "=", "~"
@@ -148,8 +148,9 @@ class Walk:
         entity.lines.add(f"class({', '.join(bases)})")
         if _is_open(module_of(type(cls))):
             entity.lines.add(f"metaclass {self.refer(type(cls))}")
+        ignored = _IGNORED_MEMBERS.union(without_keys(cls))
         for member, value in sorted(vars(cls).items()):
-            if member in _IGNORED_MEMBERS or isinstance(value, MemberDescriptorType):  # of __slots__
+            if member in ignored or isinstance(value, MemberDescriptorType):  # of __slots__
                 continue
             parts = list(functions_in(value))
             for part in parts:

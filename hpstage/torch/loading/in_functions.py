@@ -1,0 +1,135 @@
+"""``run.batches``: the batches of a training function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
+from hpstage.torch.data import Batches
+from hpstage.torch.data import batches_of as opened
+from hpstage.torch.loading.orders import Sequential
+from hpstage.torch.loading.streams import StreamBatches
+from hpstage.torch.loading.taken_over import Source, Workers
+from hpstage.training.randomness import seed_of
+from hpstage.training.run import Run, Steps
+from hpstage.training.sample_order import SampleOrder
+
+_KEPT = "batches"
+
+
+class Loader:
+    """The batches of a function, kept from one call of it to the next, with the processes that load them."""
+
+    def __init__(self, batches: Batches | StreamBatches, initial: dict[str, Scalar], batch_size: int | None) -> None:
+        self.batches = batches
+        self.initial = initial
+        self.batch_size = batch_size
+        self.check, self.close, self.position = batches.check, batches.close, batches.position
+
+    def take_over(self, before: Loader, *, same_call: bool) -> None:
+        """Go on with the processes of an earlier loader, if they load the same, or where an earlier stream stands.
+
+        ``same_call`` is whether it was opened by the same call of the function.
+        """
+        new, old = self.batches, before.batches
+        if isinstance(new, Batches) and isinstance(old, Batches) and new.processes and old.processes:
+            known = not same_call and self.initial == before.initial
+            if known or _same_objects(new.source, old.source):
+                new.processes, old.processes = old.processes, None
+                new.processes.adopt(new.samples)
+        if same_call and isinstance(new, StreamBatches) and isinstance(old, StreamBatches):
+            new.go_to(old.position())
+        old.close()
+
+    def of_step(self, run: Run, *, by_epoch: bool) -> Iterator[Any]:
+        """Yield the batches of a step."""
+        size = run.hp.get("batch_size", self.batch_size)
+        if type(size) is not int or size < 1:
+            raise UsageError(
+                f"run.batches(): the batch size is {size!r}; give a hyper-parameter 'batch_size', batch_size=..., or a "
+                f"DataLoader with one, that is a whole number of at least 1"
+            )
+        self.batches.see_size(size)
+        for batch, samples in self.batches.of_step(seed_of(run.hp), run._samples, size, by_epoch=by_epoch):
+            run._samples = samples
+            yield batch
+
+    def begin(self, run: Run) -> None:
+        """Go to where the run begins."""
+        if run._stream is not None:
+            self.batches.go_to(run._stream)  # type: ignore[arg-type]  # of its own kind
+            run._stream = None
+        self.batches.settle()
+
+
+def _same_objects(new: Source, old: Source) -> bool:
+    """Return whether two sources load the same samples, since they are of the same objects."""
+    return (
+        new.dataset is old.dataset
+        and new.collate is old.collate
+        and (new.cut, new.workers) == (old.cut, old.workers)
+        and type(new.order) is type(old.order)
+        and type(new.order) in (SampleOrder, Sequential)
+    )
+
+
+class StepBatches(Steps):
+    """One batch for each step."""
+
+    def __init__(self, run: Run, loader: Loader) -> None:
+        super().__init__(run)
+        self._loader = loader
+        self._error: Exception | None = None
+
+    def __next__(self) -> Any:
+        first = not self._begun
+        super().__next__()
+        if self._error is not None:
+            raise self._error  # no step follows one that failed
+        try:
+            if first:
+                self._loader.begin(self._run)
+            return next(self._loader.of_step(self._run, by_epoch=False))
+        except Exception as error:
+            self._error = error
+            raise
+
+
+def batches_of(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | None, num_workers: int) -> Iterator[Any]:
+    """Return what :meth:`hpstage.Run.batches` promises, and keep in ``loaders`` what the next call may go on with."""
+    if isinstance(data, DataLoader) and num_workers:
+        raise UsageError("run.batches(loader, num_workers=...): a DataLoader states its num_workers itself")
+    loader: Loader | None = loaders.get(_KEPT)
+    if loader is None or run._given is not data:
+        loader = loaders[_KEPT] = _opened(run, data, batch_size, num_workers, loader)
+    return _epoch(run, loader) if run._looping else StepBatches(run, loader)
+
+
+def _opened(run: Run, data: Any, batch_size: int | None, num_workers: int, before: Loader | None) -> Loader:
+    who = "the argument of run.batches()"
+    batches = opened(data, None, None, Workers(num_workers), by_epoch=run._looping, who=who)
+    if isinstance(batches, Batches):
+        population = batches.cut.population
+        if run._population not in (None, population):
+            raise UsageError(
+                f"run.batches() was given data with {run._population} samples in an epoch before, and with "
+                f"{population} now: a run takes its batches from one data set, since it has one position"
+            )
+        run._population = population
+    loader = Loader(batches, dict(run._initial), batch_size if batch_size is not None else batches.batch_size)
+    if before is not None:
+        loader.take_over(before, same_call=run._given is not None)
+    run._given = data
+    return loader
+
+
+def _epoch(run: Run, loader: Loader) -> Iterator[Any]:
+    """Yield the batches of one epoch. One that was left before its end is not continued, as with a DataLoader."""
+    loader.begin(run)
+    if run._population is not None:
+        run._samples += -run._samples % run._population
+    yield from loader.of_step(run, by_epoch=True)

@@ -1,0 +1,102 @@
+"""The orders of torch's samplers, as functions of (seed, epoch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hpstage.errors import UsageError
+from hpstage.training.randomness import Purpose, mix
+from hpstage.training.sample_order import SampleOrder, philox
+
+if TYPE_CHECKING:
+    from hpstage.training.sample_order import Indices
+
+
+class Sequential(SampleOrder):
+    """Every epoch in the order of the data set."""
+
+    def draw(self, seed: int, epoch: int) -> Indices:
+        return np.arange(self.population)
+
+
+class Subset(SampleOrder):
+    """Every epoch a permutation of some indices, as in ``SubsetRandomSampler``."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        super().__init__(len(indices))
+        self._indices = np.asarray(indices, dtype=np.int64)
+
+    def draw(self, seed: int, epoch: int) -> Indices:
+        return self._indices[super().draw(seed, epoch)]
+
+
+class Drawn(SampleOrder):
+    """Every epoch ``count`` of ``population`` samples: drawn with replacement, or from permutations one after another,
+    as in ``RandomSampler`` with ``num_samples``."""
+
+    def __init__(self, population: int, count: int, *, replacement: bool) -> None:
+        super().__init__(count)
+        self._among, self._replacement = population, replacement
+
+    def draw(self, seed: int, epoch: int) -> Indices:
+        generator = philox(seed, epoch)
+        if self._replacement:
+            return generator.integers(self._among, size=self.population)
+        passes = -(-self.population // self._among)
+        return np.concatenate([generator.permutation(self._among) for _ in range(passes)])[: self.population]
+
+
+class Weighted(SampleOrder):
+    """Every epoch ``count`` samples drawn by their weights, as in ``WeightedRandomSampler``."""
+
+    def __init__(self, weights: torch.Tensor, count: int, *, replacement: bool) -> None:
+        super().__init__(count)
+        self._weights, self._replacement = weights, replacement
+
+    def draw(self, seed: int, epoch: int) -> Indices:
+        generator = torch.Generator().manual_seed(mix(seed, epoch, Purpose.DATA))
+        drawn: Indices = torch.multinomial(
+            self._weights, self.population, self._replacement, generator=generator
+        ).numpy()
+        return drawn
+
+
+def order_of(sampler: Any) -> tuple[SampleOrder, dict[str, Any]]:
+    """Return the order that stands for a sampler, and by name what decides it besides (seed, epoch).
+
+    Raises:
+        UsageError: the sampler's order cannot be made a function of (seed, epoch).
+    """
+    kind = type(sampler)
+    # By their names: torchdata's StatefulDataLoader has a RandomSampler of its own. A subclass may do anything.
+    known = kind.__module__ == "torch.utils.data.sampler" or kind.__module__.startswith("torchdata.")
+    match kind.__name__ if known else "":
+        case "SequentialSampler":
+            return Sequential(len(sampler.data_source)), {"order": "sequential"}
+        case "RandomSampler":
+            population, count, replacement = len(sampler.data_source), sampler.num_samples, sampler.replacement
+            if not replacement and count == population:
+                return SampleOrder(population), {"order": "random"}
+            told = {"order": "random", "num_samples": count, "replacement": replacement}
+            return Drawn(population, count, replacement=replacement), told
+        case "WeightedRandomSampler":
+            weights, count, replacement = sampler.weights, sampler.num_samples, sampler.replacement
+            told = {"order": "weighted", "weights": weights, "num_samples": count, "replacement": replacement}
+            return Weighted(weights, count, replacement=replacement), told
+        case "SubsetRandomSampler":
+            indices = list(sampler.indices)
+            return Subset(indices), {"order": "subset", "indices": indices}
+    raise UsageError(
+        f"the DataLoader's sampler is a {kind.__name__}, whose order hpstage cannot make a function of seed and epoch, "
+        f"as it must be for training to be forked at any step: use shuffle=True or False, WeightedRandomSampler or "
+        f"SubsetRandomSampler, or put the order into the data set"
+        + ("; each trial is trained by one process, so that there is nothing to distribute" * _distributed(kind))
+    )
+
+
+def _distributed(kind: type) -> bool:
+    return any(base.__name__ == "DistributedSampler" for base in kind.__mro__)

@@ -1,0 +1,65 @@
+"""What a process that loads sends back: batches that can be sent, and the user's errors."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.torch.loading.samples import Samples
+
+if TYPE_CHECKING:
+    from hpstage.training.sample_order import Indices
+
+
+class Failure:
+    """An exception on its way to the training process."""
+
+    def __init__(self, error: Exception) -> None:
+        self._traceback = "".join(traceback.format_exception(error))
+        self._error: Exception | None = error
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301  # just written
+        except Exception:
+            self._error = None  # whatever an exception that cannot be pickled raises
+        self._text = f"{type(error).__name__}: {error}"
+
+    def raised(self) -> NoReturn:
+        error = self._error or TrainingError(self._text)
+        error.add_note(f"in a process that loads data:\n{self._traceback}")
+        raise error
+
+
+def see_repeatable(samples: Samples, seed: int, start: int, indices: Indices) -> None:
+    """Load a sample twice under the same key.
+
+    Raises:
+        UsageError: they differ: the data set depends on what it has loaded before.
+    """
+    first = indices[:1].tolist()
+    try:
+        one, other = (digest(samples.made(seed, start, first)) for _ in range(2))
+    except StateError:
+        return  # no plain values
+    if one != other:
+        name = type(samples.dataset).__name__
+        raise UsageError(
+            f"sample {first[0]} of {name} was another when it was loaded again under the same random numbers, so that "
+            f"it depends on what was loaded before (by a counter, or a generator of its own), of which each process "
+            f"knows only its part: let {name} be a function of the index and of the global generators (random, NumPy, "
+            f"torch), which are keyed before each sample; or load with num_workers = 0, where what it changes is part "
+            f"of the state"
+        )
+
+
+def see_plain(batch: Any) -> None:
+    """Raise :class:`UsageError` if a batch cannot be sent: torch would wait for it for ever."""
+    try:
+        pickle.loads(pickle.dumps(batch))  # noqa: S301  # just written
+    except Exception as error:
+        raise UsageError(
+            f"a batch cannot be sent from a process that loads data to the one that trains ({error}): let it be made "
+            f"of tensors, arrays, numbers, and classes of a module that can be imported; or load with num_workers = 0"
+        ) from error

@@ -1,0 +1,360 @@
+"""Torch's worker processes, kept from stage to stage: they read ahead where training is expected to go on.
+
+One iterator of a DataLoader serves all stages of a process. Its sampler never ends: it yields requests, each for the
+batch that is expected after the one before. If training asks for another (a fork, another seed or batch size), the
+sampler goes on from there, and what was read ahead is dropped: processes skip requests of an earlier *course*.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from hpstage.errors import TrainingError
+from hpstage.torch.loading.cut import Cut
+from hpstage.torch.loading.outcomes import Failure, see_plain, see_repeatable
+from hpstage.torch.loading.samples import Samples
+from hpstage.torch.loading.taken_over import Workers
+from hpstage.torch.loading.unseen import Sent
+from hpstage.training.identity import threads
+
+if TYPE_CHECKING:
+    from hpstage.training.sample_order import Indices, SampleOrder
+
+logger = logging.getLogger("hpstage")
+
+_ATTEMPTS = 3
+"""Number of times that processes may die in a row while one batch is loaded."""
+_LOOK = 0.5
+"""Seconds without a batch after which torch looks whether processes are alive (by default 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A batch: ``count`` samples from position ``start``."""
+
+    course: int
+    seed: int
+    start: int
+    count: int
+
+
+class Died(Exception):
+    """Processes have died, or can no longer be spoken to; the text describes how."""
+
+
+class Processes:
+    """Loads batches in processes of its own, which are started when needed and end with :meth:`close`.
+
+    Not thread-safe: one thread at a time.
+
+    Args:
+        samples: makes batches.
+        order: the order of samples.
+        cut: how batches are expected to follow each other.
+        workers: their number and settings; ``count`` is at least 1.
+        prepare: called in each process before anything is loaded.
+        owner: the trainable, which training changes.
+        stateless: paths that training may change.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        order: SampleOrder,
+        cut: Cut,
+        workers: Workers,
+        *,
+        pin_memory: bool = False,
+        prepare: Callable[[], None] | None = None,
+        owner: object = None,
+        stateless: Collection[str] = (),
+    ) -> None:
+        self.samples = samples
+        self._workers = workers
+        self._pin_memory = pin_memory
+        self._prepare = prepare
+        self._owner, self._stateless = owner, stateless
+        self._sent: Sent | None = None
+        self._requests = _Requests(order, cut)
+        self._course = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._batches: Any = None
+        self._end: Callable[[], object] = _nothing
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by which tests see that processes survive."""
+        return [] if self._batches is None else [process.pid for process in self._batches._workers]
+
+    def take(self, seed: int, start: int, count: int, size: int) -> Any:
+        """Return the batch of ``count`` samples from position ``start``; ``size`` is the batch size.
+
+        Raises:
+            TrainingError: processes die again and again, or the time is over.
+            Exception: raised by the user's code in a process, with the traceback there as a note.
+        """
+        attempts = _ATTEMPTS
+        while True:
+            try:
+                return self._take(seed, start, count, size)
+            except Died as error:
+                attempts -= 1
+                if not attempts:
+                    raise TrainingError(
+                        f"processes that load data died {_ATTEMPTS} times in a row while samples {start} to "
+                        f"{start + count - 1} of the course were loaded: {error}. Lower num_workers or prefetch_factor "
+                        f"if memory runs out; num_workers = 0 loads in the training process, where an error shows"
+                    ) from error
+                logger.warning("Processes that load data are started anew: %s. No sample is lost.", error)
+
+    def _take(self, seed: int, start: int, count: int, size: int) -> Any:
+        requests = self._requests
+        coming = requests.coming
+        if self._batches is None or (coming.seed, coming.start, coming.count) != (seed, start, count):
+            self._course[0] = requests.turn(seed, start, count)
+        requests.size = size
+        if self._batches is None:
+            self._start()
+        while True:
+            course, batch = self._answer()
+            requests.sent.popleft()
+            if course == requests.course:
+                return batch.raised() if isinstance(batch, Failure) else batch
+
+    def _answer(self) -> tuple[int, Any]:
+        """Wait for the next batch. Return it with its course."""
+        began = time.monotonic()
+        timeout = self._workers.timeout
+        while True:
+            try:
+                course, batch = next(self._batches)
+                return course, batch
+            except BaseException as error:
+                waits = isinstance(error, RuntimeError) and "timed out after" in str(error) and self._pins()
+                if waits and not (timeout and time.monotonic() - began > timeout):
+                    continue
+                how = "" if waits else self._how_they_ended()
+                self.close(at_once=True)
+                if not isinstance(error, Exception):
+                    raise
+                if waits:
+                    raise TrainingError(
+                        f"no batch came in {timeout:g} s, the DataLoader's timeout: loading hangs, or is slow"
+                    ) from error
+                raise Died(how or f"{type(error).__name__}: {error}") from error
+
+    def _pins(self) -> bool:
+        """Return whether the thread that pins memory, if there is one, is alive."""
+        thread = getattr(self._batches, "_pin_memory_thread", None)
+        return thread is None or thread.is_alive()
+
+    def adopt(self, samples: Samples) -> None:
+        """Go on with another data set of the same content, which training may change from now on."""
+        self.samples = samples
+        if self._sent is not None:
+            self._sent = self._what_is_sent()
+
+    def settle(self) -> None:
+        """Begin a course of training. Processes that know another data set than it begins with are ended."""
+        if self._sent is not None and self._sent.changed() is not None:
+            self.close()
+
+    def check(self) -> None:
+        """Raise :class:`~hpstage.errors.StateError` if training has changed something that the processes do not see."""
+        if self._sent is not None:
+            self._sent.check()
+
+    def _start(self) -> None:
+        workers = self._workers
+        made = _Made(self.samples, self._course, workers.init, self._prepare)
+        loader: DataLoader[Any] = DataLoader(
+            made,
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=workers.count,
+            prefetch_factor=workers.prefetch_factor,
+            collate_fn=_as_it_is,
+            pin_memory=self._pin_memory,
+            timeout=_LOOK,
+            worker_init_fn=_begin,
+            # Forked: the data set need not be pickled, nothing is imported again, and settings are inherited.
+            multiprocessing_context=workers.context or ("fork" if sys.platform == "linux" else None),
+            generator=torch.Generator(),  # not the global one, from which training draws
+        )
+        self._requests.sent.clear()
+        # In the main thread, torch would set a handler that raises at any line of training when a process dies.
+        self._batches = batches = _in_a_thread(lambda: _iterator(loader))
+        # Also when this object is deleted: torch would wait until what was asked for is loaded.
+        self._end = weakref.finalize(self, _end, batches, self._course)
+        self._sent = self._what_is_sent()
+
+    def _what_is_sent(self) -> Sent:
+        parts = {"dataset": self.samples.dataset, "collate": self.samples.collate}
+        return Sent(parts, self._owner, self._stateless)
+
+    def _how_they_ended(self) -> str:
+        processes = self._batches._workers
+        ended = wait([process.sentinel for process in processes], timeout=1)
+        for process in processes:
+            if process.sentinel in ended:
+                process.join(timeout=1)
+        codes = sorted({process.exitcode for process in processes if process.exitcode is not None})
+        return "; ".join(map(_how_it_ended, codes))
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End the processes, ``at_once`` even those that hang. Idempotent."""
+        batches, self._batches, self._sent = self._batches, None, None
+        if at_once and batches is not None:
+            for process in batches._workers:
+                process.kill()
+        self._end()
+
+
+def _end(batches: Any, course: torch.Tensor) -> None:
+    course[0] = -1  # they skip what they were asked for
+    batches._shutdown_workers()
+
+
+def _nothing() -> None:
+    """Do nothing: there are no processes."""
+
+
+def _iterator(loader: DataLoader[Any]) -> Any:
+    with warnings.catch_warnings():
+        # Python warns of forking beside threads: they hold no lock that loading needs.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        return iter(loader)
+
+
+def _in_a_thread(make: Callable[[], Any]) -> Any:
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(make())
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="hpstage-loading")
+    thread.start()
+    thread.join()
+    return done.result()
+
+
+def _how_it_ended(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "one was killed by SIGKILL (as the system does when memory runs out)"
+    return f"one was killed by {signal.Signals(-code).name}" if code < 0 else f"one left with exit status {code}"
+
+
+class _Requests:
+    """The sampler: yields what is expected to be asked for. Refers to no iterator: deleting that ends the processes."""
+
+    def __init__(self, order: SampleOrder, cut: Cut) -> None:
+        self._order, self._cut = order, cut
+        self.course = 0
+        self.size = 1
+        self.sent: deque[Request] = deque()
+        self._next = Request(0, 0, 0, 0)
+
+    @property
+    def coming(self) -> Request:
+        """The request that is answered next."""
+        return self.sent[0] if self.sent else self._next
+
+    def turn(self, seed: int, start: int, count: int) -> int:
+        """Go on from another request. Return the number of the new course."""
+        self.course += 1
+        self.size = count
+        self._next = Request(self.course, seed, start, count)
+        return self.course
+
+    def __iter__(self) -> Iterator[tuple[Request, Indices]]:
+        while True:
+            request = self._next
+            start, count = self._cut.batch(request.start + request.count, self.size)
+            self._next = Request(request.course, request.seed, start, count)
+            self.sent.append(request)
+            yield request, self._order.take(request.seed, request.start, request.count)
+
+
+class _Made(Dataset[Any]):
+    """The side of the processes: answers requests."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        course: torch.Tensor,
+        init: Callable[[int], None] | None,
+        prepare: Callable[[], None] | None,
+    ) -> None:
+        self._samples, self._init, self._prepare = samples, init, prepare
+        self._course = course
+        self._dtype = torch.get_default_dtype()
+        self._seen = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # By value, as Dask sends trainables: torch would move the user's tensors to shared memory.
+        packed = cloudpickle.dumps((self._samples, self._init, self._prepare, self._dtype))
+        return {"packed": packed, "course": self._course}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._samples, self._init, self._prepare, self._dtype = pickle.loads(state["packed"])  # noqa: S301  # ours
+        self._course = state["course"]
+        self._seen = False
+
+    def begin(self, number: int, info: Any) -> None:
+        """Begin in process ``number``."""
+        # Ctrl-C reaches all processes of a terminal: training ends these.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threads.pin_thread()
+        torch.set_default_dtype(self._dtype)
+        object.__setattr__(info, "dataset", self._samples.dataset)  # as worker_init_fn knows it
+        if self._prepare is not None:
+            self._prepare()
+        if self._init is not None:
+            self._init(number)
+
+    def __getitem__(self, asked: tuple[Request, Indices]) -> tuple[int, Any]:
+        request, indices = asked
+
+        def is_wanted() -> bool:
+            return bool(self._course.item() == request.course)
+
+        try:
+            if not is_wanted():
+                return request.course, None
+            if not self._seen:
+                see_repeatable(self._samples, request.seed, request.start, indices)
+            batch = self._samples.load(request.seed, request.start, indices, is_wanted)
+            if not self._seen:
+                see_plain(batch)
+                self._seen = True
+        except Exception as error:
+            return request.course, Failure(error)
+        return request.course, batch
+
+
+def _begin(number: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.begin(number, info)
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer

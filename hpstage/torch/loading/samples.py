@@ -1,0 +1,103 @@
+"""Making a batch from a data set: samples under their keys, and their collation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate
+
+from hpstage.training.randomness import Purpose, rekey
+
+if TYPE_CHECKING:
+    from hpstage.training.sample_order import Indices
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Samples:
+    """Makes batches. What a sample draws from the global generators is a function of (seed, position).
+
+    A data set with ``__getitems__`` makes a batch in one call, so that it draws as a function of the seed, the position
+    of the first sample and the batch size.
+
+    Args:
+        dataset: map-style.
+        collate: makes a batch from samples; ``None`` for torch's ``default_collate``.
+
+    Attributes:
+        draws: whether the user's code makes samples or batches, which may draw random numbers.
+    """
+
+    def __init__(self, dataset: Any, collate: Collate | None) -> None:
+        self.dataset = dataset
+        self.collate: Collate = collate or default_collate
+        self._makes = not holds(dataset)
+        self._own_collate = self.collate is not default_collate
+        self._at_once = makes_batches(dataset)
+        self.draws = self._makes or self._own_collate
+
+    def load(self, seed: int, start: int, indices: Indices, is_wanted: Callable[[], bool] | None = None) -> Any:
+        """Return the batch of the samples at ``indices``, the first of them at position ``start``.
+
+        Leaves the global generators keyed. ``is_wanted`` is asked before each sample; if it is not, returns ``None``.
+        """
+        samples = self.made(seed, start, indices.tolist(), is_wanted)
+        if samples is None:
+            return None
+        if self._own_collate:
+            rekey(seed, start, Purpose.COLLATE)
+        return self.collate(samples)
+
+    def made(
+        self, seed: int, start: int, indices: list[int], is_wanted: Callable[[], bool] | None = None
+    ) -> list[Any] | None:
+        """Return the samples at ``indices``, or ``None`` if they are not wanted any more."""
+        if self._at_once:
+            if self._makes:
+                rekey(seed, start, Purpose.SAMPLE)
+            at_once: list[Any] = self.dataset.__getitems__(indices)
+            return at_once
+        samples = []
+        for position, index in enumerate(indices, start):
+            if is_wanted is not None and not is_wanted():
+                return None
+            if self._makes:
+                rekey(seed, position, Purpose.SAMPLE)
+            samples.append(self.dataset[index])
+        return samples
+
+
+def holds(dataset: Any) -> bool:
+    """Return whether samples are parts of what it holds. Types must match exactly: a subclass may do anything."""
+    if type(dataset) is Subset:
+        return holds(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(holds, dataset.datasets))
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return all(map(holds, parts.values() if isinstance(parts, dict) else parts))
+    return type(dataset) in (TensorDataset, torch.Tensor, np.ndarray, list, tuple)
+
+
+def makes_batches(dataset: Any) -> bool:
+    """Return whether a data set makes all samples of a batch in one call. torch's Subset does if what it is of does."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def tensors_of(dataset: Any) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
+    """Return the tensors to index and a Subset's indices. Types must match exactly: a subclass may do anything."""
+    if type(dataset) is TensorDataset:
+        return dataset.tensors, None
+    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
+        return dataset.dataset.tensors, torch.as_tensor(dataset.indices, dtype=torch.int64)
+    return None, None
+
+
+def rows(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    # index_select is twice as fast as indexing.
+    return tensor.index_select(0, chosen if tensor.device.type == "cpu" else chosen.to(tensor.device))

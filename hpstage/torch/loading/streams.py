@@ -1,0 +1,183 @@
+"""Batches of a data set that can only be iterated over, and tells its position: the position is part of the state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from hpstage.errors import UsageError
+from hpstage.torch.loading.moving import moved
+from hpstage.torch.loading.samples import Collate
+from hpstage.training.randomness import Purpose, generators_restored, rekey
+
+_END = object()
+
+
+def is_stream(data: Any) -> bool:
+    """Return whether a data set, or that of a DataLoader, can only be iterated over."""
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    # Hugging Face's streams have __getitem__, too: it gives columns.
+    return isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))
+
+
+class StreamBatches:
+    """Batches of a stream, made in this process. What is drawn for a sample is a function of (seed, position).
+
+    The stream is iterated over again and again. Before each pass it is told the number of the pass if it has
+    ``set_epoch``.
+
+    Args:
+        data: iterable, with ``state_dict`` and ``load_state_dict`` for the position after the last sample; or a
+            DataLoader of it.
+        collate: makes a batch from samples; ``None`` for torch's ``default_collate``.
+        device: where tensors of the batch are moved to; ``None``: they stay where they are.
+        num_workers: must be 0.
+        by_epoch: whether the last batch of a pass may be short; a DataLoader decides that itself.
+        who: what gave the data, for errors.
+    """
+
+    draws = True
+
+    def __init__(
+        self,
+        data: Any,
+        collate: Collate | None,
+        device: torch.device | None,
+        num_workers: int = 0,
+        *,
+        by_epoch: bool = False,
+        who: str = "dataset()",
+    ) -> None:
+        self.batch_size: int | None = None
+        self.told: dict[str, Any] = {"order": "stream"}
+        self._end: Literal["full", "short", "dropped"] = "short" if by_epoch else "full"
+        if isinstance(data, DataLoader):
+            self._end = "dropped" if data.drop_last else "short"
+            self.batch_size, num_workers = data.batch_size, data.num_workers
+            collate = data.collate_fn if data.collate_fn is not default_collate else collate
+            self.told |= {"drop_last": data.drop_last, "batch_size": data.batch_size, "collate_fn": collate}
+            data = data.dataset
+        name = type(data).__name__
+        if not all(callable(getattr(data, part, None)) for part in ("__iter__", "state_dict", "load_state_dict")):
+            raise UsageError(
+                f"{who} returned {name}; it must return a map-style data set, with __len__ and __getitem__, or a "
+                f"DataLoader of one: a stream cannot be forked at any step, unless it tells its position in "
+                f"state_dict() and goes on from there after load_state_dict()"
+            )
+        if num_workers:
+            raise UsageError(
+                f"{name} is a stream and num_workers is {num_workers}: each process would read a part of its own, "
+                f"whose position no state holds; load it with num_workers = 0, or make it map-style"
+            )
+        self.dataset = data
+        self._collate = collate or default_collate
+        self._device = device
+        self._pass = 0
+        self._samples: Iterator[Any] | None = None
+        self._begins_with = copy.deepcopy(data.state_dict())
+
+    def of_step(self, seed: int, position: int, size: int, *, by_epoch: bool) -> Iterator[tuple[Any, int]]:
+        """Yield the batches of a step with the number of samples consumed after each."""
+        if by_epoch and self._samples is not None:  # a pass that was left before its end is not continued
+            self._samples, self._pass = None, self._pass + 1
+        while True:
+            with generators_restored():
+                samples, ended = self._gathered(seed, position, size)
+                batch = None
+                if samples:
+                    rekey(seed, position, Purpose.COLLATE)
+                    batch = self._collate(samples)
+            position += len(samples)
+            if samples:
+                yield moved(batch, self._device), position
+            if ended if by_epoch else samples:
+                return
+
+    def _gathered(self, seed: int, position: int, size: int) -> tuple[list[Any], bool]:
+        """Return the samples of a batch, and whether the pass has ended with it; then there may be none."""
+        samples: list[Any] = []
+        began_empty = self._samples is None
+        while len(samples) < size:
+            if self._samples is None:
+                self._begin_pass()
+            assert self._samples is not None
+            rekey(seed, position + len(samples), Purpose.SAMPLE)
+            sample = next(self._samples, _END)
+            if sample is not _END:
+                samples.append(sample)
+                continue
+            if began_empty and not samples:
+                raise UsageError(f"{type(self.dataset).__name__} is empty: it ended without a sample")
+            self._samples, self._pass = None, self._pass + 1
+            if self._end == "dropped" and began_empty:
+                raise UsageError(
+                    f"the batch size is {size}, {type(self.dataset).__name__} ended after {len(samples)} samples, and "
+                    f"the DataLoader has drop_last=True, so that every batch is dropped: lower the batch size, or set "
+                    f"drop_last=False"
+                )
+            if self._end == "dropped":
+                return [], True
+            if self._end == "short":
+                return samples, True
+            began_empty = len(samples) == 0
+        return samples, False
+
+    def _begin_pass(self) -> None:
+        set_epoch = getattr(self.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self._pass)
+        self.dataset.load_state_dict(copy.deepcopy(self._begins_with))  # else it may stand at the end of the last pass
+        self._samples = iter(self.dataset)
+
+    def see_size(self, size: int) -> None:
+        """Do nothing: how many samples a stream has is not known."""
+
+    def position(self) -> dict[str, Any] | None:
+        """Return the position for a state."""
+        within = self._samples is not None
+        return {"passes": self._pass, "within": copy.deepcopy(self.dataset.state_dict()) if within else None}
+
+    def go_to(self, position: dict[str, Any] | None) -> None:
+        """Go on from a position; ``None``: from the beginning."""
+        within = None if position is None else position["within"]
+        self._pass = 0 if position is None else position["passes"]
+        self._samples = None
+        if within is not None:
+            self._begin_within(within)
+        else:
+            self.dataset.load_state_dict(copy.deepcopy(self._begins_with))
+
+    def _begin_within(self, state: Any) -> None:
+        set_epoch = getattr(self.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self._pass)
+        self.dataset.load_state_dict(copy.deepcopy(state))
+        self._samples = iter(self.dataset)
+
+    def first(self, count: int) -> list[Any]:
+        """Return the first samples, by which data are told apart."""
+        self.go_to(None)
+        self._begin_pass()
+        assert self._samples is not None
+        found: list[Any] = []
+        while len(found) < count:
+            rekey(0, len(found), Purpose.DATA)
+            sample = next(self._samples, _END)
+            if sample is _END:
+                break
+            found.append(sample)
+        self.go_to(None)
+        return found
+
+    def settle(self) -> None:
+        """Do nothing: nothing is read ahead."""
+
+    def check(self) -> None:
+        """Do nothing: nothing is loaded elsewhere."""
+
+    def close(self) -> None:
+        """Do nothing: no process was started."""

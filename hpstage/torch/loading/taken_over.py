@@ -1,0 +1,116 @@
+"""What hpstage takes over from the user's DataLoader; its sampler is replaced by an order of the same kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import DataLoader, default_collate
+
+from hpstage.errors import UsageError
+from hpstage.torch.loading.cut import Cut
+from hpstage.torch.loading.orders import order_of
+from hpstage.torch.loading.samples import Collate
+from hpstage.training.sample_order import SampleOrder
+
+logger = logging.getLogger("hpstage")
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Processes that load; torch's parameters of a DataLoader. None of them shows in the bits.
+
+    Attributes:
+        count: ``num_workers``; 0: this process loads.
+        prefetch_factor: number of batches that each reads ahead.
+        pin_memory: whether batches are put into pinned memory, from where they are copied while the GPU computes.
+        timeout: seconds to wait for a batch; 0: any time.
+        init: called in each process with its number, ``worker_init_fn``.
+        context: multiprocessing context; ``None``: processes are forked where the system allows it.
+    """
+
+    count: int = 0
+    prefetch_factor: int = 2
+    pin_memory: bool = False
+    timeout: float = 0
+    init: Callable[[int], None] | None = None
+    context: Any = None
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or self.count < 0:
+            raise UsageError(f"num_workers is {self.count!r}; it must be a whole number, 0 or more")
+        if type(self.prefetch_factor) is not int or self.prefetch_factor < 1:
+            raise UsageError(f"prefetch_factor is {self.prefetch_factor!r}; it must be a whole number of at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where batches come from.
+
+    Attributes:
+        dataset: map-style.
+        collate: makes a batch from samples; ``None`` for torch's ``default_collate``.
+        order: the order of samples.
+        cut: how it is cut into batches.
+        workers: processes that load.
+        batch_size: size of batches unless something else states it.
+        told: what decides batches besides the data set, by name.
+    """
+
+    dataset: Any
+    collate: Collate | None
+    order: SampleOrder
+    cut: Cut
+    workers: Workers = Workers()
+    batch_size: int | None = None
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+def of_dataset(dataset: Any, collate: Collate | None, workers: Workers, *, by_epoch: bool = False) -> Source:
+    """Return the source of a map-style data set: shuffled, with full batches, or ``by_epoch`` with a short last one."""
+    order = SampleOrder(len(dataset))
+    return Source(dataset, collate, order, Cut(order.population, "short" if by_epoch else "full"), workers)
+
+
+def of_loader(loader: DataLoader[Any]) -> Source:
+    """Return the source that stands for a DataLoader over a map-style data set.
+
+    Raises:
+        UsageError: it has a setting that cannot be taken over. The message names it.
+    """
+    if loader.batch_size is None:
+        if loader.batch_sampler is None:
+            raise UsageError(
+                "the DataLoader has batch_size=None, so that the data set makes whole batches: let it make samples, "
+                "and give the DataLoader a batch_size"
+            )
+        raise UsageError(
+            f"the DataLoader has a batch_sampler of its own, a {type(loader.batch_sampler).__name__}, whose batches "
+            f"hpstage cannot make a function of seed and position, as they must be for training to be forked at any "
+            f"step: give it batch_size, shuffle or sampler, and drop_last"
+        )
+    order, told = order_of(loader.sampler)
+    if told["order"] != "sequential" and not _noted:
+        _noted.append(True)
+        logger.info(
+            "The DataLoader's sampler is replaced: hpstage shuffles by the hyper-parameter seed and the epoch, and not "
+            "by a generator, so that training can be forked at any step."
+        )
+    collate = None if loader.collate_fn is default_collate else loader.collate_fn
+    told |= {"drop_last": loader.drop_last, "batch_size": loader.batch_size, "collate_fn": collate}
+    workers = Workers(
+        loader.num_workers,
+        loader.prefetch_factor or 2,
+        loader.pin_memory,
+        loader.timeout,
+        loader.worker_init_fn,
+        loader.multiprocessing_context,
+    )
+    cut = Cut(order.population, "dropped" if loader.drop_last else "short")
+    return Source(loader.dataset, collate, order, cut, workers, loader.batch_size, told)
+
+
+_noted: list[bool] = []
+"""Whether the replaced sampler was noted in this process."""
