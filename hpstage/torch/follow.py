@@ -51,10 +51,10 @@ class Follower:
         if not self._plain:
             return
         for name, value in group_values(group, hp).items():
-            if not _agree(group[name], value):
+            if not agree(group[name], value):
                 raise UsageError(
                     f"param group {index} of {type(self._optimizer).__name__} was built with {name}="
-                    f"{_plain(group[name])!r}, but the hyper-parameter {name!r} is {value!r} at first, and the group "
+                    f"{plain(group[name])!r}, but the hyper-parameter {name!r} is {value!r} at first, and the group "
                     f"would follow it: build the group with that value, or (TorchTrainable) override group_values(), "
                     f"or give the hyper-parameter a name of its own"
                 )
@@ -70,7 +70,7 @@ class Follower:
         for group in groups:
             fields = []
             for name, value in self._values(group, hp).items():
-                _set(group, name, value)
+                put(group, name, value)
                 fields.append((name, group[name], _version(group[name])))
             self._followed.append((group, fields))
 
@@ -89,11 +89,11 @@ class Follower:
                 found = group.get(name)
                 if found is value and _version(found) == version:
                     continue
-                if not _agree(found, value) or _version(found) != version:
+                if not agree(found, value) or _version(found) != version:
                     raise StateError(
                         f"{name} of param group {index} follows the hyper-parameter of that name and was "
-                        f"{_plain(value)!r} in this step, but something else (a learning rate scheduler?) has made it "
-                        f"{_plain(found)!r}: let one of them decide. Give the hyper-parameter a name of its own, "
+                        f"{plain(value)!r} in this step, but something else (a learning rate scheduler?) has made it "
+                        f"{plain(found)!r}: let one of them decide. Give the hyper-parameter a name of its own, "
                         f"override group_values(), or put the whole course into the trial's schedule"
                     )
 
@@ -107,7 +107,8 @@ def _version(field: Any) -> int:
     return field._version if isinstance(field, torch.Tensor) else 0
 
 
-def _set(group: Group, name: str, value: Any) -> None:
+def put(group: Group, name: str, value: Any) -> None:
+    """Set a field of a param group."""
     field = group.get(name)
     if isinstance(field, torch.Tensor) and not isinstance(value, torch.Tensor):
         field.fill_(value)  # in place: compiled and capturable optimizers hold on to the tensor
@@ -117,7 +118,8 @@ def _set(group: Group, name: str, value: Any) -> None:
         group[name] = value
 
 
-def _agree(field: Any, value: Any) -> bool:
+def agree(field: Any, value: Any) -> bool:
+    """Return whether a field of a param group has a value."""
     if isinstance(field, torch.Tensor):
         return bool(field == torch.as_tensor(value, dtype=field.dtype))
     if isinstance(field, tuple | list):
@@ -125,5 +127,6 @@ def _agree(field: Any, value: Any) -> bool:
     return bool(field == value)
 
 
-def _plain(field: Any) -> Any:
+def plain(field: Any) -> Any:
+    """Return a field of a param group as a number."""
     return field.item() if isinstance(field, torch.Tensor) else field

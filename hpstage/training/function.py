@@ -48,10 +48,9 @@ class FunctionTrainable(Adapter):
     are always requested.
     """
 
-    subject: Callable[[Run], object]
-
     def __init__(self, function: Callable[[Run], object]) -> None:
-        self.subject = function
+        self.subject: object = function
+        self._function = function
         self._name = getattr(function, "__qualname__", type(function).__name__)
         self._initial: dict[str, Scalar] = {}
         self._announced: bool | None = None
@@ -197,7 +196,7 @@ class FunctionTrainable(Adapter):
         self._attached.clear()
         self._world.reset()
         self._body = body = Body(
-            self.subject, Run(self._initial, state, self._attached, self._world, partial(_batches, self._loaders))
+            self._function, Run(self._initial, state, self._attached, self._world, partial(_batches, self._loaders))
         )
         # Also called when this object is garbage-collected: otherwise a paused thread would stay forever.
         self._finalizer = weakref.finalize(self, body.close)

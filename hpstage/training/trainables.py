@@ -22,8 +22,9 @@ from hpstage.training.randomness import Purpose, libraries, rekey, seed_of
 def as_trainable(obj: object) -> Trainable:
     """Return the Trainable that trains ``obj``, with ``obj`` as its ``subject``. An :class:`Adapter` is returned as is.
 
-    ``obj`` is a :class:`~hpstage.torch.TorchTrainable`, an object with the five methods of :class:`Trainable`, or a
-    function of one argument (:mod:`hpstage.training.function`). Raises :class:`UsageError` for anything else.
+    ``obj`` is a :class:`~hpstage.torch.TorchTrainable`, a :class:`~hpstage.torch.lightning.LightningTrainable`, an
+    object with the five methods of :class:`Trainable`, or a function of one argument
+    (:mod:`hpstage.training.function`). Raises :class:`UsageError` for anything else.
     """
     if isinstance(obj, type):
         raise UsageError(f"{obj.__name__} is a class: pass an instance of it, {obj.__name__}(...)")
@@ -34,6 +35,11 @@ def as_trainable(obj: object) -> Trainable:
         from hpstage.torch.loop import TorchLoop
 
         return TorchLoop(obj)
+    of_lightning = sys.modules.get("hpstage.torch.lightning.trainable")
+    if of_lightning is not None and isinstance(obj, of_lightning.LightningTrainable):
+        from hpstage.torch.lightning.loop import LightningLoop
+
+        return LightningLoop(obj)
     missing = [name for name in METHODS if not callable(getattr(obj, name, None))]
     if not missing:
         return Keyed(obj)  # type: ignore[arg-type]

@@ -89,6 +89,12 @@ _MACHINERY = (
     "optuna",
     "tqdm",
     "distributed",
+    # What training changes in these is kept by hpstage.torch.lightning.
+    *(
+        f"lightning.pytorch.{part}"
+        for part in ("trainer", "loops", "strategies", "plugins", "accelerators", "profilers")
+    ),
+    "lightning.fabric",
 )
 
 VALUES, SET = Values(), Unordered()

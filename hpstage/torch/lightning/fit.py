@@ -1,0 +1,212 @@
+"""One call of ``Trainer.fit``, paused where it asks for the next batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from hpstage.errors import TrainingError, UsageError
+from hpstage.torch.lightning.carried import checked_callbacks
+from hpstage.torch.lightning.data import Data, TrainingBatches
+from hpstage.torch.lightning.progress import Progress
+from hpstage.torch.lightning.steering import Steering
+from hpstage.torch.lightning.trainable import OWN, LightningTrainable
+from hpstage.training.adapter import checked_metrics
+from hpstage.training.handover import Abandoned
+from hpstage.training.randomness import Purpose, rekey, seed_of
+from hpstage.training.run import Run, Steps
+
+
+def fit(subject: LightningTrainable, data: Data, run: Run) -> None:
+    """Train a new module of ``subject`` by a Trainer of its own, one batch per step of ``run``."""
+    with _quiet():
+        module = subject.build(run.hp)
+        session = Session(subject, data, run, module)
+        datamodule: Any = data.datamodule
+        datamodule.train_dataloader = session.training_batches
+        session.trainer.fit(module, datamodule=datamodule)
+
+
+class Session:
+    """A Trainer within ``fit``, its module and its data. Its state is what belongs to neither model nor optimizer."""
+
+    def __init__(self, subject: LightningTrainable, data: Data, run: Run, module: LightningModule) -> None:
+        self._subject = subject
+        self._data = data
+        self._run = run
+        self._steps = Steps(run)
+        self._module = module
+        self._batches = TrainingBatches(data, self._next)
+        self._batches.batch_size = self._size()
+        self._progress: Progress | None = None
+        self._steering: Steering | None = None
+        arguments = {"max_epochs": -1} if not {"max_epochs", "max_steps"} & subject.arguments.keys() else {}
+        self.trainer: Any = Trainer(
+            **arguments,
+            **subject.arguments,
+            callbacks=[_End(self), *subject.callbacks],
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+        )
+
+    def training_batches(self) -> TrainingBatches:
+        return self._batches
+
+    def measured(self) -> dict[str, float]:
+        """Validate, which changes nothing, and return all that is logged then or was logged in training."""
+        assert self._progress is not None
+        trainer = self.trainer
+        rekey(0, 0, Purpose.EVALUATE)
+        before = self._progress.state_dict()
+        with self._run._world.kept(f"the validation of {self._subject.name}"):
+            if trainer.enable_validation:  # as the training epoch loop does
+                first = trainer._logger_connector._first_loop_iter
+                trainer.validating = True
+                trainer.fit_loop.epoch_loop.val_loop.run()
+                trainer.training = True
+                trainer._logger_connector._first_loop_iter = first
+            metrics = checked_metrics(dict(trainer.callback_metrics), "self.log()")
+        self._progress.load_state_dict(before)
+        if not metrics:
+            raise UsageError(f"{self._subject.name} has logged no metric: call self.log() in validation_step()")
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        assert self._progress is not None
+        assert self._steering is not None
+        return {
+            **self._progress.state_dict(),
+            "samples": self._batches.samples,
+            "batch_size": self._batches.batch_size,
+            "hp": dict(self._steering.hp),
+            "steered": sorted(self._steering.steered),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert self._progress is not None
+        assert self._steering is not None
+        self._progress.load_state_dict(state)
+        self._batches.samples, self._batches.batch_size = state["samples"], state["batch_size"]
+        self._steering.hp, self._steering.steered = state["hp"], set(state["steered"])
+
+    def end(self) -> None:
+        """Pause where training is over. There is no step after it."""
+        if self._progress is None:
+            raise UsageError("lightning.Trainer has trained no batch: the data or its arguments give none")
+        self._pause()
+        raise self._over()
+
+    def _next(self) -> int:
+        """Pause until the next step is asked for, let its values take effect, and return the seed."""
+        if self._progress is None:
+            self._begin()
+        assert self._steering is not None
+        if self._subject.step_unit == "batch" or self.trainer.fit_loop.epoch_loop.batch_progress.current.ready == 0:
+            self._pause()
+            if self.trainer.fit_loop.done:
+                raise self._over()
+            self._steering.apply(self._run.hp)
+            self._resize()
+        return seed_of(self._run.hp)
+
+    def _begin(self) -> None:
+        """Attach what training changes, and load a state if there is one."""
+        trainer, run = self.trainer, self._run
+        self._progress = Progress(trainer)
+        optimizers = list(trainer.optimizers)
+        self._steering = Steering(self._module, optimizers, run.hp, OWN)
+        self._steering.refuse_unread(list(run.hp), self._subject.module)
+        callbacks = checked_callbacks([callback for callback in trainer.callbacks if type(callback) is not _End])
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        run._attached |= {
+            "model": self._module,
+            **({"optimizer": optimizers[0]} if len(optimizers) == 1 else {"optimizers": optimizers}),
+            "lr_schedulers": trainer.strategy.lr_scheduler_configs,
+            "callbacks": callbacks,  # those of configure_callbacks(), too
+            **({} if scaler is None else {"scaler": scaler}),
+        }
+        run.attach(model=self._module, fit=self)
+
+    def _pause(self) -> None:
+        self._drop_gradients()
+        try:
+            next(self._steps)
+        except Abandoned:
+            # Nothing has failed: callbacks and data do not hear of an exception.
+            self.trainer.callbacks, self.trainer.datamodule = [], None
+            raise
+
+    def _drop_gradients(self) -> None:
+        """Drop gradients that the next batch zeroes before it adds to them: they are no part of the state."""
+        loop = self.trainer.fit_loop.epoch_loop
+        if not self._module.automatic_optimization or is_overridden("optimizer_zero_grad", self._module):
+            return
+        if loop.batch_progress.current.ready == 0 or not loop._should_accumulate():
+            for optimizer in self.trainer.optimizers:
+                optimizer.zero_grad()
+
+    def _size(self) -> int:
+        size = self._run.hp.get("batch_size", self._data.batch_size)
+        if type(size) is not int or size < 1:
+            raise UsageError(f"the hyper-parameter 'batch_size' is {size!r}; it is a whole number of at least 1")
+        return size
+
+    def _resize(self) -> None:
+        """Let a new batch size take effect, on what the epoch has left and on those to come."""
+        size, loop = self._size(), self.trainer.fit_loop
+        fetcher = loop._data_fetcher
+        limited = "limit_train_batches" in self._subject.arguments
+        if size == self._batches.batch_size and (
+            limited or fetcher.fetched > 0 or fetcher.length == len(self._batches)
+        ):
+            return
+        if limited:
+            raise UsageError("trainer: limit_train_batches goes with one batch size, but 'batch_size' changes")
+        self._batches.batch_size = size
+        loop.max_batches = fetcher.length = fetcher.fetched + max(1, self._batches.count(self._batches.left))
+        interval = self._subject.arguments.get("val_check_interval", 1.0)
+        if isinstance(interval, float):
+            self.trainer.val_check_batch = max(1, int(loop.max_batches * interval))
+
+    def _over(self) -> Exception:
+        arguments, steps = self._subject.arguments, self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        if self.trainer.should_stop:
+            return TrainingError(f"{self._subject.name} has set trainer.should_stop after {steps} batches")
+        limits = ", ".join(f"{name}={arguments[name]}" for name in ("max_epochs", "max_steps") if name in arguments)
+        return UsageError(
+            f"lightning.Trainer({limits}) ends training after {steps} batches, and a trial goes on: ask for fewer "
+            f"steps, or raise the limit"
+        )
+
+
+class _End(Callback):  # type: ignore[misc]  # its base has no types
+    """Pauses where training ends, before hooks of others take the weights for final."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._session.end()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning from telling of each Trainer what it always tells: there is one per fork."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,97 @@
+"""LightningLoop: trains a LightningTrainable through the Trainable port, exactly forkable at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from hpstage.torch import environment
+from hpstage.torch.contents import Contents, contents_of
+from hpstage.torch.lightning.data import Data
+from hpstage.torch.lightning.fit import Session, fit
+from hpstage.torch.lightning.trainable import LightningTrainable
+from hpstage.training.adapter import stateless_of
+from hpstage.training.body import Body
+from hpstage.training.capture.world import World
+from hpstage.training.function import FunctionTrainable
+from hpstage.training.run import Run
+
+_STATELESS = ("model._metric_attributes",)
+"""Names by ids, which Lightning finds anew."""
+
+
+class LightningLoop(FunctionTrainable):
+    """``Trainer.fit`` as a training function: paused where it asks for the next batch, and begun anew for a fork.
+
+    What of Lightning's own changes with training is restored by :mod:`hpstage.torch.lightning.progress`; modules,
+    optimizers, schedulers, callbacks and the DataModule are captured as in all training functions.
+    """
+
+    subject: LightningTrainable
+
+    def __init__(self, subject: LightningTrainable) -> None:
+        super().__init__(_not_loaded)
+        self.subject = subject
+        self._name = subject.name
+        self._data: Data | None = None
+        self._contents: Contents | None = None
+        # The roots must not refer to self, as in FunctionTrainable. The model is the first, since others lead to it.
+        self._reached: dict[str, object] = {"module": subject.module, "callbacks": subject.callbacks}
+        attached, reached = self._attached, self._reached
+        self._world = World((*_STATELESS, *stateless_of(subject)), lambda: (attached | {**reached, **attached}).items())
+
+    def announce(self, report: bool) -> None:
+        """Do nothing: a state can be validated at any time."""
+
+    def evaluate(self) -> Mapping[str, float]:
+        body = self._begun()
+        session: Session = self._attached["fit"]
+        return body.in_its_thread(session.measured)
+
+    def synchronize(self) -> None:
+        if self._device().type == "cuda":
+            torch.cuda.synchronize()
+
+    def describe_data(self) -> str:
+        """Return the data's part of the workload's key: the stated version, else a digest of what can be seen."""
+        stated = self.subject.data_version
+        return self.see_data().text if stated is None else f"version {stated}"
+
+    def see_data(self) -> Contents:
+        """Return what can be seen of the data of training and validation."""
+        if self._contents is None:
+            data = self._loaded()
+            seen = contents_of(data.batches.dataset, {"validation": data.of_validation()}, owner=self.subject)
+            self._contents = Contents(f"{seen.text}; {data.text()}", seen.remark, seen.warning)
+        return self._contents
+
+    def describe_environment(self) -> dict[str, str]:
+        """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
+        environment.warm_up()
+        environment.pin()
+        return {**environment.describe(self._device()), "step": self.subject.step_unit}
+
+    def _device(self) -> torch.device:
+        return (
+            torch.device("cpu") if self.subject.arguments.get("accelerator") == "cpu" else environment.default_device()
+        )
+
+    def _loaded(self) -> Data:
+        if self._data is None:
+            self._data = data = Data(self.subject)
+            self._reached["datamodule"] = data.datamodule
+            self._function = partial(fit, self.subject, data)
+        return self._data
+
+    def _run_to_loop(self, state: Mapping[str, Any] | None) -> Body:
+        self._loaded()
+        if self._device().type == "cuda":
+            environment.use_deterministic_algorithms()
+        return super()._run_to_loop(state)
+
+
+def _not_loaded(run: Run) -> None:
+    raise AssertionError("the data are loaded first")

@@ -1,0 +1,95 @@
+"""What Lightning's Trainer itself knows of a fit: the progress of its loops, flags, and what was logged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+_CLOCKS = ("_last_val_time", "_train_start_time")
+_PLAIN = (type(None), bool, int, float, str)
+_LOGGED = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+_METRIC = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_update_count", "has_reset")
+"""Attributes of what was logged under one name that change from batch to batch."""
+
+
+class Progress:
+    """The progress of a Trainer that waits for a batch, which another Trainer that does can continue from.
+
+    A checkpoint of Lightning's is one of a fit that is begun again, which skips what remains of an epoch's hooks and
+    forgets what was logged. Here both Trainers are within the same lines of code, so that counters and flags suffice.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer: Any = trainer
+        self._base = {name: _flags(obj) for name, obj in self._parts()}
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        trainer = self._trainer
+        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        yield from (("trainer", trainer), ("fit", fit), ("epoch", epoch), ("validation", epoch.val_loop))
+        yield from (("automatic", epoch.automatic_optimization), ("manual", epoch.manual_optimization))
+        yield from (("logged", trainer._logger_connector), ("fetcher", fit._data_fetcher))
+        yield "batches", fit._combined_loader._iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        flags = {}
+        for name, obj in self._parts():
+            base = self._base[name]
+            changed = {key: value for key, value in _flags(obj).items() if key not in base or base[key] != value}
+            if changed:
+                flags[name] = changed
+        connector = self._trainer._logger_connector
+        return {
+            "loops": self._trainer.fit_loop.state_dict(),
+            "flags": flags,
+            "logged": {name: dict(getattr(connector, name)) for name in _LOGGED},
+            "results": [_written(metric) for metric in self._trainer.fit_loop.epoch_loop._results.values()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._trainer.fit_loop.load_state_dict(state["loops"])
+        connector = self._trainer._logger_connector
+        for name, values in state["logged"].items():
+            setattr(connector, name, dict(values))
+        self._read(state["results"])
+        for name, obj in self._parts():
+            own, flags = vars(obj), self._base[name] | state["flags"].get(name, {})
+            for key in _flags(obj).keys() - flags.keys():
+                del own[key]
+            own.update(flags)
+
+    def _read(self, written: list[dict[str, Any]]) -> None:
+        results = self._trainer.fit_loop.epoch_loop._results
+        results.clear()
+        for item in written:
+            about, values = item["about"], item["values"]
+            attribute = about["metric_attribute"]
+            value = self._trainer.lightning_module
+            for part in attribute.split(".") if not item["is_tensor"] else ():
+                value = getattr(value, part)
+            about = {**about, "sync_dist_fn": self._trainer.strategy.reduce, "batch_size": 1}
+            results.log(value=values["value"] if item["is_tensor"] else value, **about)
+            vars(next(reversed(results.values()))).update(values)
+
+
+def _flags(obj: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(obj).items() if type(value) in _PLAIN and name not in _CLOCKS}
+
+
+def _written(metric: Any) -> dict[str, Any]:
+    """Return what was logged under one name as plain values."""
+    meta, own = metric.meta, vars(metric)
+    about = {
+        name: getattr(meta, name)
+        for name in ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "metric_attribute")
+    }
+    about |= {
+        "reduce_fx": meta.reduce_fx.__name__,
+        "sync_dist": meta.sync.should,
+        "rank_zero_only": meta.sync.rank_zero_only,
+        "add_dataloader_idx": meta.add_dataloader_idx,
+    }
+    kept = _METRIC if metric.is_tensor else _METRIC[2:]
+    return {"about": about, "is_tensor": metric.is_tensor, "values": {name: own[name] for name in kept if name in own}}

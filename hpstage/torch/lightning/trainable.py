@@ -1,0 +1,117 @@
+"""LightningTrainable: a LightningModule and its data, as they are, for a search."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
+from hpstage.torch.lightning.carried import checked_arguments, checked_callbacks
+
+OWN = ("batch_size", "seed")
+"""Hyper-parameters that hpstage itself reads."""
+
+
+class LightningTrainable:
+    """A LightningModule with its data, trained by ``lightning.Trainer`` itself, which hpstage pauses at each batch.
+
+    ::
+
+        trainable = LightningTrainable(LitDigits, DigitsDataModule(), trainer={"gradient_clip_val": 1.0})
+        hpstage.optimize(study, trainable, space, metric="val_acc", steps=400, n_trials=48)
+
+    Hyper-parameters go to ``__init__`` of the module by their names, with their values at step 0. Those that change on
+    the way and name fields of the optimizer's param groups (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and
+    ``beta2`` for ``betas``) steer it from there on; others are read as ``self.hparams.NAME``, if the module calls
+    ``save_hyperparameters()``. ``batch_size`` and ``seed`` are read by hpstage: the size of training batches (by
+    default the DataLoader's) and all randomness, the order of data included. Each trial has a new module.
+
+    The metrics of a state are what is logged when it is validated, and what its training has logged last. Steps are
+    Lightning's batches, not its optimizer steps.
+
+    Args:
+        module: the class, or a function of hyper-parameters, that makes the LightningModule.
+        train_dataloaders: as for ``Trainer.fit``: a DataLoader, or a LightningDataModule. Its data are loaded once per
+            process. hpstage decides the order, shuffled if the DataLoader shuffles.
+        val_dataloaders: as for ``Trainer.fit``: one DataLoader or several.
+        datamodule: as for ``Trainer.fit``.
+        trainer: arguments of ``lightning.Trainer`` (see :mod:`hpstage.torch.lightning.carried`). Unless it says
+            ``max_epochs`` or ``max_steps``, which learning rate schedulers may go by, training has no end of its own.
+        step_unit: whether a step is a batch, or an epoch.
+        version, data_version, stateless: see :class:`hpstage.torch.TorchTrainable`. Paths of ``stateless`` begin with
+            ``model``, ``optimizer``, ``callbacks`` or ``datamodule`` (``"model.seen"``).
+
+    Raises:
+        UsageError: something is not carried over; it is named.
+    """
+
+    def __init__(
+        self,
+        module: Callable[..., LightningModule],
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        *,
+        trainer: Mapping[str, Any] | None = None,
+        step_unit: Literal["batch", "epoch"] = "batch",
+        version: str | None = None,
+        data_version: str | None = None,
+        stateless: Sequence[str] = (),
+    ) -> None:
+        if isinstance(module, LightningModule):
+            name = type(module).__name__
+            raise UsageError(f"this {name} is made already; pass the class {name}, of which each trial makes its own")
+        if not callable(module):
+            raise UsageError(f"{module!r} is no class of a LightningModule, and no function that makes one")
+        if step_unit not in ("batch", "epoch"):
+            raise UsageError(f"step_unit is {step_unit!r}; it must be 'batch' or 'epoch'")
+        if isinstance(train_dataloaders, LightningDataModule):
+            train_dataloaders, datamodule = None, train_dataloaders
+        if (datamodule is None) == (train_dataloaders is None):
+            raise UsageError("pass a datamodule, or train_dataloaders and val_dataloaders, and not both")
+        self.module = module
+        self.train_dataloaders = train_dataloaders
+        self.val_dataloaders = val_dataloaders
+        self.datamodule = datamodule
+        arguments = dict(trainer or {})
+        given = arguments.pop("callbacks", None) or []
+        self.callbacks: list[Callback] = checked_callbacks([given] if isinstance(given, Callback) else list(given))
+        self.arguments = checked_arguments(arguments)
+        self.step_unit = step_unit
+        self.version = version
+        self.data_version = data_version
+        self.stateless = tuple(stateless)
+
+    @property
+    def name(self) -> str:
+        return getattr(self.module, "__qualname__", type(self.module).__name__)
+
+    def build(self, hp: Mapping[str, Scalar]) -> LightningModule:
+        """Return a new module, made with the hyper-parameters that it takes.
+
+        Raises:
+            UsageError: it needs one that is not there, or this is no LightningModule.
+        """
+        parameters = inspect.signature(self.module).parameters.values()
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        names = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
+        missing = [
+            parameter.name
+            for parameter in parameters
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and parameter.name not in hp
+        ]
+        if missing:
+            raise UsageError(f"{self.name} needs {', '.join(missing)}: name it in the trial's hyper-parameters")
+        module = self.module(**{n: v for n, v in hp.items() if n in names or (takes_all and n not in OWN)})
+        if not isinstance(module, LightningModule):
+            raise UsageError(
+                f"{self.name} made a {type(module).__module__}.{type(module).__qualname__}; it must make a "
+                f"LightningModule of the package lightning (pytorch_lightning is another)"
+            )
+        return module

@@ -1,0 +1,349 @@
+"""Lightning: the user's own LightningModule trains as ``lightning.Trainer`` trains it, and forks at any step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints.state_tree import clone
+from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.plan.facts import StateKey
+from hpstage.schedule import Scalar
+from hpstage.testing.trainable import Make, TrainableContract, Values, fresh, outcome, trained
+from hpstage.training.identity.workload import code_identity
+from hpstage.training.trainables import as_trainable
+
+pytest.importorskip("lightning")
+
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
+from torch.utils.data import DataLoader, WeightedRandomSampler
+
+from hpstage.torch.lightning import LightningTrainable
+from tests.torch.lit import BATCH, CASES, CPU, EPOCH, HP, Case, Hooked, LitShapes, Scheduled, ShapesDataModule, fitted
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # Lightning 2.6 under torch 2.13
+]
+
+FORKS = (3, EPOCH, 7)
+
+
+def trained_alone(case: Case) -> Any:
+    alone, _ = fitted(
+        case.module, case.hp, data=case.data(), callbacks=case.callbacks(), **{"max_epochs": 2, **case.trainer}
+    )
+    return alone
+
+
+def advanced(subject: object, hp: Mapping[str, Scalar], steps: int) -> Any:
+    return trained(fresh(subject, lambda step: hp), lambda step: hp, 0, steps)
+
+
+def assert_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], where: object) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), (where, name)
+
+
+class TestContract(TrainableContract):
+    """Values change before and after the fork, the batch size in the middle of an epoch."""
+
+    @pytest.fixture
+    def make_trainable(self) -> Make:
+        return CASES["hooks"].trainable
+
+    @pytest.fixture
+    def values_at(self) -> Values:
+        return lambda step: {
+            "lr": 0.1 if step < 4 else 0.05 if step < 8 else 0.01,
+            "batch_size": 8 if step < 3 else 12,
+            "seed": 3,
+        }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_equals_that_of_the_trainer_alone_and_forks_at_any_step(name: str) -> None:
+    case = CASES[name]
+    alone = trained_alone(case)
+    assert len(alone.weights) >= 6 and alone.metrics
+    hp = {**case.hp, "seed": 3}
+    trainer: Any = fresh(case.trainable(), lambda step: hp)
+    states = {}
+    for step, weights in enumerate(alone.weights):
+        trainer.train(step, hp)
+        assert_equal(weights, trainer._attached["model"].state_dict(), step)
+        if step + 1 in alone.metrics:
+            assert trainer.evaluate() == alone.metrics[step + 1], step
+        if step + 1 in FORKS:
+            states[step + 1] = clone(trainer.state_dict())
+    end = outcome(trainer)
+    trainer.close()
+    for fork, state in states.items():
+        other = fresh(case.trainable(), lambda step: hp)
+        other.load_state_dict(state)
+        assert outcome(trained(other, lambda step: hp, fork, len(alone.weights))) == end, fork
+
+
+def test_a_state_continues_in_another_process(tmp_path: Path) -> None:
+    names, steps = ["hooks", "accumulation and clipping", "plateau of training"], 2 * EPOCH
+    store = FolderCheckpoints(tmp_path, "tests")
+    ends = []
+    for index, name in enumerate(names):
+        hp = {**CASES[name].hp, "seed": 3}
+        trainer = advanced(CASES[name].trainable(), hp, 3)
+        store.save(StateKey(f"{index:032}"), trainer.state_dict(), step=3, parent=None)
+        ends.append(outcome(trained(trainer, lambda step, hp=hp: hp, 3, steps)))
+    code = (
+        "import sys, warnings; warnings.simplefilter('ignore'); import torch; torch.set_num_threads(1)\n"
+        "from tests.torch.lit import continued; continued(sys.argv[1], int(sys.argv[2]), sys.argv[3:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), str(steps), *names],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == repr(ends)
+
+
+def test_an_epoch_is_a_step() -> None:
+    alone = trained_alone(CASES["step per epoch"])
+    trainable = LightningTrainable(Scheduled, ShapesDataModule(), trainer=CPU, step_unit="epoch")
+    trainer: Any = fresh(trainable, lambda step: HP)
+    trainer.train(0, HP)
+    state = clone(trainer.state_dict())
+    # Random numbers are keyed by steps, which are epochs here: dropout differs, and nothing else.
+    assert trainer._attached["optimizer"].param_groups[0]["lr"] == 0.05
+    assert trainer._attached["fit"].trainer.current_epoch == 1
+    assert trainer.evaluate().keys() == alone.metrics[EPOCH].keys()
+    end = outcome(trained(trainer, lambda step: HP, 1, 3))
+    trainer.close()
+    other = fresh(trainable, lambda step: HP)
+    other.load_state_dict(state)
+    assert outcome(trained(other, lambda step: HP, 1, 3)) == end
+
+
+# --- a search
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    drop = trial.suggest_categorical("drop", [6, 9])
+    return {"lr": s.multistep(trial.suggest_categorical("lr", [0.1, 0.05]), [drop]), "width": 4, "seed": 3}
+
+
+def search(store: object, **options: Any) -> hpstage.Result:
+    study = optuna.create_study(study_name="study", sampler=optuna.samplers.GridSampler(GRID), direction="maximize")
+    algorithm = SuccessiveHalving(4, 2)
+    trainable = CASES["weight averaging"].trainable()
+    return hpstage.optimize(
+        study, trainable, space, metric="val_acc", steps=12, n_trials=4, store=store, algorithm=algorithm, **options
+    )
+
+
+GRID = {"drop": [6, 9], "lr": [0.1, 0.05]}
+
+
+def test_a_search_shares_stages_and_gives_the_module_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    result = search(tmp_path / "store", executor=hpstage.InlineExecutor())
+    assert result.savings.steps_trained < result.savings.steps_asked
+    for trial in result.study.trials:
+        loaded = result.load(trial)
+        schedules = result.schedules(trial)
+        alone = fresh(CASES["weight averaging"].trainable(), lambda step, of=schedules: at(of, step))
+        trained(alone, lambda step, of=schedules: at(of, step), 0, loaded.step)
+        assert alone.evaluate() == loaded.metrics
+        assert_equal(alone._attached["model"].state_dict(), loaded.model.state_dict(), trial.number)  # type: ignore[attr-defined]
+        alone.close()  # type: ignore[attr-defined]
+    best = result.best_model()
+    assert isinstance(best, LitShapes) and not best.training
+    assert result.trial(result.best_trial).weights().keys() == best.state_dict().keys()
+    averaged = result.trial(result.best_trial).weights(part="callbacks[0]._average_model")
+    assert {name.removeprefix("module.") for name in averaged} > best.state_dict().keys()
+    assert not list(Path.cwd().iterdir())
+
+
+def at(schedules: Any, step: int) -> dict[str, Any]:
+    return {name: schedule.value(step) for name, schedule in schedules.items()}
+
+
+# --- values that change
+
+
+def test_hparams_follow_schedules_and_the_optimizer_those_that_name_its_fields() -> None:
+    class Smoothed(LitShapes):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * self.hparams.scale
+
+        def __init__(self, lr: float, scale: float) -> None:
+            super().__init__(lr=lr)
+            self.save_hyperparameters()
+
+    first = {"lr": 0.1, "scale": 1.0, "momentum": 0.9}
+    trainer: Any = fresh(LightningTrainable(Smoothed, ShapesDataModule(), trainer=CPU), lambda step: first)
+    for step, scale in enumerate([1.0, 0.5]):
+        trainer.train(step, {**first, "scale": scale, "momentum": 0.9 if step == 0 else 0.5})
+    model, (group,) = trainer._attached["model"], trainer._attached["optimizer"].param_groups
+    assert (model.hparams.scale, group["momentum"], group["lr"]) == (0.5, 0.5, 0.1)
+
+
+def test_a_scheduler_and_a_schedule_of_one_field_are_refused_where_they_meet() -> None:
+    trainer = advanced(CASES["step per epoch"].trainable(), HP, EPOCH + 1)  # lr is 0.05 by now
+    with pytest.raises(
+        StateError, match=r"lr of param group 0 .* was 0\.1, but is 0\.05: a scheduler of configure_opt"
+    ):
+        trainer.train(EPOCH + 1, {**HP, "lr": 0.02})
+
+
+@pytest.mark.filterwarnings("ignore:.*no `validation_step`")
+def test_a_change_that_nothing_reads_is_refused() -> None:
+    class Fixed(L.LightningModule):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(batch[0].flatten(1)).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = advanced(LightningTrainable(Fixed, ShapesDataModule(), trainer=CPU), {"width": 4}, 1)
+    with pytest.raises(UsageError, match=r"'width' changes from 4 to 5, but Fixed reads it only when it is made"):
+        trainer.train(1, {"width": 5})
+    trainer = advanced(LightningTrainable(Fixed, ShapesDataModule(), trainer=CPU), {"width": 4}, 1)
+    with pytest.raises(UsageError, match=r"Fixed has logged no metric"):
+        trainer.evaluate()
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"devices": 2}, "devices=2 is not carried over: a worker trains on one device"),
+        ({"strategy": "ddp"}, "strategy='ddp' is not carried over"),
+        ({"logger": True}, "logger=True is not carried over: metrics are in the study"),
+        ({"enable_checkpointing": True}, "hpstage keeps states"),
+        ({"max_time": "00:01:00:00"}, "what ends trials is the algorithm"),
+        ({"val_check_interval": "00:00:01:00"}, "goes by the clock"),
+        ({"gradient_clip_value": 1}, "gradient_clip_value=1 is not carried over"),
+        ({"callbacks": ModelCheckpoint()}, "the callback ModelCheckpoint is not carried over"),
+        ({"callbacks": [EarlyStopping("val_loss")]}, "the callback EarlyStopping is not carried over"),
+        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "use WeightAveraging"),
+        ({"callbacks": [print]}, "no lightning.pytorch.Callback"),
+    ],
+)
+def test_arguments_of_the_trainer_that_are_not_carried_over_are_named(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        LightningTrainable(LitShapes, ShapesDataModule(), trainer=arguments)
+
+
+def test_a_module_that_is_made_already_and_missing_data_are_refused() -> None:
+    with pytest.raises(UsageError, match="pass the class LitShapes"):
+        LightningTrainable(LitShapes(), ShapesDataModule())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="pass a datamodule, or train_dataloaders"):
+        LightningTrainable(LitShapes)
+
+
+@pytest.mark.parametrize(
+    ("hp", "says"),
+    [
+        ({"lr": 0.1, "momentun": 0.9}, "nothing reads the hyper-parameter 'momentun'"),
+        ({"lr": 0.1, "batch_size": 2.5}, "'batch_size' is 2.5"),
+    ],
+)
+def test_hyper_parameters_that_cannot_be_used_are_named(hp: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        advanced(LightningTrainable(LitShapes, ShapesDataModule(), trainer=CPU), hp, 1)
+
+
+def test_data_whose_order_is_not_hpstages_to_decide_are_refused() -> None:
+    dataset = list(range(8))
+    sampler = WeightedRandomSampler([1.0] * 8, 8)
+    for loaders, says in (
+        (DataLoader(dataset, sampler=sampler), "has a WeightedRandomSampler"),  # type: ignore[arg-type]
+        ([DataLoader(dataset)], "it must return one DataLoader"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match=says):
+            advanced(LightningTrainable(LitShapes, loaders, trainer=CPU), HP, 1)
+
+
+def test_training_beyond_the_limit_of_the_trainer_is_refused() -> None:
+    trainer = advanced(CASES["max_steps"].trainable(), HP, 7)
+    state = clone(trainer.state_dict())
+    with pytest.raises(UsageError, match=r"Trainer\(max_epochs=-1, max_steps=7\) ends training after 7 batches"):
+        trainer.train(7, HP)
+    other = fresh(CASES["max_steps"].trainable(), lambda step: HP)
+    other.load_state_dict(state)
+    with pytest.raises(UsageError, match="ends training after 7 batches"):
+        other.train(7, HP)
+
+
+def test_a_module_that_stops_the_trainer_ends_its_trial() -> None:
+    class Stopping(LitShapes):
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.trainer.should_stop = self.global_step == 2
+
+    trainer = advanced(LightningTrainable(Stopping, ShapesDataModule(), trainer=CPU), HP, 2)
+    with pytest.raises(TrainingError, match=r"Stopping has set trainer\.should_stop after 2 batches"):
+        trainer.train(2, HP)
+
+
+def test_an_error_of_the_module_is_its_own_and_an_abandoned_fit_is_none() -> None:
+    told: list[BaseException] = []
+
+    class Listening(L.Callback):
+        def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+            told.append(exception)
+
+    class Failing(LitShapes):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 1:
+                raise ZeroDivisionError("mine")
+            return super().training_step(batch, batch_idx)
+
+    trainable = LightningTrainable(Failing, ShapesDataModule(), trainer={**CPU, "callbacks": Listening()})
+    trainer = advanced(trainable, HP, 1)
+    trainer.setup(HP)
+    trainer.train(0, HP)
+    assert told == []
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        trainer.train(1, HP)
+    assert [type(error) for error in told] == [ZeroDivisionError]
+
+
+def test_code_and_arguments_of_the_trainer_are_in_the_key_and_the_name_of_the_module_too() -> None:
+    def key(module: Any = LitShapes, **arguments: Any) -> Any:
+        return code_identity(LightningTrainable(module, ShapesDataModule(), trainer=arguments))
+
+    assert key() == key()
+    assert len({str(key()), str(key(Hooked)), str(key(accumulate_grad_batches=2)), str(key(max_steps=5))}) == 4
+
+
+def test_data_are_in_the_key_and_the_users_data_module_stays_as_it_was() -> None:
+    data = ShapesDataModule()
+    before = dict(vars(data))
+    described = as_trainable(LightningTrainable(LitShapes, data)).describe_data()  # type: ignore[attr-defined]
+    assert vars(data) == before
+    other = ShapesDataModule(drop_last=False)
+    assert as_trainable(LightningTrainable(LitShapes, other)).describe_data() != described  # type: ignore[attr-defined]
+    data.setup("fit")
+    loaders = DataLoader(data.train, BATCH, shuffle=True, drop_last=True), DataLoader(data.val, 6)
+    advanced(LightningTrainable(LitShapes, *loaders, trainer=CPU), HP, 1)
