@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone
-from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.errors import NonFiniteLoss, StateError, StopTraining, TrainingError, UsageError
 from hpstage.plan.facts import StateKey
 from hpstage.schedule import Scalar
 from hpstage.testing.trainable import Make, TrainableContract, Values, fresh, outcome, trained
@@ -27,7 +28,7 @@ from hpstage.training.trainables import as_trainable
 pytest.importorskip("lightning")
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging, Timer
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from hpstage.torch.lightning import LightningTrainable
@@ -50,6 +51,11 @@ def trained_alone(case: Case) -> Any:
 
 def advanced(subject: object, hp: Mapping[str, Scalar], steps: int) -> Any:
     return trained(fresh(subject, lambda step: hp), lambda step: hp, 0, steps)
+
+
+def train(trainer: Any, step: int, hp: Mapping[str, Scalar]) -> None:
+    with suppress(StopTraining):  # the Trainer's limit
+        trainer.train(step, hp)
 
 
 def assert_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], where: object) -> None:
@@ -83,7 +89,7 @@ def test_training_equals_that_of_the_trainer_alone_and_forks_at_any_step(name: s
     trainer: Any = fresh(case.trainable(), lambda step: hp)
     states = {}
     for step, weights in enumerate(alone.weights):
-        trainer.train(step, hp)
+        train(trainer, step, hp)
         assert_equal(weights, trainer._attached["model"].state_dict(), step)
         if step + 1 in alone.metrics:
             assert trainer.evaluate() == alone.metrics[step + 1], step
@@ -94,7 +100,9 @@ def test_training_equals_that_of_the_trainer_alone_and_forks_at_any_step(name: s
     for fork, state in states.items():
         other = fresh(case.trainable(), lambda step: hp)
         other.load_state_dict(state)
-        assert outcome(trained(other, lambda step: hp, fork, len(alone.weights))) == end, fork
+        for step in range(fork, len(alone.weights)):
+            train(other, step, hp)
+        assert outcome(other) == end, fork
 
 
 def test_a_state_continues_in_another_process(tmp_path: Path) -> None:
@@ -241,11 +249,11 @@ def test_a_change_that_nothing_reads_is_refused() -> None:
         ({"strategy": "ddp"}, "strategy='ddp' is not carried over"),
         ({"logger": True}, "logger=True is not carried over: metrics are in the study"),
         ({"enable_checkpointing": True}, "hpstage keeps states"),
-        ({"max_time": "00:01:00:00"}, "what ends trials is the algorithm"),
+        ({"max_time": "00:01:00:00"}, "what ends trials is not the clock"),
         ({"val_check_interval": "00:00:01:00"}, "goes by the clock"),
         ({"gradient_clip_value": 1}, "gradient_clip_value=1 is not carried over"),
         ({"callbacks": ModelCheckpoint()}, "the callback ModelCheckpoint is not carried over"),
-        ({"callbacks": [EarlyStopping("val_loss")]}, "the callback EarlyStopping is not carried over"),
+        ({"callbacks": [Timer()]}, "the callback Timer is not carried over: what ends trials is not the clock"),
         ({"callbacks": [StochasticWeightAveraging(0.1)]}, "use WeightAveraging"),
         ({"callbacks": [print]}, "no lightning.pytorch.Callback"),
     ],
@@ -285,25 +293,59 @@ def test_data_whose_order_is_not_hpstages_to_decide_are_refused() -> None:
             advanced(LightningTrainable(LitShapes, loaders, trainer=CPU), HP, 1)
 
 
-def test_training_beyond_the_limit_of_the_trainer_is_refused() -> None:
-    trainer = advanced(CASES["max_steps"].trainable(), HP, 7)
+def test_the_limit_of_the_trainer_completes_a_trial() -> None:
+    trainer = advanced(CASES["max_steps"].trainable(), HP, 6)
+    with pytest.raises(StopTraining, match=r"Trainer\(max_epochs=-1, max_steps=7\) ends training in step 6"):
+        trainer.train(6, HP)
     state = clone(trainer.state_dict())
-    with pytest.raises(UsageError, match=r"Trainer\(max_epochs=-1, max_steps=7\) ends training after 7 batches"):
-        trainer.train(7, HP)
     other = fresh(CASES["max_steps"].trainable(), lambda step: HP)
     other.load_state_dict(state)
-    with pytest.raises(UsageError, match="ends training after 7 batches"):
-        other.train(7, HP)
+    assert other.evaluate() == trainer.evaluate()
+    for each in (trainer, other):
+        with pytest.raises(TrainingError, match="there is no step 7 to train"):
+            each.train(7, HP)
 
 
-def test_a_module_that_stops_the_trainer_ends_its_trial() -> None:
-    class Stopping(LitShapes):
-        def on_train_batch_end(self, *args: Any) -> None:
-            self.trainer.should_stop = self.global_step == 2
+class Stopping(LitShapes):
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.trainer.should_stop = self.global_step == 4
 
-    trainer = advanced(LightningTrainable(Stopping, ShapesDataModule(), trainer=CPU), HP, 2)
-    with pytest.raises(TrainingError, match=r"Stopping has set trainer\.should_stop after 2 batches"):
-        trainer.train(2, HP)
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "steps"),
+    [(Stopping, list, 4), (LitShapes, lambda: [EarlyStopping("val_loss", patience=1)], 15)],
+)
+def test_what_stops_the_trainer_completes_its_trials(
+    module: Any, callbacks: Callable[[], list[Any]], steps: int, tmp_path: Path
+) -> None:
+    trainable = LightningTrainable(module, ShapesDataModule(), trainer={**CPU, "callbacks": callbacks()})
+    alone, _ = fitted(module, {"lr": 0.1}, max_epochs=9, callbacks=callbacks())
+    assert len(alone.weights) == steps
+    study = optuna.create_study(study_name="study")
+    result = hpstage.optimize(
+        study,
+        trainable,
+        lambda trial: {"lr": 0.1, "seed": trial.suggest_categorical("seed", [3])},
+        metric="val_loss",
+        steps=40,
+        n_trials=1,
+        store=tmp_path,
+        executor=hpstage.InlineExecutor(),
+    )
+    assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.COMPLETE]
+    loaded = result.load(0)
+    assert loaded.step == steps
+    assert_equal(alone.weights[-1], loaded.model.state_dict(), steps)
+
+
+def test_a_loss_that_is_not_finite_is_refused() -> None:
+    class Exploding(LitShapes):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * (float("inf") if batch_idx == 2 else 1)
+
+    with pytest.raises(NonFiniteLoss, match="the training loss is inf in step 2"):
+        advanced(LightningTrainable(Exploding, ShapesDataModule(), trainer=CPU), HP, 3)
+    advanced(LightningTrainable(Exploding, ShapesDataModule(), trainer=CPU, terminate_on_nan=False), HP, 3)
 
 
 def test_an_error_of_the_module_is_its_own_and_an_abandoned_fit_is_none() -> None:

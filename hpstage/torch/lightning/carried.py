@@ -6,10 +6,10 @@ carried over                              refused
 ``configure_optimizers`` in all forms     ``devices`` beyond one, ``strategy``, ``num_nodes``: one process per worker
 lr schedulers, ``ReduceLROnPlateau``      ``logger``: metrics go to the study
 all hooks up to ``on_train_end``          ``ModelCheckpoint``, ``enable_checkpointing``: hpstage keeps states
-``self.log``, torchmetrics                ``EarlyStopping``, ``Timer``, ``max_time``: algorithms end trials
+``self.log``, torchmetrics                ``Timer``, ``max_time``: the clock ends no trial
 ``validation_step``, several loaders      ``BatchSizeFinder``, ``LearningRateFinder``: they fit within a fit
 clipping, accumulation, precision         ``fast_dev_run``, ``overfit_batches``, ``reload_dataloaders_every_n_epochs``
-manual optimization                       several training loaders, samplers of one's own, streams
+manual optimization, ``EarlyStopping``     several training loaders, samplers of one's own, streams
 callbacks of one's own, WeightAveraging   progress bars, profilers, summaries
 ========================================  ==============================================================================
 """
@@ -63,7 +63,7 @@ _WHY: Mapping[str, str] = {
     "logger": "metrics are in the study and in `hpstage report`",
     "enable_checkpointing": "hpstage keeps states; result.best_model() gives the module back",
     "enable_progress_bar": "hpstage.optimize has one",
-    "max_time": "what ends trials is the algorithm",
+    "max_time": "what ends trials is not the clock",
     "deterministic": "forks are exact by deterministic algorithms alone",
     "benchmark": "kernels that are chosen by their speed change bits",
     "reload_dataloaders_every_n_epochs": "the data are loaded once",
@@ -72,7 +72,7 @@ _WHY: Mapping[str, str] = {
 
 _REFUSED: Sequence[tuple[tuple[str, ...], str]] = (
     (("Checkpoint",), "hpstage keeps states; result.best_model() gives the module back"),
-    (("EarlyStopping", "Timer"), "what ends trials is the algorithm (MedianStopping, ASHA)"),
+    (("Timer",), "what ends trials is not the clock"),
     (("BatchSizeFinder", "LearningRateFinder"), "it fits within a fit; make it a search of its own"),
     (("ProgressBar", "ModelSummary", "LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor"), "leave it out"),
     (("StochasticWeightAveraging",), "it changes the number of epochs and the schedulers; use WeightAveraging"),

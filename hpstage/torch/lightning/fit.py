@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from hpstage.errors import TrainingError, UsageError
+from hpstage.errors import NonFiniteLoss, TrainingError, UsageError
 from hpstage.torch.lightning.carried import checked_callbacks
 from hpstage.torch.lightning.data import Data, TrainingBatches
 from hpstage.torch.lightning.progress import Progress
@@ -45,6 +46,7 @@ class Session:
         self._batches.batch_size = self._size()
         self._progress: Progress | None = None
         self._steering: Steering | None = None
+        self.ended = False
         arguments = {"max_epochs": -1} if not {"max_epochs", "max_steps"} & subject.arguments.keys() else {}
         self.trainer: Any = Trainer(
             **arguments,
@@ -102,8 +104,14 @@ class Session:
         """Pause where training is over. There is no step after it."""
         if self._progress is None:
             raise UsageError("lightning.Trainer has trained no batch: the data or its arguments give none")
+        self.ended = True
         self._pause()
         raise self._over()
+
+    def see_loss(self, loss: Any) -> None:
+        """Raise :class:`NonFiniteLoss` if a loss is NaN or infinite, unless that is allowed."""
+        if self._subject.terminate_on_nan and isinstance(loss, torch.Tensor) and not bool(loss.isfinite().all()):
+            raise NonFiniteLoss(f"the training loss is {loss.sum().item()} in step {self._run._step}")
 
     def _next(self) -> int:
         """Pause until the next step is asked for, let its values take effect, and return the seed."""
@@ -177,22 +185,26 @@ class Session:
         if isinstance(interval, float):
             self.trainer.val_check_batch = max(1, int(loop.max_batches * interval))
 
-    def _over(self) -> Exception:
-        arguments, steps = self._subject.arguments, self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
+    def why(self) -> str:
+        """Return what has ended training."""
         if self.trainer.should_stop:
-            return TrainingError(f"{self._subject.name} has set trainer.should_stop after {steps} batches")
+            return f"{self._subject.name} has set trainer.should_stop"
+        arguments = self._subject.arguments
         limits = ", ".join(f"{name}={arguments[name]}" for name in ("max_epochs", "max_steps") if name in arguments)
-        return UsageError(
-            f"lightning.Trainer({limits}) ends training after {steps} batches, and a trial goes on: ask for fewer "
-            f"steps, or raise the limit"
-        )
+        return f"lightning.Trainer({limits}) ends training"
+
+    def _over(self) -> Exception:
+        return TrainingError(f"{self.why()}; there is no step {self._run._step} to train")
 
 
 class _End(Callback):  # type: ignore[misc]  # its base has no types
-    """Pauses where training ends, before hooks of others take the weights for final."""
+    """Pauses where training ends, before hooks of others take the weights for final, and refuses a loss that is NaN."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any) -> None:
+        self._session.see_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._session.end()

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hpstage.errors import StopTraining
+from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.contents import Contents, contents_of
 from hpstage.torch.lightning.data import Data
@@ -45,6 +47,12 @@ class LightningLoop(FunctionTrainable):
 
     def announce(self, report: bool) -> None:
         """Do nothing: a state can be validated at any time."""
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        super().train(step, hp)
+        session: Session = self._attached["fit"]
+        if session.ended:
+            raise StopTraining(f"{session.why()} in step {step}")
 
     def evaluate(self) -> Mapping[str, float]:
         body = self._begun()

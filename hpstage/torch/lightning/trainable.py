@@ -41,9 +41,10 @@ class LightningTrainable:
         datamodule: as for ``Trainer.fit``.
         trainer: arguments of ``lightning.Trainer`` (see :mod:`hpstage.torch.lightning.carried`). Unless it says
             ``max_epochs`` or ``max_steps``, which learning rate schedulers may go by, training has no end of its own.
+            Where it has one, trials are complete there.
         step_unit: whether a step is a batch, or an epoch.
-        version, data_version, stateless: see :class:`hpstage.torch.TorchTrainable`. Paths of ``stateless`` begin with
-            ``model``, ``optimizer``, ``callbacks`` or ``datamodule`` (``"model.seen"``).
+        terminate_on_nan, version, data_version, stateless: see :class:`hpstage.torch.TorchTrainable`. Paths of
+            ``stateless`` begin with ``model``, ``optimizer``, ``callbacks`` or ``datamodule`` (``"model.seen"``).
 
     Raises:
         UsageError: something is not carried over; it is named.
@@ -58,6 +59,7 @@ class LightningTrainable:
         *,
         trainer: Mapping[str, Any] | None = None,
         step_unit: Literal["batch", "epoch"] = "batch",
+        terminate_on_nan: bool = True,
         version: str | None = None,
         data_version: str | None = None,
         stateless: Sequence[str] = (),
@@ -82,6 +84,7 @@ class LightningTrainable:
         self.callbacks: list[Callback] = checked_callbacks([given] if isinstance(given, Callback) else list(given))
         self.arguments = checked_arguments(arguments)
         self.step_unit = step_unit
+        self.terminate_on_nan = terminate_on_nan
         self.version = version
         self.data_version = data_version
         self.stateless = tuple(stateless)
