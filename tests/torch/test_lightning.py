@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # Lightning 2.6 under torch 2.13
 ]
 
-FORKS = (3, EPOCH, 7)
+FORKS = (3, EPOCH)
 
 
 def trained_alone(case: Case) -> Any:
@@ -198,8 +198,8 @@ def test_hparams_follow_schedules_and_the_optimizer_those_that_name_its_fields()
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch, batch_idx) * self.hparams.scale
 
-        def __init__(self, lr: float, scale: float) -> None:
-            super().__init__(lr=lr)
+        def __init__(self, lr: float, momentum: float, scale: float) -> None:
+            super().__init__(lr=lr, momentum=momentum)
             self.save_hyperparameters()
 
     first = {"lr": 0.1, "scale": 1.0, "momentum": 0.9}
@@ -237,6 +237,30 @@ def test_a_change_that_nothing_reads_is_refused() -> None:
     trainer = advanced(LightningTrainable(Fixed, ShapesDataModule(), trainer=CPU), {"width": 4}, 1)
     with pytest.raises(UsageError, match=r"Fixed has logged no metric"):
         trainer.evaluate()
+
+
+class Renamed(LitShapes):
+    def __init__(self, learning_rate: float, smoothing: float = 0.0) -> None:
+        super().__init__(lr=learning_rate)
+        self.save_hyperparameters()
+
+
+def test_a_learning_rate_by_its_long_name_steers_the_optimizer() -> None:
+    trainer = advanced(LightningTrainable(Renamed, ShapesDataModule(), trainer=CPU), {"learning_rate": 0.1}, 1)
+    trainer.train(1, {"learning_rate": 0.05})
+    assert trainer._attached["optimizer"].param_groups[0]["lr"] == 0.05
+
+
+def test_values_without_effect_are_refused() -> None:
+    hp = {"learning_rate": 0.1, "smoothing": 0.0}
+    trainer = advanced(LightningTrainable(Renamed, ShapesDataModule(), trainer=CPU), hp, 1)
+    with pytest.raises(UsageError, match=r"'smoothing' changes from 0\.0 to 0\.1, but Renamed reads it only when"):
+        trainer.train(1, {**hp, "smoothing": 0.1})
+    hp = {"learning_rate": 0.1, "momentum": 0.5}
+    with pytest.raises(
+        UsageError, match=r"'momentum' is 0\.5, but configure_optimizers\(\) has built .* momentum=0\.9"
+    ):
+        advanced(LightningTrainable(Renamed, ShapesDataModule(), trainer=CPU), hp, 1)
 
 
 # --- what is refused

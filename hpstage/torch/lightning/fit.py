@@ -132,7 +132,7 @@ class Session:
         self._progress = Progress(trainer)
         optimizers = list(trainer.optimizers)
         self._steering = Steering(self._module, optimizers, run.hp, OWN)
-        self._steering.refuse_unread(list(run.hp), self._subject.module)
+        self._steering.refuse_unread(self._subject.module)
         callbacks = checked_callbacks([callback for callback in trainer.callbacks if type(callback) is not _End])
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         run._attached |= {

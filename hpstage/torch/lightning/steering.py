@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,14 @@ from lightning.pytorch import LightningModule
 
 from hpstage.errors import StateError, UsageError
 from hpstage.schedule import Scalar
-from hpstage.torch.follow import agree, group_values, plain, put
+from hpstage.torch import follow
+from hpstage.torch.follow import agree, plain, put
+from hpstage.training.capture.reach import functions_reached, names_in, texts_in
+
+_ALIASES = {"learning_rate": "lr"}
+"""Fields of optimizers that LightningModules often give another name."""
+_ONCE = ("__init__", "configure_optimizers")
+"""Methods that run before training alone."""
 
 
 class Steering:
@@ -39,17 +46,32 @@ class Steering:
         self.hp = dict(hp)
         self.steered: set[str] = set()
 
-    def refuse_unread(self, names: Sequence[str], made_by: Any) -> None:
-        """Raise :class:`UsageError` if nothing reads one of these hyper-parameters."""
+    def refuse_unread(self, made_by: Any) -> None:
+        """Refuse hyper-parameters without effect.
+
+        Args:
+            made_by: what has made the module; it has read those that it takes.
+
+        Raises:
+            UsageError: nothing reads one of them, or an optimizer was built with another value.
+        """
         taken = inspect.signature(made_by).parameters
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
             return
-        unread = [name for name in names if name not in taken and not self._is_read(name)]
-        if unread:
-            raise UsageError(
-                f"nothing reads the hyper-parameter {unread[0]!r}: {type(self._module).__name__} takes "
-                f"{', '.join(taken) or 'none'}, and no optimizer has a field of that name"
-            )
+        name = type(self._module).__name__
+        for unread in (one for one in self.hp if one not in taken and one not in self._read):
+            takes = f"{name} takes {', '.join(taken) or 'none'}"
+            if not self._fields(unread):
+                raise UsageError(
+                    f"nothing reads the hyper-parameter {unread!r}: {takes}, and no optimizer has a field of that name"
+                )
+            for group, values in self._groups({unread: self.hp[unread]}):
+                for field, value in values.items():
+                    if not agree(group[field], value):
+                        raise UsageError(
+                            f"the hyper-parameter {unread!r} is {value!r}, but configure_optimizers() has built a "
+                            f"param group with {field}={plain(group[field])!r}: {takes}; make it an argument of that"
+                        )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
         """Let the values of a step take effect.
@@ -63,17 +85,17 @@ class Steering:
         before, self.hp = self.hp, dict(hp)
         changed = [name for name, value in hp.items() if name not in before or before[name] != value]
         for name in changed:
-            if not self._is_read(name):
+            if not (name in self._read or self._fields(name) or self._is_read_later(name)):
                 raise UsageError(
                     f"the hyper-parameter {name!r} changes from {before.get(name)!r} to {hp[name]!r}, but "
-                    f"{type(self._module).__name__} reads it only when it is made: call save_hyperparameters() there "
-                    f"and read self.hparams.{name}"
+                    f"{type(self._module).__name__} reads it only when it is made: call save_hyperparameters() there, "
+                    f"and read self.hparams.{name} in its steps"
                 )
             if name in self._module.hparams:
                 self._module.hparams[name] = hp[name]
         for optimizer in self._optimizers:
             for index, group in enumerate(optimizer.param_groups):
-                self._steer(index, group, group_values(group, before), group_values(group, hp))
+                self._steer(index, group, _values(group, before), _values(group, hp))
 
     def _steer(self, index: int, group: dict[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         for field, value in now.items():
@@ -89,8 +111,24 @@ class Steering:
             put(group, field, value)
             self.steered.add(field)
 
-    def _is_read(self, name: str) -> bool:
-        if name in self._read or name in self._module.hparams:
-            return True
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return any(group_values(group, {name: 0}) for group in groups)
+    def _groups(self, hp: Mapping[str, Scalar]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield each param group with the values of its fields under ``hp``."""
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                yield group, _values(group, hp)
+
+    def _fields(self, name: str) -> bool:
+        """Return whether a hyper-parameter names a field of a param group."""
+        return any(values for _, values in self._groups({name: 0}))
+
+    def _is_read_later(self, name: str) -> bool:
+        """Return whether the module reads ``self.hparams.NAME`` elsewhere than where it is made."""
+        if name not in self._module.hparams:
+            return False
+        codes = [function.__code__ for function in functions_reached(type(self._module))]
+        return any(name in {*names_in(code), *texts_in(code)} for code in codes if code.co_name not in _ONCE)
+
+
+def _values(group: dict[str, Any], hp: Mapping[str, Scalar]) -> dict[str, Any]:
+    renamed = {_ALIASES[name]: value for name, value in hp.items() if name in _ALIASES}
+    return follow.group_values(group, {**renamed, **hp})

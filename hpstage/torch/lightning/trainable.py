@@ -25,10 +25,11 @@ class LightningTrainable:
         hpstage.optimize(study, trainable, space, metric="val_acc", steps=400, n_trials=48)
 
     Hyper-parameters go to ``__init__`` of the module by their names, with their values at step 0. Those that change on
-    the way and name fields of the optimizer's param groups (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and
-    ``beta2`` for ``betas``) steer it from there on; others are read as ``self.hparams.NAME``, if the module calls
-    ``save_hyperparameters()``. ``batch_size`` and ``seed`` are read by hpstage: the size of training batches (by
-    default the DataLoader's) and all randomness, the order of data included. Each trial has a new module.
+    the way and name fields of the optimizer's param groups (``lr`` or ``learning_rate``, ``momentum``,
+    ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) steer it from there on; others are read in its steps as
+    ``self.hparams.NAME``, if the module calls ``save_hyperparameters()``. ``batch_size`` and ``seed`` are read by
+    hpstage: the size of training batches (by default the DataLoader's) and all randomness, the order of data included.
+    Each trial has a new module.
 
     The metrics of a state are what is logged when it is validated, and what its training has logged last. Steps are
     Lightning's batches, not its optimizer steps.
