@@ -21,6 +21,10 @@ SAMPLED = 64
 """Number of samples to inspect. The same in every process: it must not depend on how fast that is."""
 
 
+DRAWS = "samples draw by seed and position"
+"""Part of keys, since it was otherwise before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What was seen of the data.

@@ -12,7 +12,7 @@ from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import NonFiniteLoss, StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
-from hpstage.torch.contents import SAMPLED, Contents, NoValues, contents_of
+from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_of
 from hpstage.torch.data import Batches, batches_of
 from hpstage.torch.follow import Follower
 from hpstage.torch.loading.streams import StreamBatches
@@ -203,14 +203,14 @@ class TorchLoop(Adapter):
     def describe_data(self) -> str:
         """Return the data's part of the workload's key: the stated version, else a digest of what can be seen."""
         stated = self._user.data_version
-        return self.see_data().text if stated is None else f"version {stated}, {_DRAWS}"
+        return self.see_data().text if stated is None else f"version {stated}, {DRAWS}"
 
     def see_data(self) -> Contents:
         """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set."""
         if self._contents is None:
             with self._lent.taken():
                 batches = self._data()
-                told = {**batches.told, **({"draws": _DRAWS} if batches.draws else {})}
+                told = {**batches.told, **({"draws": DRAWS} if batches.draws else {})}
                 with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
                     first = batches.first(SAMPLED) if isinstance(batches, StreamBatches) else None
                     self._contents = contents_of(batches.dataset, self._made, owner=self._user, told=told, first=first)
@@ -368,6 +368,4 @@ def _read_in_training(code: type[TorchTrainable]) -> list[str]:
 
 _MODES = {"no_grad", "enable_grad", "set_grad_enabled", "requires_grad", "requires_grad_", "is_grad_enabled"}
 _MODEL = "model."
-_DRAWS = "samples draw by seed and position"
-"""Part of keys, since it was otherwise before."""
 _PARTS = {"model", "values", "changed", "memory", "optimizer_class", "samples", "hp", "extra"}

@@ -7,18 +7,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader
 
 from hpstage.errors import UsageError
-from hpstage.torch.data import Batches
+from hpstage.torch.data import Batches, batches_of
 from hpstage.training.randomness import Purpose, rekey
 
 if TYPE_CHECKING:
     from hpstage.torch.lightning.trainable import LightningTrainable
-    from hpstage.training.sample_order import Indices
 
 
 class Data:
@@ -35,12 +32,16 @@ class Data:
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         loader = self.datamodule.train_dataloader()
-        self.batch_size, self.drop_last = _checked(loader)
-        collate = None if loader.collate_fn is default_collate else loader.collate_fn
-        self.batches = Batches(loader.dataset, collate, torch.device("cpu"))  # Lightning moves them to the device
-        self.shuffled = isinstance(loader.sampler, RandomSampler)
-        if not self.shuffled:
-            self.batches.order = _InOrder(len(loader.dataset))  # type: ignore[assignment]
+        if not isinstance(loader, DataLoader):
+            raise UsageError(f"train_dataloader() returned {type(loader).__name__}; it must return one DataLoader")
+        batches = batches_of(loader, None, None, who="train_dataloader()")  # Lightning moves them to the device
+        if not isinstance(batches, Batches):
+            raise UsageError(
+                f"train_dataloader() returned a DataLoader over a stream, a {type(loader.dataset).__name__}; it must be "
+                f"one over a map-style data set"
+            )
+        self.batches = batches
+        self.batch_size = loader.batch_size or 1
         held: Any = self.datamodule  # what has been done is not done again by each Trainer
         held.prepare_data = held.setup = held.teardown = _nothing
 
@@ -54,11 +55,6 @@ class Data:
             loaders = [loaders]
         return [getattr(loader, "dataset", loader) for loader in loaders]
 
-    def text(self) -> str:
-        """Return how the training set is served."""
-        served = "shuffled" if self.shuffled else "in order"
-        return f"{served}, batches of {self.batch_size}" + (", the last one dropped" if self.drop_last else "")
-
 
 class TrainingBatches:
     """The training batches of one fit, which Lightning iterates over once per epoch.
@@ -71,49 +67,37 @@ class TrainingBatches:
     """
 
     def __init__(self, data: Data, pause: Callable[[], int]) -> None:
-        self._data = data
+        self._batches = data.batches
+        self._cut = data.batches.cut
         self._pause = pause
         self.dataset = data.batches.dataset  # Lightning looks whether it is a stream
         self.batch_size = data.batch_size
         self.samples = 0
 
     def __len__(self) -> int:
-        return self.count(self._data.batches.order.population)
+        return self.count(self._cut.population)
 
     def count(self, samples: int) -> int:
         """Return the number of batches that ``samples`` samples give."""
-        return samples // self.batch_size if self._data.drop_last else math.ceil(samples / self.batch_size)
+        return samples // self.batch_size if self._cut.end == "dropped" else math.ceil(samples / self.batch_size)
 
     @property
     def left(self) -> int:
         """Number of samples that the epoch has left."""
-        return self._data.batches.order.rest(self.samples)
+        return self._cut.end_of_epoch(self.samples) - self.samples
 
     def __iter__(self) -> TrainingBatches:
         # What the last epoch has left out is passed.
-        population = self._data.batches.order.population
+        population = self._cut.population
         self.samples = math.ceil(self.samples / population) * population
         return self
 
     def __next__(self) -> Any:
         seed = self._pause()
-        size = min(self.batch_size, self.left)
-        batch = self._data.batches.take(seed, self.samples, size)
-        self.samples += size
+        count = min(self.batch_size, self.left)
+        batch = self._batches.take(seed, self.samples, count, self.batch_size)
+        self.samples += count
         return batch
-
-
-class _InOrder:
-    """The samples of each epoch in the order of the data set."""
-
-    def __init__(self, population: int) -> None:
-        self.population = population
-
-    def take(self, seed: int, position: int, count: int) -> Indices:
-        return np.arange(position, position + count) % self.population
-
-    def rest(self, position: int) -> int:
-        return self.population - position % self.population
 
 
 class _Loaders(LightningDataModule):  # type: ignore[misc]  # its base has no types
@@ -128,27 +112,6 @@ class _Loaders(LightningDataModule):  # type: ignore[misc]  # its base has no ty
 
     def val_dataloader(self) -> Any:
         return [] if self._val is None else self._val
-
-
-def _checked(loader: Any) -> tuple[int, bool]:
-    """Return a training DataLoader's batch size and whether it drops the last one.
-
-    Raises:
-        UsageError: it does what cannot be carried over.
-    """
-    if not isinstance(loader, DataLoader):
-        raise UsageError(f"train_dataloader() returned {type(loader).__name__}; it must return one DataLoader")
-    if type(loader.sampler) not in (RandomSampler, SequentialSampler) or loader.batch_size is None:
-        sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
-        raise UsageError(
-            f"the DataLoader of train_dataloader() has a {type(sampler).__name__}: hpstage decides the order, in which "
-            f"a fork continues at any step; use shuffle=True or shuffle=False"
-        )
-    if isinstance(loader.sampler, RandomSampler) and (
-        loader.sampler.replacement or loader.sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
-    ):
-        raise UsageError("the RandomSampler of train_dataloader() draws with replacement, or a part: use shuffle=True")
-    return loader.batch_size, loader.drop_last
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

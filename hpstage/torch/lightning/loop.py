@@ -11,7 +11,7 @@ import torch
 from hpstage.errors import StopTraining
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
-from hpstage.torch.contents import Contents, contents_of
+from hpstage.torch.contents import DRAWS, Contents, contents_of
 from hpstage.torch.lightning.data import Data
 from hpstage.torch.lightning.fit import Session, fit
 from hpstage.torch.lightning.trainable import LightningTrainable
@@ -66,14 +66,15 @@ class LightningLoop(FunctionTrainable):
     def describe_data(self) -> str:
         """Return the data's part of the workload's key: the stated version, else a digest of what can be seen."""
         stated = self.subject.data_version
-        return self.see_data().text if stated is None else f"version {stated}"
+        return self.see_data().text if stated is None else f"version {stated}, {DRAWS}"
 
     def see_data(self) -> Contents:
         """Return what can be seen of the data of training and validation."""
         if self._contents is None:
             data = self._loaded()
-            seen = contents_of(data.batches.dataset, {"validation": data.of_validation()}, owner=self.subject)
-            self._contents = Contents(f"{seen.text}; {data.text()}", seen.remark, seen.warning)
+            batches, validation = data.batches, {"validation": data.of_validation()}
+            told = {**batches.told, **({"draws": DRAWS} if batches.draws else {})}
+            self._contents = contents_of(batches.dataset, validation, owner=self.subject, told=told)
         return self._contents
 
     def describe_environment(self) -> dict[str, str]:
@@ -92,10 +93,11 @@ class LightningLoop(FunctionTrainable):
             self._data = data = Data(self.subject)
             self._reached["datamodule"] = data.datamodule
             self._function = partial(fit, self.subject, data)
+        self._loaders["train"] = self._data.batches  # closed with the last run
         return self._data
 
     def _run_to_loop(self, state: Mapping[str, Any] | None) -> Body:
-        self._loaded()
+        self._loaded().batches.settle()
         if self._device().type == "cuda":
             environment.use_deterministic_algorithms()
         return super()._run_to_loop(state)
