@@ -104,7 +104,7 @@ class TorchLoop(Adapter):
         self._give_values()
         name = type(self._user).__name__
         rekey(0, 0, Purpose.EVALUATE)
-        with self._world.kept(f"{name}.evaluate()"):
+        with self._world.kept(f"{name}.evaluate()", warn=not self._user._evaluates_by_library):
             modes = [(module, module.training) for module in built.model.modules()]
             built.model.eval()
             try:

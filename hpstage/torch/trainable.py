@@ -79,6 +79,8 @@ class TorchTrainable(ABC):
     itself are not covered."""
 
     _without_keys: ClassVar[tuple[str, ...]] = ("num_workers", "prefetch_factor", "pin_memory")
+    _evaluates_by_library: ClassVar[bool] = False
+    """Whether ``evaluate`` is another library's: what that sets on its objects is undone without a remark."""
 
     @abstractmethod
     def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:

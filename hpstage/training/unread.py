@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import dis
+import functools
 import inspect
 import sys
 import types
@@ -13,6 +14,8 @@ from hpstage.training.capture.reach import functions_reached
 
 _READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2"}
 _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}
+
+_CODE = (type, types.FunctionType, types.MethodType, functools.partial)
 
 
 def unread(subject: object, names: Iterable[str]) -> dict[str, str | None]:
@@ -24,7 +27,8 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str | None]:
     Args:
         subject: what the user passed: an object with its attributes, or a function.
     """
-    words = set(_READ_BY_HPSTAGE)
+    ours = _READ_BY_HPSTAGE | set(getattr(subject, "_read_by_library", ()))
+    words = set(ours)
     for root in _roots(subject):
         if isinstance(root, type):
             words |= getattr(root, "__annotations__", {}).keys()
@@ -32,7 +36,7 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str | None]:
             if _spreads(function):
                 return {}
             words.update(_words(function.__code__))
-    if len(words) == len(_READ_BY_HPSTAGE):
+    if words == ours:
         return {}  # no code of the user's
     unknown = [name for name in names if name not in words]
     if unknown:
@@ -43,7 +47,7 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str | None]:
 
 def _roots(subject: object) -> Iterator[object]:
     for value in (subject, *getattr(subject, "__dict__", {}).values()):
-        yield value if isinstance(value, type | types.FunctionType) else type(value)
+        yield value if isinstance(value, _CODE) else type(value)
 
 
 def _words(code: types.CodeType) -> Iterator[str]:

@@ -37,7 +37,7 @@ class Data:
         batches = batches_of(loader, None, None, who="train_dataloader()")  # Lightning moves them to the device
         if not isinstance(batches, Batches):
             raise UsageError(
-                f"train_dataloader() returned a DataLoader over a stream, a {type(loader.dataset).__name__}; it must be "
+                f"train_dataloader() returned a DataLoader over a stream, a {type(loader.dataset).__name__}; let it be "
                 f"one over a map-style data set"
             )
         self.batches = batches

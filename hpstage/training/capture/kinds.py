@@ -10,6 +10,7 @@ import functools
 import io
 import mmap
 import random
+import sys
 import threading
 import types
 import weakref
@@ -188,11 +189,21 @@ def _kind_of_type(kind: Any) -> Kind | None:
         module = module_of(kind)
         if issubclass(kind, RUNNERS):
             return _RUNNER if of_user(module) else _OPAQUE
-        if not of_user(module) and any(module == name or module.startswith(f"{name}.") for name in _MACHINERY):
+        if not of_user(module) and not _is_trainable(kind) and _is_machinery(module):
             return _OPAQUE
         if has_own_memory(kind) and not issubclass(kind, int | float | complex | str | bytes):
             return _OPAQUE if hasattr(kind, "__get__") else FOREIGN
     return _INSTANCE if has_dict(kind) or slots_of(kind) else _OPAQUE
+
+
+def _is_machinery(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in _MACHINERY)
+
+
+def _is_trainable(kind: Any) -> bool:
+    """Return whether this is a trainable of hpstage's own: an adapter of another library, a reference workload."""
+    found = sys.modules.get("hpstage.torch.trainable")
+    return found is not None and issubclass(kind, found.TorchTrainable)
 
 
 def _generators() -> tuple[Any, ...]:

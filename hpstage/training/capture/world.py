@@ -251,8 +251,10 @@ class World:
                 )
 
     @contextmanager
-    def kept(self, what: str) -> Iterator[None]:
+    def kept(self, what: str, *, warn: bool = True) -> Iterator[None]:
         """Restore on exit what the code described by ``what`` has changed, so that training does not depend on it.
+
+        ``warn`` logs what is restored, once.
 
         Raises:
             StateError: something cannot be restored. The message names it.
@@ -263,7 +265,7 @@ class World:
             yield
         finally:
             for record in before:
-                if record.kind not in (VALUES, CACHE, MODULES) and record.changed():
+                if warn and record.kind not in (VALUES, CACHE, MODULES) and record.changed():
                     self._tell(record, what)
                 _put_back(record, f"{what} must not change the state", values=record.kind is not VALUES)
             for record in guard.changed():
