@@ -1,0 +1,183 @@
+"""TrainingArguments: what of them decides training, what hpstage does itself, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tempfile
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from transformers import TrainingArguments
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
+
+LIVE = frozenset(
+    (
+        *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "label_smoothing_factor"),
+    )
+)
+"""Fields that may change at any step. So may those that a user's subclass adds; the others are read at step 0 only."""
+
+_REFUSED = {
+    "accelerator_config": "a trial trains on one device",
+    "auto_find_batch_size": "state per_device_train_batch_size",
+    "data_seed": "the hyper-parameter `seed` decides the order of samples",
+    "dataloader_drop_last": "no batch is short, since the end of an epoch is filled up from the next",
+    "deepspeed": "a trial trains on one device",
+    "fsdp": "a trial trains on one device",
+    "full_determinism": "training is deterministic without it",
+    "load_best_model_at_end": "result.load(trial, 'best') gives the best state of a trial",
+    "neftune_noise_alpha": "add the noise in the model",
+    "parallelism_config": "a trial trains on one device",
+    "push_to_hub": "result.best_model().push_to_hub(...) does it after the search",
+    "report_to": "result.write_report(...) and optuna-dashboard show what the search has measured",
+    "resume_from_checkpoint": "a search continues from its own states",
+    "torch_compile": "the model is trained as it is",
+    "train_sampling_strategy": "the order of samples is a function of seed and position",
+}
+_REFUSED_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
+_REFUSED_OPTIMIZERS = ("layerwise", "lomo")
+
+_IGNORED = frozenset(
+    (
+        *("output_dir", "run_name", "project", "do_train", "do_eval", "do_predict", "disable_tqdm", "debug"),
+        *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "metric_for_best_model", "greater_is_better"),
+        *("enable_jit_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint", "local_rank"),
+        *("include_num_input_tokens_seen", "skip_memory_metrics", "logging_strategy", "logging_steps"),
+        *("logging_first_step", "log_level", "log_level_replica", "log_on_each_node"),
+        # Set by transformers itself where the field that replaces them is set.
+        *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
+    )
+)
+"""Fields about logging, saving, loading and when to evaluate: the search does that, and they decide no bits."""
+_IGNORED_PREFIXES = ("save_", "hub_", "trackio_", "ddp_", "dataloader_")
+_LENGTH = ("max_steps", "num_train_epochs")
+
+
+class Arguments:
+    """The user's TrainingArguments without what does not decide training. Plain values, so that a key can hold them.
+
+    Args:
+        given: as the user has made them.
+
+    Raises:
+        UsageError: a field is set that has no meaning in a search, or cannot be exact. The message names it.
+    """
+
+    def __init__(self, given: TrainingArguments) -> None:
+        self.kind = type(given)
+        default = self._made({})
+        self.fields: dict[str, Any] = {}
+        for field in dataclasses.fields(given):
+            value, usual = getattr(given, field.name), getattr(default, field.name)
+            if not field.init or _same(value, usual) or (is_ignored(field.name) and field.name not in _REFUSED):
+                continue
+            if field.name in _REFUSED:
+                raise UsageError(
+                    f"TrainingArguments({field.name}={_plain(value)!r}) has no meaning in a search: "
+                    f"{_REFUSED[field.name]}"
+                )
+            self.fields[field.name] = _plain(value)
+        _see(given)
+
+    def made(self, hp: Mapping[str, Scalar]) -> TrainingArguments:
+        """Return new arguments with the fields that hyper-parameters name set to their values."""
+        made = self._made({**self.fields, **{name: self.cast(name, hp[name]) for name in self.named(hp)}})
+        if made.world_size > 1:
+            raise UsageError(
+                "this process is one of several that torch.distributed joins: a trial trains on one device"
+            )
+        made._n_gpu = min(made._n_gpu, 1)  # on several, Trainer would wrap the model in DataParallel
+        _see(made)
+        return made
+
+    def _made(self, fields: Mapping[str, Any]) -> TrainingArguments:
+        # Trainer makes its output folder: one that is there. Nothing is written into it.
+        silent = {"output_dir": tempfile.gettempdir(), "report_to": "none", "disable_tqdm": True}
+        pin_memory = torch.cuda.is_available()  # of evaluation; torch warns where it is of no use
+        return self.kind(**{**fields, **silent, "dataloader_pin_memory": pin_memory})
+
+    def named(self, hp: Iterable[str]) -> list[str]:
+        """Return the hyper-parameters that are fields. Raise :class:`UsageError` for one that cannot be one."""
+        fields = {field.name for field in dataclasses.fields(self.kind) if field.init}
+        for name in hp:
+            if name == "batch_size":
+                raise UsageError(
+                    "the hyper-parameter 'batch_size' is called per_device_train_batch_size in TrainingArguments; "
+                    "give it that name"
+                )
+            if name in fields and (name in _REFUSED or name in _LENGTH or is_ignored(name)):
+                raise UsageError(
+                    f"the hyper-parameter {name!r} is a field of TrainingArguments that decides nothing in a search"
+                    + (": steps= of optimize() says how long trials are" if name in _LENGTH else "")
+                )
+        return [name for name in hp if name in fields]
+
+    def value(self, name: str) -> Any:
+        """Return the value of a field, as far as no hyper-parameter has its name."""
+        if name in self.fields:
+            return self.fields[name]
+        return next(field.default for field in dataclasses.fields(self.kind) if field.name == name)
+
+    def cast(self, name: str, value: Scalar) -> Scalar:
+        """Return the value of a hyper-parameter in the type of its field: it arrives as ``1`` for ``1.0``.
+
+        Raises:
+            UsageError: the field holds whole numbers, and the value is none.
+        """
+        kind = next(field.type for field in dataclasses.fields(self.kind) if field.name == name)
+        if kind in (float, "float") and type(value) is int:
+            return float(value)
+        if kind in (int, "int") and type(value) is not int:
+            raise UsageError(f"the hyper-parameter {name!r} is {value!r}; TrainingArguments need a whole number")
+        return value
+
+    def is_live(self, name: str) -> bool:
+        """Return whether the field may change at any step."""
+        added = {field.name for field in dataclasses.fields(self.kind)} - {
+            field.name for field in dataclasses.fields(TrainingArguments)
+        }
+        return name in LIVE or name in added
+
+    def suggestion(self, name: str) -> str:
+        """Return a remark that names a field like ``name``, or nothing."""
+        names = [field.name for field in dataclasses.fields(self.kind) if not is_ignored(field.name)]
+        close = ["learning_rate"] if name == "lr" else difflib.get_close_matches(name, names, 1)
+        return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def detach() -> None:
+    """Leave what all Trainers of a process share to those that there are: new TrainingArguments clear it."""
+    for kind in (AcceleratorState, PartialState):
+        kind._shared_state = dict(kind._shared_state)
+
+
+def is_ignored(name: str) -> bool:
+    return name in _IGNORED or name.startswith(_IGNORED_PREFIXES)
+
+
+def _see(args: TrainingArguments) -> None:
+    scheduler, optimizer = str(_plain(args.lr_scheduler_type)), str(_plain(args.optim))
+    if scheduler in _REFUSED_SCHEDULERS:
+        raise UsageError(
+            f"lr_scheduler_type={scheduler!r} goes by metrics, which are measured only where the search asks for them: "
+            f"give learning_rate a schedule"
+        )
+    if any(name in optimizer for name in _REFUSED_OPTIMIZERS):
+        raise UsageError(f"optim={optimizer!r} updates weights during the backward pass, where no state can be taken")
+
+
+def _same(value: Any, usual: Any) -> bool:
+    return bool(type(value) is type(usual) and _plain(value) == _plain(usual))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return value.to_dict() if hasattr(value, "to_dict") else value

@@ -1,0 +1,74 @@
+"""Param groups as Trainer makes them, following schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
+
+Group = dict[str, Any]
+
+_MULTIPLES = {"learning_rate": "lr", "weight_decay": "weight_decay"}
+"""Hyper-parameters, and the fields of groups that are multiples of them: biases have no weight decay."""
+_FACTOR = "_factor"
+
+
+def built(trainer: Any, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
+    """Return the optimizer that a Trainer creates. Its groups keep by which factors their fields follow ``hp``.
+
+    Raises:
+        UsageError: a hyper-parameter that the optimizer does not have, or whose factors cannot be told.
+    """
+    args = trainer.args
+    first = {name: getattr(args, name) for name in _MULTIPLES if name in hp}
+    for name, value in first.items():
+        setattr(args, name, value or 1.0)  # multiples of 0 are all the same
+    optimizer: torch.optim.Optimizer = trainer.create_optimizer()
+    for name, value in first.items():
+        field = _MULTIPLES[name]
+        for group in optimizer.param_groups:
+            if field not in group:
+                raise _without(optimizer, name)
+            group[field + _FACTOR] = _factor(name, group[field], getattr(args, name), first=value)
+        setattr(args, name, value)
+    for group in optimizer.param_groups:
+        for name, field, kind in (("adam_beta1", "betas", tuple), ("adam_beta2", "betas", tuple), _EPSILON):
+            if name in hp and type(group.get(field)) is not kind:
+                raise _without(optimizer, name)
+    return optimizer
+
+
+_EPSILON = ("adam_epsilon", "eps", float)
+
+
+def group_values(group: Group, hp: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Return the fields of a group under ``hp``."""
+    values: dict[str, Any] = {}
+    for name, field in _MULTIPLES.items():
+        if name in hp:
+            values[field] = hp[name] * group[field + _FACTOR]
+    if "adam_beta1" in hp or "adam_beta2" in hp:
+        beta1, beta2 = group["betas"]
+        values["betas"] = float(hp.get("adam_beta1", beta1)), float(hp.get("adam_beta2", beta2))
+    if "adam_epsilon" in hp:
+        values["eps"] = hp["adam_epsilon"]
+    return values
+
+
+def _factor(name: str, found: float, built_with: float, *, first: float) -> float:
+    if found in (0.0, built_with):
+        return float(found == built_with)
+    if not first:
+        raise UsageError(
+            f"{name} is 0 at first, so that it cannot be told which multiple of it the groups of create_optimizer() "
+            f"have, one of which has {found!r} where {name} is {built_with}: begin with another value"
+        )
+    return found / built_with
+
+
+def _without(optimizer: torch.optim.Optimizer, name: str) -> UsageError:
+    return UsageError(f"the hyper-parameter {name!r} decides nothing: {type(optimizer).__name__} has no such field")

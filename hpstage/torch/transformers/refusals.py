@@ -1,0 +1,67 @@
+"""What a Trainer subclass or a callback may define that a search would never call: refused by name before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+from hpstage.errors import UsageError
+
+_NEVER_CALLED = {
+    "train": "hpstage runs the loop",
+    "_inner_training_loop": "hpstage runs the loop",
+    "_run_epoch": "hpstage runs the loop",
+    "get_train_dataloader": "hpstage decides the order of samples; the rest belongs in the data set or collator",
+    "_get_train_sampler": "hpstage decides the order of samples",
+    "create_optimizer_and_scheduler": "override create_optimizer and create_scheduler",
+}
+"""Methods of Trainer that decide training, and are replaced."""
+
+_EVENTS = frozenset(
+    f"on_{name}"
+    for name in (
+        *("init_end", "train_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "step_end"),
+        "prediction_step",
+    )
+)
+"""Events of callbacks that happen at the same steps however training is cut."""
+
+
+def see_trainer(make: Any) -> None:
+    """Raise :class:`UsageError` if a class of Trainers overrides a method that is not called."""
+    kind = make.func if isinstance(make, partial) else make
+    for name, why in _NEVER_CALLED.items():
+        if isinstance(kind, type) and getattr(kind, name, None) is not getattr(Trainer, name, None):
+            raise UsageError(f"{kind.__name__}.{name}() is not called in a search: {why}")
+
+
+def see_callbacks(callbacks: Iterable[Any]) -> None:
+    """Raise :class:`UsageError` for callbacks that stop, save or log, or listen to an event that does not happen."""
+    for callback in callbacks:
+        kind = callback if isinstance(callback, type) else type(callback)
+        if not issubclass(kind, TrainerCallback):
+            raise UsageError(f"callbacks has a {kind.__name__}; it must be a TrainerCallback")
+        if kind.__name__ == "EarlyStoppingCallback":
+            raise UsageError(
+                "EarlyStoppingCallback has no meaning in a search: the algorithm ends trials early (ASHA, "
+                "MedianStopping), and result.load(trial, 'best') gives the best state"
+            )
+        if kind.__module__.partition(".")[0] == "transformers":
+            raise UsageError(
+                f"{kind.__name__} has no meaning in a search, which does its own logging and saving: leave it out"
+            )
+        events = (name for name in dir(kind) if name.startswith("on_"))
+        strange = [
+            name
+            for name in events
+            if name not in _EVENTS and getattr(kind, name) is not getattr(TrainerCallback, name, None)
+        ]
+        if strange:
+            raise UsageError(
+                f"{kind.__name__}.{strange[0]}() is not called in a search, where training is cut into stages and has "
+                f"no epochs, evaluations and saves of its own: do it in {', '.join(sorted(_EVENTS))}, by "
+                f"state.global_step"
+            )

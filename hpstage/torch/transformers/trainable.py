@@ -1,0 +1,298 @@
+"""TrainerTrainable: a Hugging Face Trainer, stepped by hpstage."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, TrainingArguments, set_seed
+from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
+from transformers.trainer_pt_utils import LabelSmoother
+from transformers.trainer_utils import align_special_tokens
+
+from hpstage.errors import StopTraining, UsageError
+from hpstage.schedule import Scalar
+from hpstage.torch.trainable import TorchTrainable
+from hpstage.torch.transformers.arguments import Arguments, detach
+from hpstage.torch.transformers.groups import built, group_values
+from hpstage.torch.transformers.refusals import see_callbacks, see_trainer
+
+logger = logging.getLogger("hpstage")
+
+
+class TrainerTrainable(TorchTrainable):
+    """The setup of a Hugging Face ``Trainer``, trained step by step; a step is one update of the weights.
+
+    Hyper-parameters are named like fields of TrainingArguments. ``learning_rate``, ``weight_decay``, ``adam_beta1``,
+    ``adam_beta2``, ``adam_epsilon``, ``per_device_train_batch_size``, ``gradient_accumulation_steps``,
+    ``max_grad_norm``, ``label_smoothing_factor``, ``seed``, and fields that a subclass of yours adds, may change at any
+    step; other fields are read when a trial begins. Where ``learning_rate`` is a hyper-parameter, its schedule replaces
+    ``lr_scheduler_type`` and the warm-up; else the scheduler of ``args`` is stepped, over ``args.max_steps``. Other
+    names go to ``model_init``.
+
+    Trainer's own methods do the work, also as a subclass overrides them: ``compute_loss``, ``training_step``,
+    ``create_optimizer``, ``create_scheduler``, ``get_batch_samples``, ``evaluate``, ``evaluation_loop``,
+    ``prediction_step``. Metrics have Trainer's names (``eval_loss``, ``eval_accuracy``), without those of its speed.
+
+    Args:
+        model: trained anew in each trial from the weights that it has here. Its frozen parameters are shared among
+            trials and in no state, so that a model with PEFT's adapters has small states.
+        args: what decides training in it counts; when to log, save and evaluate is up to the search.
+        model_init: returns a new model, instead of ``model``. It takes nothing, or one argument: the values of the
+            hyper-parameters at step 0, by name.
+        callbacks: they may act at steps (``on_step_begin``, ``on_step_end``, ...) and end the trial by
+            ``control.should_training_stop``, but neither log, evaluate nor save.
+        trainer_class: ``Trainer``, a subclass, or ``functools.partial`` of one with its other arguments.
+
+    The others are Trainer's. ``self.args`` of the Trainer has the present values. ``args.seed`` decides the first
+    weights; the order of samples and all randomness are those of the hyper-parameter ``seed`` (0 without), which sets
+    ``args.seed``, too. ``dataloader_num_workers`` processes make samples; they are collated in training.
+
+    Raises:
+        UsageError: something that a search cannot do, or not exactly; the message names it.
+    """
+
+    stateless = (
+        "self.given['processing_class'].deprecation_warnings",  # which warnings it has given
+        "self.given['data_collator'].tokenizer.deprecation_warnings",
+    )
+    _evaluates_by_library = True
+
+    trainer: Any = None
+    """The Trainer of the present trial: ``result.load(3).trainable.trainer.predict(...)``."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., torch.nn.Module] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[..., Mapping[str, float]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
+        *,
+        trainer_class: Callable[..., Trainer] = Trainer,
+    ) -> None:
+        if (model is None) == (model_init is None):
+            raise UsageError("give TrainerTrainable a model or a model_init, and not both")
+        if args is None:
+            raise UsageError("give TrainerTrainable args=TrainingArguments(...)")
+        if train_dataset is None or eval_dataset is None:
+            raise UsageError("give TrainerTrainable a train_dataset and an eval_dataset: metrics come from the latter")
+        if model_init is not None and len(inspect.signature(model_init).parameters) > 1:
+            raise UsageError("model_init takes more than one argument; it is called with the hyper-parameters alone")
+        see_trainer(trainer_class)
+        see_callbacks(callbacks or ())
+        self.arguments = Arguments(args)
+        self.pretrained = model
+        self.model_init = model_init
+        self.train_dataset = train_dataset
+        self.trainer_class = trainer_class
+        others = {
+            "data_collator": data_collator,
+            "eval_dataset": eval_dataset,
+            "processing_class": processing_class,
+            "compute_loss_func": compute_loss_func,
+            "compute_metrics": compute_metrics,
+            "callbacks": list(callbacks) if callbacks else None,
+            "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs,
+            "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
+        }
+        self.given = {name: value for name, value in others.items() if value is not None}  # subclasses may lack some
+        if args.use_cpu:
+            self.device = "cpu"
+        if args.dataloader_num_workers:
+            self.num_workers, self.pin_memory = args.dataloader_num_workers, args.dataloader_pin_memory
+            self.prefetch_factor = args.dataloader_prefetch_factor or 2
+
+    @property
+    def _read_by_library(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self.arguments.kind)]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step: those of all its accumulated batches."""
+        return self._whole("per_device_train_batch_size") * self._whole("gradient_accumulation_steps")
+
+    def dataset(self) -> Any:
+        return self.train_dataset
+
+    def model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
+        self._see_names(hp)
+        self.initial = dict(hp)
+        args = self.arguments.made(hp)
+        set_seed(args.seed)
+        trainer = self.trainer_class(
+            model=self._new_model(hp), args=args, train_dataset=self.train_dataset, **self.given
+        )
+        for callback in (DefaultFlowCallback, PrinterCallback):
+            trainer.remove_callback(callback)
+        model: torch.nn.Module = trainer.model
+        if args.activation_checkpointing:
+            options = dict(args.activation_checkpointing_kwargs or {})
+            choice = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
+            enable: Any = model.activation_checkpointing_enable
+            enable(activation_checkpointing_kwargs=options or None, **choice)
+        if isinstance(trainer.processing_class, PreTrainedTokenizerBase | ProcessorMixin) and hasattr(model, "config"):
+            align_special_tokens(model, trainer.processing_class)
+        self.trainer = trainer
+        self.collator = trainer._get_collator_with_removed_columns(trainer.data_collator)
+        self.smoother = LabelSmoother()
+        trainer.samples_seen = 0
+        return model
+
+    def optimizer(self, model: torch.nn.Module, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
+        trainer = self.trainer
+        optimizer = built(trainer, hp)
+        trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(model, optimizer)
+        if "learning_rate" not in hp:
+            trainer.state.max_steps = self._length(trainer.args)
+            trainer.create_scheduler(num_training_steps=trainer.state.max_steps)
+        elif trainer.args.lr_scheduler_type != "constant":
+            logger.warning(
+                "learning_rate follows its schedule; lr_scheduler_type=%r of TrainingArguments is not used "
+                "(lr_scheduler_type='constant' says so)",
+                trainer.args.lr_scheduler_type.value,
+            )
+        handler = trainer.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = model, trainer.optimizer, trainer.lr_scheduler
+        trainer.is_in_train = True
+        self._call("on_train_begin")
+        detach()
+        return optimizer
+
+    def group_values(self, group: dict[str, Any], hp: Mapping[str, Scalar]) -> Mapping[str, Any]:
+        return group_values(group, hp)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        raise NotImplementedError("Trainer.training_step() computes the loss of each accumulated batch")
+
+    def collate(self, samples: list[Any]) -> _Samples:
+        return _Samples(samples)
+
+    def update(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor | None:
+        """Do what Trainer's loop does for one update of the weights."""
+        trainer, samples = self.trainer, batch.samples
+        self._follow()
+        size = trainer.args.per_device_train_batch_size
+        made = [self.collator(samples[start : start + size]) for start in range(0, len(samples), size)]
+        batches, count = trainer.get_batch_samples(iter(made), len(made), trainer.args.device)
+        trainer.current_gradient_accumulation_steps = len(batches)
+        self._call("on_step_begin")
+        losses = []
+        for number, inputs in enumerate(batches, 1):
+            trainer.accelerator.sync_gradients = number == len(batches)
+            losses.append(trainer.training_step(model, inputs, count))
+            if number < len(batches):
+                self._call("on_substep_end")
+        if trainer.args.max_grad_norm > 0:
+            trainer.accelerator.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm)
+        self._call("on_pre_optimizer_step")
+        trainer.optimizer.step()
+        self._call("on_optimizer_step")
+        if trainer.lr_scheduler is not None and not trainer.accelerator.optimizer_step_was_skipped:
+            trainer.lr_scheduler.step()
+        model.zero_grad()
+        trainer.state.global_step += 1
+        trainer.samples_seen += len(samples)
+        trainer.state.epoch = trainer.samples_seen / len(self.train_dataset)
+        self._call("on_step_end")
+        if trainer.control.should_training_stop:
+            raise StopTraining("a callback has set control.should_training_stop")
+        return torch.stack(losses)
+
+    def evaluate(self, model: torch.nn.Module) -> Mapping[str, float]:
+        """Return Trainer's metrics, without those of its speed, which are never the same twice."""
+        metrics = self.trainer.evaluate()
+        return {name: value for name, value in metrics.items() if not name.endswith(_OF_SPEED) and name != "epoch"}
+
+    def _new_model(self, hp: Mapping[str, Scalar]) -> torch.nn.Module:
+        if self.model_init is not None:
+            return self.model_init(dict(hp)) if _takes_values(self.model_init) else self.model_init()
+        assert self.pretrained is not None
+        # Frozen parameters are shared: what no training changes is in no state.
+        frozen = {id(parameter): parameter for parameter in self.pretrained.parameters() if not parameter.requires_grad}
+        return copy.deepcopy(self.pretrained, frozen)
+
+    def _see_names(self, hp: Mapping[str, Scalar]) -> None:
+        """Refuse hyper-parameters that nothing reads."""
+        fields = self.arguments.named(hp)
+        if self.model_init is not None and _takes_values(self.model_init):
+            return
+        for name in hp:
+            if name not in fields:
+                raise UsageError(
+                    f"nothing reads the hyper-parameter {name!r}: it is no field of {self.arguments.kind.__name__}"
+                    f"{self.arguments.suggestion(name)}, and there is no model_init that takes an argument. For one "
+                    f"that your Trainer reads, add a field to a subclass of TrainingArguments"
+                )
+
+    def _follow(self) -> None:
+        """Set the fields of ``trainer.args`` that hyper-parameters name to the present values."""
+        trainer = self.trainer
+        if trainer.lr_scheduler is not None and trainer.state.global_step >= trainer.state.max_steps:
+            raise UsageError(
+                f"the scheduler of TrainingArguments has {trainer.state.max_steps} steps, and trials are longer: state "
+                f"their length as max_steps, or make learning_rate a hyper-parameter with a schedule"
+            )
+        for name, value in self.hp.items():
+            if not self.arguments.is_live(name):
+                if value != self.initial[name]:
+                    raise UsageError(
+                        f"the hyper-parameter {name!r} changes from {self.initial[name]!r} to {value!r}, but is read "
+                        f"only when a trial begins: give it one value"
+                    )
+            elif value != getattr(trainer.args, name):
+                setattr(trainer.args, name, self.arguments.cast(name, value))
+        if "label_smoothing_factor" in self.hp:
+            self.smoother.epsilon = trainer.args.label_smoothing_factor
+            trainer.label_smoother = self.smoother if self.smoother.epsilon else None
+
+    def _call(self, event: str) -> None:
+        """Let the callbacks act."""
+        trainer = self.trainer
+        trainer.control = getattr(trainer.callback_handler, event)(trainer.args, trainer.state, trainer.control)
+        if trainer.control.should_epoch_stop:
+            raise UsageError(
+                f"a callback has set control.should_epoch_stop in {event}: a search has no epochs to stop; "
+                f"should_training_stop ends a trial"
+            )
+
+    def _length(self, args: TrainingArguments) -> int:
+        """Return the number of updates that the scheduler of ``args`` is for."""
+        length: int = args.max_steps
+        if length <= 0:
+            batches = math.ceil(len(self.train_dataset) / args.train_batch_size)
+            length = math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps))
+        return length
+
+    def _whole(self, name: str) -> int:
+        value = self.hp.get(name, self.arguments.value(name))
+        if type(value) is not int or value < 1:
+            raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Samples:
+    """The samples of a step. They are collated in training, where it is known how many are accumulated."""
+
+    samples: list[Any]
+
+
+_OF_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
+
+
+def _takes_values(model_init: Callable[..., Any]) -> bool:
+    return bool(inspect.signature(model_init).parameters)
