@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from hpstage.checkpoints.state_tree import clone
-from hpstage.errors import StateError, TrainingError, UsageError
+from hpstage.errors import NonFiniteLoss, StateError, TrainingError, UsageError
 from hpstage.torch.data import batches_of
 from hpstage.torch.environment import describe
 from hpstage.training.randomness import rekey
@@ -314,9 +314,13 @@ def test_a_seed_that_is_no_whole_number_is_refused() -> None:
         fresh(Small(), {**hp_at(0), "seed": "abc"}).evaluate()
 
 
-def test_a_loss_that_is_not_finite_is_the_users_business() -> None:
-    trainable = fresh(failing(loss=lambda self, model, batch: model(batch[0]).sum() * float("nan")))
-    advance(trainable, 0, 2)
+def test_a_loss_that_is_not_finite_ends_training_unless_that_is_the_users_business() -> None:
+    def not_finite(**attributes: Any) -> Small:
+        return failing(loss=lambda self, model, batch: model(batch[0]).sum() * float("nan"), **attributes)
+
+    with pytest.raises(NonFiniteLoss, match="the training loss is nan in step 0"):
+        advance(fresh(not_finite()), 0, 2)
+    advance(fresh(not_finite(terminate_on_nan=False)), 0, 2)
 
 
 def other_network(self: Small, hp: Any) -> nn.Module:
