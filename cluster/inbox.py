@@ -130,7 +130,7 @@ class Inbox:
         if isinstance(report, BoundaryMissed):
             return report
         if isinstance(report, BoundaryReached):
-            return BoundaryReached(replace(report.reached, at=self._trusted(report.reached.at)), report.failure)
+            return replace(report, reached=replace(report.reached, at=self._trusted(report.reached.at)))
         return replace(report, at=self._trusted(report.at))
 
     def _trusted(self, at: float) -> float:

@@ -171,13 +171,14 @@ class ChainRunner:
         flight.verification = None
         step, outcome = flight.step, outcome_of(error)
         assert outcome is not None
+        last = None
         if outcome == "complete":
             flight.step += 1
-            yield self._reach(flight, replace(flight.course.own(flight.step), evaluate=True), is_last=True)
+            last = self._reach(flight, replace(flight.course.own(flight.step), evaluate=True), is_last=True)
         elif step > flight.since:
-            yield self._reach(flight, flight.course.own(step, keep=False))
+            last = self._reach(flight, flight.course.own(step, keep=False))
         self._stands_at = None
-        yield TrainingEnded(
+        ending = TrainingEnded(
             chain=flight.chain.id,
             worker=self._worker,
             node=flight.stage.node,
@@ -187,6 +188,7 @@ class ChainRunner:
             message=str(error),
             diverged=isinstance(error, NonFiniteLoss),
         )
+        yield ending if last is None else replace(last, ending=ending)
 
     def _train_step(self, step: int, values: Mapping[str, Scalar], report: bool) -> None:
         if self._announce is not None:

@@ -86,7 +86,7 @@ class Reports:
         node = self._plan.nodes[reached.node]
         if reached.kept is not None and reached.kept.key != self._plan.key(node, reached.step):
             raise ClusterError(_other_values(reached.worker, node, reached.step))
-        facts: list[Fact] = [reached]
+        facts: list[Fact] = [reached] if report.ending is None else [reached, report.ending]
         if reached.metrics is None and report.failure is not None:
             facts.append(StageFailed(node=node.id, step=reached.step, evaluating=True, failure=report.failure))
         return facts

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from hpstage.plan.checks import check
 from hpstage.plan.facts import ChainId, NodeId, StateReached, TargetAsked, TrainingEnded, TrialAdded, TrialId, WorkerId
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_existing_plan, read_facts
+from hpstage.plan.messages import BoundaryReached, Report
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal, SQLiteJournal
@@ -278,3 +281,48 @@ def test_an_end_without_metrics_is_refused() -> None:
     plan = plan_of(16, 12, 16)
     with pytest.raises(InternalError, match="no metrics"):
         plan.apply(TrainingEnded(ChainId("c"), WorkerId("w"), NodeId(0), 3, 0.0, "complete"))
+
+
+class Patient(Tape):
+    """Is complete where its loss rises."""
+
+    version = "patient"
+    losses = (5.0, 4.0, 6.0, 3.0, 2.0, 1.0)
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        before = self.score or math.inf
+        super().train(step, hp)
+        self.score = self.losses[step]
+        if self.score > before:
+            raise hpstage.StopTraining("the loss rises")
+
+
+class Dying(hpstage.InlineExecutor):
+    """Its process dies after it has reported the state at step 3."""
+
+    dead = False
+
+    def wait(self, timeout: float | None) -> list[Report]:
+        if self.dead:
+            raise InternalError("died")
+        reports = super().wait(timeout)
+        self.dead = any(isinstance(report, BoundaryReached) and report.reached.step == 3 for report in reports)
+        return reports
+
+
+def test_nothing_is_trained_from_the_last_state_after_a_crash(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="study", direction="minimize")
+    for executor in (Dying(), hpstage.InlineExecutor()):
+        with suppress(InternalError):
+            hpstage.optimize(
+                study,
+                Patient(),
+                lambda _: {"lr": 0.1},
+                metric="score",
+                steps=6,
+                n_trials=1,
+                executor=executor,
+                store=tmp_path,
+            )
+    [trial] = study.trials
+    assert (trial.value, trial.user_attrs["hpstage:steps"]) == (6.0, 3)
