@@ -6,6 +6,7 @@ import difflib
 import dis
 import functools
 import inspect
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from hpstage.training.capture.reach import functions_reached
 
 _READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2"}
-_SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}
+_SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever they were passed on to
+_PARTS = re.compile(r"[\W_]")
 
 _CODE = (type, types.FunctionType, types.MethodType, functools.partial)
 
@@ -22,7 +24,8 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str | None]:
     """Return the hyper-parameters that the code of a trainable does not mention, each with the name most like it.
 
     It looks at names and strings in the user's code and at the fields of torch's optimizers. Code that passes on all
-    values at once (``Net(**hp)``) may read any: then none is returned.
+    values at once (``Net(**hp)``) may read any: then none is returned. Of code that mentions not a single one (it is
+    reached in a way that cannot be followed, such as a table of functions), only those like a name that it has are.
 
     Args:
         subject: what the user passed: an object with its attributes, or a function.
@@ -38,11 +41,23 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str | None]:
             words.update(_words(function.__code__))
     if words == ours:
         return {}  # no code of the user's
-    unknown = [name for name in names if name not in words]
+    names = list(names)
+    unknown = [name for name in names if not _mentioned(name, words)]
+    follows = any(_mentioned(name, words - _READ_BY_HPSTAGE) for name in names)
     if unknown:
         words |= _optimizers_fields()
     close = {name: difflib.get_close_matches(name, sorted(words), n=1) for name in unknown if name not in words}
-    return {name: found[0] if found else None for name, found in close.items()}
+    return {name: found[0] if found else None for name, found in close.items() if found or follows}
+
+
+def _mentioned(name: str, words: set[str]) -> bool:
+    """Whether a name, or the constant beginning of it as in ``hp[f"width{i}"]`` and ``hp[f"encoder.{key}"]``, is among
+    the words."""
+    return (
+        name in words
+        or name.rstrip("0123456789") in words
+        or any(name[: end.end()] in words for end in _PARTS.finditer(name))
+    )
 
 
 def _roots(subject: object) -> Iterator[object]:
@@ -63,9 +78,6 @@ def _words(code: types.CodeType) -> Iterator[str]:
 
 
 def _spreads(function: types.FunctionType) -> bool:
-    code = function.__code__
-    if "hp" not in code.co_names and "hp" not in code.co_varnames:
-        return False
     return any(instruction.opname in _SPREADS for instruction in dis.get_instructions(function))
 
 

@@ -63,6 +63,40 @@ def test_a_hyper_parameter_that_no_code_mentions_is_found(subject: object, found
     assert unread(subject, names) == found
 
 
+def numbered(run: hpstage.Run) -> None:
+    widths = [run.hp[f"width{index}"] for index in range(2)] + [run.hp["encoder." + name] for name in ("lr", "depth")]
+    for _ in run.steps():
+        run.report(score=widths[0])
+
+
+def from_table(run: hpstage.Run) -> None:
+    BUILDERS[0](run.hp)
+
+
+def build(values: Mapping[str, Scalar]) -> object:
+    return values["width0"], values["width1"], values["encoder.lr"]
+
+
+BUILDERS = [build]
+
+
+class Handing(Tape):
+    version = "handing"
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        super().setup(hp)
+        self.made = made({name: value for name, value in hp.items() if name != "seed"})
+
+
+def made(values: dict[str, Scalar]) -> object:
+    return dict(width0=1, **values)
+
+
+@pytest.mark.parametrize("subject", [numbered, from_table, Handing()])
+def test_code_that_makes_up_names_or_passes_on_values_is_not_suspected(subject: object) -> None:
+    assert unread(subject, ["width0", "width1", "encoder.lr"]) == {}
+
+
 def search(caplog: pytest.LogCaptureFixture, space: Callable[[optuna.Trial], Any], **options: Any) -> str:
     study = options.pop("study", None) or optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     with caplog.at_level(logging.WARNING, "hpstage"):
