@@ -83,7 +83,11 @@ class ChainRunner:
             yield self._over(flight, _outcome(error), message=str(error))
             return
         except Exception as error:
-            yield self._over(flight, "failed", failure=_failure(error))
+            if chain.source is None and outcome_of(error) == "pruned":
+                yield from self._end(flight, error)
+                yield self._over(flight, "done")
+            else:
+                yield self._over(flight, "failed", failure=_failure(error))
             return
         try:
             outcome = yield from self._train(flight, control)

@@ -28,6 +28,7 @@ _NO_POINT: Mapping[str, Any] = {"grid_id": -1, "search_space": {}}
 
 # User attributes of trials that an algorithm or an extension derives from others.
 _GROWN = {"hpstage:donor", "hpstage:extends"}
+_NO_ATTRS: Mapping[str, Any] = {}
 
 
 class BecameAnother(Exception):
@@ -248,13 +249,14 @@ class Ledger:
         """End a running trial."""
         return self.study.tell(number, values, state=state, skip_if_finished=True)
 
-    def withdraw(self, trial: FrozenTrial) -> TrialState:
+    def withdraw(self, trial: FrozenTrial, attrs: Mapping[str, Any] = _NO_ATTRS) -> TrialState:
         """Withdraw a trial that was proposed but never told a value, so that it or its grid point is proposed again.
-        Return its state."""
+        Return its state. The user attributes are those of a trial that ends with it."""
         ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
         grown = trial.user_attrs.keys() & _GROWN  # recreated by the algorithm or extension
         queued = "fixed_params" in trial.system_attrs
         if grown or not (queued or ticks_off):
+            self.note(private.id_of(trial), attrs)
             return self.finish(trial.number, None, TrialState.FAIL).state
         if trial.state != TrialState.WAITING:
             # Queued by the user, or the only trial of a point in a finite space, which a failure would mark as done:

@@ -95,8 +95,8 @@ class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
     """A running chain has reached a boundary, planned or its own, and performed its actions.
 
     ``reached`` is the fact for the journal. The end of each stage is always reported. ``failure``:
-    ``evaluate()`` failed here; training continues. ``ending``: the user's code has ended training with this state; it is
-    written along with it, since nothing may be trained from the state in between.
+    ``evaluate()`` failed here; training continues. ``ending``: the user's code has ended training with this state; it
+    is written along with it, since nothing may be trained from the state in between.
     """
 
     reached: StateReached

@@ -31,6 +31,8 @@ Callback = Callable[[optuna.Study, FrozenTrial], None]
 # Seconds to wait for reports before checking the clock, the progress display and Ctrl-C again.
 _HEARTBEAT = 0.5
 
+_PRUNED = f"{optuna.TrialPruned.__module__}.{optuna.TrialPruned.__qualname__}"
+
 _STATES: dict[TrialState, Literal["COMPLETE", "PRUNED", "FAIL"]] = {
     TrialState.COMPLETE: "COMPLETE",
     TrialState.PRUNED: "PRUNED",
@@ -184,11 +186,12 @@ class Session:
         for trial in self._roster.trials:
             if trial.finished or self._interruption.asked:
                 continue
-            self._ledger.note(trial.storage_id, {"hpstage:ended": "study.stop()"})
+            attrs = {"hpstage:ended": "study.stop()"}
             if trial.values is not None:
+                self._ledger.note(trial.storage_id, attrs)
                 self._finish(trial, TrialState.PRUNED)
                 continue
-            trial.state = self._ledger.withdraw(self._ledger.trial(trial.storage_id))
+            trial.state = self._ledger.withdraw(self._ledger.trial(trial.storage_id), attrs)
             if trial.finished:
                 self._note_end(trial)
                 self._count(trial, 1)
@@ -218,7 +221,10 @@ class Session:
                 case Ask(index, step):
                     self._ask(trials[index], step)
                 case Fork():
-                    self._perform(self._search.forked(self._roster.fork(action).index, action))
+                    forked = self._roster.fork(action).index
+                    self._stopped |= self._ledger.take_stop()  # by the space
+                    self._stopping |= self._stopped
+                    self._perform(self._search.forked(forked, action))
                 case Finish(index, state):
                     self._finish(trials[index], TrialState.COMPLETE if state == "complete" else TrialState.PRUNED)
 
@@ -314,6 +320,12 @@ class Session:
             # As in Optuna: the trial fails, and the study continues regardless of `catch`.
             failure = UserFailure(summary=f"{unknown[0]} is NaN at step {_reached(answer)}", traceback="")
         assert failure is not None
+        if _PRUNED in failure.kinds:  # by what is called between steps, such as evaluate()
+            if not trial.finished:
+                self._ledger.note(trial.storage_id, {"hpstage:ended": failure.summary[:1000]})
+                self._finish(trial, TrialState.PRUNED)
+            self._perform(self._search.failed(index))
+            return
         self.failed += 1
         if trial.barred is None or not trial.finished:
             self._warn(trial, failure)

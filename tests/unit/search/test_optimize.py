@@ -14,7 +14,15 @@ from optuna.trial import TrialState
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, OptunaPruner, SuccessiveHalving
+from hpstage.algos import (
+    ASHA,
+    FullTraining,
+    Hyperband,
+    MedianStopping,
+    OptunaPruner,
+    PopulationBasedTraining,
+    SuccessiveHalving,
+)
 from hpstage.errors import ScheduleError, StoreError, TrainingError, UsageError
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape, alone
@@ -217,6 +225,55 @@ def test_a_stopped_study_leaves_no_trial_open_and_trains_no_further(algorithm):
         if trial.state == TrialState.FAIL:
             assert trial.user_attrs["hpstage:ended"] == "study.stop()" and not trial.intermediate_values
     assert result.plan.searches[study.study_name].ended
+
+
+def test_a_queued_trial_that_a_stop_has_left_waiting_is_not_said_to_be_ended_by_it():
+    study = create()
+    for value in (1, 2, 3, 4):
+        study.enqueue_trial({"a": value})
+    journal = MemoryJournal()
+    options = {"space": lambda trial: {"a": trial.suggest_int("a", 1, 4)}, "store": journal, "n_trials": 4}
+    run(study, algorithm=FullTraining(window=2), callbacks=[Stopper(1)], **options)
+    assert TrialState.WAITING in {trial.state for trial in study.trials}
+    run(study, **options)
+    for trial in study.trials:
+        assert trial.state == TrialState.COMPLETE and "hpstage:ended" not in trial.user_attrs
+
+
+def test_a_space_that_stops_the_study_in_a_fork_ends_the_search():
+    study = create()
+
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        if trial.number == 6:
+            study.stop()
+        return {"a": trial.suggest_float("a", 1.0, 9.0)}
+
+    run(study, space=space, n_trials=6, algorithm=PopulationBasedTraining(3))
+    assert {trial.state for trial in study.trials} == {TrialState.PRUNED, TrialState.FAIL}
+
+
+@pytest.mark.parametrize("where", ["setup", "evaluate"])
+def test_a_trial_that_is_pruned_outside_a_step_is_pruned_and_the_others_go_on(where):
+    class Pruning(Tape):
+        version = f"pruning in {where}"
+
+        def setup(self, hp):
+            super().setup(hp)
+            if where == "setup" and hp["a"] == 2:
+                raise optuna.TrialPruned("not this one")
+
+        def evaluate(self):
+            if where == "evaluate" and self.score > 2.5:
+                raise optuna.TrialPruned("not this one")
+            return super().evaluate()
+
+    study = create()
+    result = run(
+        study, Pruning(), space=lambda trial: {"a": trial.suggest_categorical("a", [1, 2])}, n_trials=8, catch=()
+    )
+    assert {(t.params["a"], t.state) for t in study.trials} == {(1, TrialState.COMPLETE), (2, TrialState.PRUNED)}
+    assert all(("not this one" in t.user_attrs.get("hpstage:ended", "")) == (t.params["a"] == 2) for t in study.trials)
+    assert result.savings.steps_trained == result.savings.steps_unique
 
 
 def test_points_of_a_grid_that_a_stop_has_left_out_are_searched_by_the_next_call():
