@@ -72,6 +72,7 @@ class ChainRunner:
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
         self._unverified: Callable[[], frozenset[str]] | None = getattr(trainable, "unverified", None)
         self._verifications_left = _VERIFICATIONS
+        self._end_is_verified = False
 
     def run(self, chain: Chain, control: Control) -> Generator[ChainReport | None, None, None]:
         """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` when told to pause."""
@@ -175,6 +176,7 @@ class ChainRunner:
         flight.verification = None
         step, outcome = flight.step, outcome_of(error)
         assert outcome is not None
+        begun, source, announced = flight.kept, flight.parent, flight.announced
         last = None
         if outcome == "complete":
             flight.step += 1
@@ -182,6 +184,8 @@ class ChainRunner:
         elif step > flight.since:
             last = self._reach(flight, flight.course.own(step, keep=False))
         self._stands_at = None
+        if announced and flight.chain.verify_new and not self._end_is_verified:
+            self._verify_end(flight, source, begun, step)
         ending = TrainingEnded(
             chain=flight.chain.id,
             worker=self._worker,
@@ -193,6 +197,34 @@ class ChainRunner:
             diverged=isinstance(error, NonFiniteLoss),
         )
         yield ending if last is None else replace(last, ending=ending)
+
+    def _verify_end(self, flight: Flight, source: StateKey | None, begun: int, step: int) -> None:
+        """Train once more up to an end in ``step`` where a report was wanted, now without one: in a tree, reports are
+        wanted at other steps than in a trial alone.
+
+        Args:
+            source: the last kept state, at step ``begun``.
+
+        Raises:
+            StateError: training has not ended in this step.
+        """
+        self._go_to(source, flight.chain.initial)
+        at = begun
+        try:
+            for at in range(begun, step + 1):
+                values = Values(flight.course.stage_at(at + 1))
+                values.move(at)
+                self._train_step(at, values, report=False)
+        except Exception as error:
+            if at == step and outcome_of(error) is not None:
+                self._end_is_verified = True
+                return
+        flight.step = step  # the step that has failed, not one after it
+        raise StateError(
+            f"training has ended in step {step}, where a report was wanted, and does not where none is: the step would "
+            f"depend on when the algorithm asks for metrics. Decide by what every step computes, such as the loss, or "
+            f"measure in the same steps whatever run.wants_report says"
+        )
 
     def _train_step(self, step: int, values: Mapping[str, Scalar], report: bool) -> None:
         if self._announce is not None:
@@ -276,23 +308,27 @@ class ChainRunner:
     def _enter(self, chain: Chain, flight: Flight) -> None:
         """Bring the trainable to the chain's source, and record how."""
         began = time.perf_counter()
-        if chain.source is None:
-            self._stands_at = None
-            self._trainable.setup(chain.initial)
-            flight.source = "fresh"
-        elif self._stands_at == chain.source:
-            flight.source = "continued"
-        else:
-            self._stands_at = None
-            state = self._live.get(chain.source)
-            flight.source = "live"
-            if state is None:
-                state = self._checkpoints.load(chain.source)
-                flight.source = "disk"
-            self._trainable.setup(chain.initial)
-            self._trainable.load_state_dict(state)
-            self._stands_at = chain.source
+        flight.source = self._go_to(chain.source, chain.initial)
         flight.load_seconds = time.perf_counter() - began
+
+    def _go_to(
+        self, source: StateKey | None, initial: Mapping[str, Scalar]
+    ) -> Literal["fresh", "continued", "live", "disk"]:
+        """Bring the trainable to a kept state or to the start of training; return how."""
+        if source is not None and self._stands_at == source:
+            return "continued"
+        self._stands_at = None
+        if source is None:
+            self._trainable.setup(initial)
+            return "fresh"
+        state = self._live.get(source)
+        found = state is not None
+        if state is None:
+            state = self._checkpoints.load(source)
+        self._trainable.setup(initial)
+        self._trainable.load_state_dict(state)
+        self._stands_at = source
+        return "live" if found else "disk"
 
     def _settle(self) -> None:
         """Wait for work queued on a device, so that its time is attributed correctly."""

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage import Run
 from hpstage import schedule as s
+from hpstage.errors import StateError
 from hpstage.store import MemoryJournal
 
 STEPS = 30
@@ -176,6 +177,23 @@ def test_an_end_without_metrics_fails_with_its_remedy() -> None:
     failed = [trial for trial in result.study.trials if trial.state == TrialState.FAIL]
     assert failed
     assert all("without metrics: call run.report(...)" in trial.user_attrs["hpstage:failure"] for trial in failed)
+
+
+def test_an_end_that_depends_on_when_a_report_is_wanted_is_refused() -> None:
+    def measuring(run: Run) -> None:
+        model, optimizer = parts(run)
+        run.attach(model=model, optimizer=optimizer)
+        for _ in run.steps():
+            loss = one_step(run, model, optimizer)
+            if run.wants_report:
+                run.report(loss=loss)
+                if loss < 0.4:
+                    break
+
+    result = search(measuring, catch=(StateError,))
+    failed = [trial for trial in result.study.trials if trial.state == TrialState.FAIL]
+    assert failed
+    assert all("where a report was wanted" in trial.user_attrs["hpstage:failure"] for trial in failed)
 
 
 def diverging(trial: optuna.Trial) -> dict[str, object]:
