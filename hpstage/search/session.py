@@ -279,8 +279,10 @@ class Session:
     def _pass(self, trial: SessionTrial, answer: Answer) -> None:
         """Report values of which the algorithm is not told. A failure is that of the target, too."""
         if answer.metrics is not None:
-            values = self._values(self._measured(trial, answer))
+            metrics = self._measured(trial, answer)
+            values = self._values(metrics)
             if not any(map(math.isnan, values)):
+                trial.metrics = metrics
                 self._report(trial, _reached(answer), values)
 
     def _measured(self, trial: SessionTrial, answer: Answer) -> dict[str, float]:
@@ -366,6 +368,9 @@ class Session:
         if planned is not None:
             # An earlier session may have asked for more than it told, and this one decided otherwise.
             steps = trial.told if state != TrialState.FAIL and trial.told else planned.asked
+            ending = self._driver.plan.ending_on(trial.id, planned.steps)
+            if ending is not None and ending.last == planned.asked:
+                steps = ending.last  # training has ended itself, after the last value told or with it
             if state == TrialState.PRUNED and trial.values is not None and trial.told == planned.steps:
                 state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
             shared = list(planned.shared_until(steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -95,8 +96,10 @@ class TorchLoop(Adapter):
         taken = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
         for batch, self._samples in taken:
             loss = self._user.update(built.model, built.optimizer, batch)
-            if isinstance(loss, torch.Tensor) and self._user.terminate_on_nan and not bool(loss.isfinite().all()):
-                raise NonFiniteLoss(f"the training loss is {loss.detach().sum().item()} in step {step}")
+            if self._user.terminate_on_nan and isinstance(loss, torch.Tensor | float):
+                value = loss.detach().sum().item() if isinstance(loss, torch.Tensor) else loss
+                if not math.isfinite(value):
+                    raise NonFiniteLoss(f"the training loss is {value} in step {step}")
         self._see_values("update() or loss()")
 
     def evaluate(self) -> Mapping[str, float]:

@@ -113,7 +113,9 @@ class TorchTrainable(ABC):
         """Make a batch from a list of samples; by default with torch's ``default_collate``."""
         return default_collate(samples)
 
-    def update(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor | None:
+    def update(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
+    ) -> torch.Tensor | float | None:
         """Train on one batch. Override it to clip or accumulate gradients or to average weights; gradients that it
         leaves behind are then part of the state. Return the loss for :attr:`terminate_on_nan` to see it."""
         optimizer.zero_grad(set_to_none=True)

@@ -96,6 +96,8 @@ class Body:
 
     def _frames(self) -> Iterator[FrameType]:
         """Yield the frames of the user's functions, innermost first."""
+        if self.ended:
+            return  # another thread may have its number
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
             module = frame.f_globals.get("__name__")

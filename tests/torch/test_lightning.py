@@ -105,6 +105,7 @@ def test_training_equals_that_of_the_trainer_alone_and_forks_at_any_step(name: s
         assert outcome(other) == end, fork
 
 
+@pytest.mark.slow  # tests/dask/test_lightning.py has processes of its own
 def test_a_state_continues_in_another_process(tmp_path: Path) -> None:
     names, steps = ["hooks", "accumulation and clipping", "plateau of training"], 2 * EPOCH
     store = FolderCheckpoints(tmp_path, "tests")

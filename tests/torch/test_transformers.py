@@ -367,6 +367,7 @@ def test_a_fork_equals_training_straight_through(name: str) -> None:
     assert outcome(trained(adapter, lambda step: {"seed": 42}, FORK, STEPS)) == straight
 
 
+@pytest.mark.slow  # half a minute of imports
 def test_a_fork_in_a_new_process_equals_training_straight_through(tmp_path: Path) -> None:
     store = FolderCheckpoints(str(tmp_path), "tests")
     for number, name in enumerate(ELSEWHERE):

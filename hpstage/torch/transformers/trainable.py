@@ -181,7 +181,9 @@ class TrainerTrainable(TorchTrainable):
     def collate(self, samples: list[Any]) -> _Samples:
         return _Samples(samples)
 
-    def update(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor | None:
+    def update(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
+    ) -> torch.Tensor | float | None:
         """Do what Trainer's loop does for one update of the weights."""
         trainer, samples = self.trainer, batch.samples
         self._follow()
