@@ -32,6 +32,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
+    assert not re.search("^(WARNING|Trial .* failed)", ended.stderr, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
