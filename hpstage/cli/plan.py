@@ -11,6 +11,7 @@ import typer
 
 from hpstage.cli.naming import algorithm_named, space_named, trainable_named
 from hpstage.errors import UsageError
+from hpstage.schedule.space import longest
 from hpstage.text import clean
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def plan(
     space: Annotated[str, typer.Argument(help="The search space: MODULE:NAME, or path/to/script.py:NAME.")],
-    steps: Annotated[int, typer.Option(help="Steps of a full trial.")],
+    steps: Annotated[int | None, typer.Option(help="Steps of a full trial; a sweep knows them.")] = None,
     n_trials: Annotated[int | None, typer.Option(help="How many trials; a grid has an end of its own.")] = None,
     sampler: Annotated[str, typer.Option(help="One of Optuna's: random, tpe, grid, bruteforce, cmaes, ...")] = "random",
     seed: Annotated[int, typer.Option(help="The sampler's.")] = 0,
@@ -67,7 +68,8 @@ def plan(
     fleets = _numbers(gpus)
     size = None if checkpoint_bytes is None else budget_bytes(checkpoint_bytes, "--checkpoint-bytes")
     function = space_named(space)
-    own = named_sampler(sampler, function, steps, seed)
+    length = longest(function, steps)
+    own = named_sampler(sampler, function, length, seed)
     known: Costs | None = None
     precedent: Precedent | None = None
     if store is not None:
@@ -77,10 +79,10 @@ def plan(
     if trainable is not None:
         from hpstage.rehearsal.costs import measured
 
-        known = measured(trainable_named(trainable), values_met(function, steps, sampler=own, most=6))
+        known = measured(trainable_named(trainable), values_met(function, length, sampler=own, most=6))
     found = preflight(
         function,
-        steps=steps,
+        steps=length,
         n_trials=n_trials,
         sampler=own,
         algorithm=described,

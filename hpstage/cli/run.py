@@ -13,6 +13,7 @@ from hpstage.cli.naming import algorithm_named, executor_named, send_along, spac
 from hpstage.cli.studies import default_storage, open_study
 from hpstage.cli.terminal import echo
 from hpstage.errors import ClusterError, UsageError
+from hpstage.schedule.space import longest
 from hpstage.store.redaction import redacted, shown
 from hpstage.text import clean, count_of
 
@@ -29,10 +30,10 @@ def run(
         typer.Argument(help="What is trained: MODULE:NAME, or path/to/script.py:NAME; of a class, an instance."),
     ],
     space: Annotated[str, typer.Argument(help="The search space: a function, named in the same way.")],
-    steps: Annotated[int, typer.Option(help="Steps of a full trial.")],
     metric: Annotated[
         list[str], typer.Option(help="Which of the numbers of evaluate() counts; once for each objective.")
     ],
+    steps: Annotated[int | None, typer.Option(help="Steps of a full trial; a sweep knows them.")] = None,
     direction: Annotated[
         list[str] | None, typer.Option(help="minimize or maximize, once for each metric; needed for a new study.")
     ] = None,
@@ -111,7 +112,8 @@ def run(
     place = storage or default_storage(store)
     where = f"{clean(named)} in {clean(shown(place))}"
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    chosen = named_sampler(sampler, function, steps, seed)
+    length = longest(function, steps)
+    chosen = named_sampler(sampler, function, length, seed)
     study = open_study(named, place, directions=direction or (), sampler=chosen)
     if (before := len(study.get_trials(deepcopy=False))) and not extend:
         typer.echo(
@@ -121,7 +123,7 @@ def run(
         )
         in_order = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler, optuna.samplers.QMCSampler
         if not isinstance(chosen, in_order):  # those take up their order; others would propose the same trials again
-            study.sampler = named_sampler(sampler, function, steps, (seed + before) % 2**32)
+            study.sampler = named_sampler(sampler, function, length, (seed + before) % 2**32)
     with ExitStack() as closing:
         trains = _executor(executor, scheduler, n_workers, closing)
         try:
@@ -130,7 +132,7 @@ def run(
                 subject,
                 function,
                 metric=metric,
-                steps=steps,
+                steps=length,
                 n_trials=n_trials,
                 timeout=timeout,
                 algorithm=described,

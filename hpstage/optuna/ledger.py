@@ -7,7 +7,7 @@ trial of an earlier process).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -184,10 +184,11 @@ class Ledger:
             notes |= _NO_POINT
         return Trial(self.study, self._create(system_attrs=notes, user_attrs=dict(attrs)))
 
-    def carry_on(self, finished: FrozenTrial, attrs: Mapping[str, Any], metrics: Container[str]) -> FrozenTrial:
+    def carry_on(self, finished: FrozenTrial, attrs: Mapping[str, Any], metrics: Mapping[str, float]) -> FrozenTrial:
         """Create a running trial with the parameters, values and user attributes of a finished one, except its
         ``metrics``, since Optuna does not allow changing that one."""
-        own = {n: v for n, v in finished.user_attrs.items() if not n.startswith("hpstage:") and n not in metrics}
+        attributes = finished.user_attrs.items()
+        own = {n: v for n, v in attributes if not n.startswith("hpstage:") and (n not in metrics or v != metrics[n])}
         made = self._create(
             params=finished.params,
             distributions=finished.distributions,
