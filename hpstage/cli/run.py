@@ -115,12 +115,14 @@ def run(
     length = longest(function, steps)
     chosen = named_sampler(sampler, function, length, seed)
     study = open_study(named, place, directions=direction or (), sampler=chosen)
-    if (before := len(study.get_trials(deepcopy=False))) and not extend:
-        typer.echo(
-            f"hpstage: the study has {count_of(before, 'trial')}. If its search was interrupted, this goes on with it; "
-            f"else it adds trials (--extend goes on with a search that has ended)",
-            err=True,
-        )
+    there = study.get_trials(deepcopy=False)
+    if (before := len(there)) and not extend:
+        if all(trial.state.is_finished() for trial in there):
+            typer.echo(
+                f"hpstage: the study has {count_of(before, 'trial')}, and this adds more, unless its last search was "
+                f"interrupted (--extend goes on with that search)",
+                err=True,
+            )
         in_order = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler, optuna.samplers.QMCSampler
         if not isinstance(chosen, in_order):  # those take up their order; others would propose the same trials again
             study.sampler = named_sampler(sampler, function, length, (seed + before) % 2**32)
@@ -151,8 +153,8 @@ def run(
             )
             raise typer.Exit(130) from None
     echo(as_text(result, metric))
-    there = len(result.study.get_trials(deepcopy=False))
-    more = f", which has {there:,} trials now" if there != result.savings.trials else ""
+    after = len(result.study.get_trials(deepcopy=False))
+    more = f", which has {after:,} trials now" if after != result.savings.trials else ""
     echo(f"{'study':<20}  {where}{more}")
     if report is not None:
         echo(f"{'report':<20}  {clean(result.write_report(report))}")

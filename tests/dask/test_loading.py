@@ -111,6 +111,7 @@ def search(trainable: object, client: Client, folder: Path) -> hpstage.Result:
 
 
 def alone(trainable: object, result: hpstage.Result, number: int) -> float:
+    torch.set_num_threads(1)  # as on a worker
     net: Any = as_trainable(trainable)
     line = {name: schedule.until(STEPS) for name, schedule in result.schedules(number).items()}
     net.setup({name: schedule.value(0) for name, schedule in line.items()})
