@@ -100,10 +100,10 @@ class Call:
     def _try_out(self, initial: Mapping[str, Scalar]) -> None:
         for name, like in unread(self.request.trainable, initial).items():
             logger.warning(
-                "No code of the trainable mentions the hyper-parameter %r%s: trials that differ in it train the same, "
-                "each for itself",
+                "No code of the trainable mentions the hyper-parameter %r, but %r: trials that differ in it train the "
+                "same, each for itself",
                 name,
-                "" if like is None else f" (it has {like!r})",
+                like,
             )
         found = self.executor.try_out(initial)
         for name in self.request.metrics:

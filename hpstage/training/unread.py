@@ -20,12 +20,11 @@ _PARTS = re.compile(r"[\W_]")
 _CODE = (type, types.FunctionType, types.MethodType, functools.partial)
 
 
-def unread(subject: object, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the hyper-parameters that the code of a trainable does not mention, each with the name most like it.
+def unread(subject: object, names: Iterable[str]) -> dict[str, str]:
+    """Return the hyper-parameters that the code of a trainable does not mention, but a name like it, with that name.
 
-    It looks at names and strings in the user's code and at the fields of torch's optimizers. Code that passes on all
-    values at once (``Net(**hp)``) may read any: then none is returned. Of code that mentions not a single one (it is
-    reached in a way that cannot be followed, such as a table of functions), only those like a name that it has are.
+    It looks at names and strings in the user's code and at the fields of torch's optimizers. Others may be read in ways
+    that cannot be followed. Code that passes on all values at once (``Net(**hp)``) may read any: then none is returned.
 
     Args:
         subject: what the user passed: an object with its attributes, or a function.
@@ -41,13 +40,11 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str | None]:
             words.update(_words(function.__code__))
     if words == ours:
         return {}  # no code of the user's
-    names = list(names)
     unknown = [name for name in names if not _mentioned(name, words)]
-    follows = any(_mentioned(name, words - _READ_BY_HPSTAGE) for name in names)
     if unknown:
         words |= _optimizers_fields()
     close = {name: difflib.get_close_matches(name, sorted(words), n=1) for name in unknown if name not in words}
-    return {name: found[0] if found else None for name, found in close.items() if found or follows}
+    return {name: found[0] for name, found in close.items() if found}
 
 
 def _mentioned(name: str, words: set[str]) -> bool:

@@ -199,6 +199,7 @@ def test_on_dask_and_under_halving_every_trial_is_as_it_is_alone_and_as_on_one_w
     assert set(client.run(lambda: "torch" in sys.modules).values()) == {False}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [stopping, pruning])
 def test_on_dask_training_that_ends_itself_ends_as_in_this_process(client: Client, function):
     assert ends(search(function, executor=client)) == ends(search(function))

@@ -12,7 +12,7 @@ import numpy as np
 import optuna
 
 from hpstage import schedule as s
-from hpstage.workloads import cifar, evolution, gpt, mobilenet, recommender, resnet, tree_lstm, unet, wide_resnet
+from hpstage.workloads import bert, cifar, evolution, gpt, mobilenet, recommender, resnet, tree_lstm, unet, wide_resnet
 
 STEPS = 6
 Space = Callable[[optuna.Trial], Mapping[str, Any]]
@@ -70,6 +70,12 @@ CASES = {
         "error",
         "minimize",
     ),
+    "bert": Case(
+        lambda files: bert.Bert(str(files / "sentences.tsv"), layers=1, heads=2, width=16, length=8),
+        small(bert.space),
+        "eval_accuracy",
+        "maximize",
+    ),
     "unet": Case(lambda files: unet.UNet(levels=1, width=4, images=8, size=16), small(unet.space), "dice", "maximize"),
     "evolution": Case(
         lambda files: evolution.Evolution(hidden=4, episodes=2, limit=50), small(evolution.space), "length", "maximize"
@@ -90,6 +96,9 @@ def write_files(folder: Path, images: int = 2) -> None:
         for second, (user, film) in enumerate(random.integers(1, 12, size=(60, 2)).tolist())
     ]
     (folder / "u.data").write_text("\n".join(lines) + "\n")
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven"]
+    sentences = [f"{number % 2}\tthe number is {words[number % 8]}" for number in range(40)]
+    (folder / "sentences.tsv").write_text("\n".join(sentences) + "\n")
 
 
 def schedules_of(space: Space, seed: int = 0) -> Callable[[int], dict[str, Any]]:

@@ -64,6 +64,7 @@ def trained(trainable: Any, values_at: Callable[[int], dict[str, Any]], start: i
     return trainable
 
 
+@pytest.mark.one_in(3)
 def test_check_finds_nothing(case: Case, files: Path, children: Children) -> None:
     report = hpstage.check(case.make(files), case.space, steps=4, n_forks=1, children=children)
     assert report.ok, str(report)
