@@ -330,6 +330,27 @@ def test_the_limit_of_the_trainer_completes_a_trial() -> None:
             each.train(7, HP)
 
 
+@pytest.mark.parametrize("step_unit", ["batch", "epoch"])
+def test_a_training_that_has_ended_gives_back_the_model_that_was_measured(step_unit: Any, tmp_path: Path) -> None:
+    trainer = {**CPU, "max_epochs": 2}
+    result = hpstage.optimize(
+        optuna.create_study(study_name="study"),
+        LightningTrainable(LitShapes, ShapesDataModule(), trainer=trainer, step_unit=step_unit),
+        lambda trial: HP,
+        metric="val_loss",
+        steps=40,
+        n_trials=1,
+        executor=hpstage.InlineExecutor(),
+        store=tmp_path,
+    )
+    plan = result.plan
+    [state] = [state for state in plan.kept.values() if state.step == plan.trials[result.trial_id(0)].asked]
+    assert state.kept is not None and "ends training" in result.study.trials[0].user_attrs["hpstage:ended"]
+    kept = result.trial(0).weights()
+    loaded = result.best_model().state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in loaded.items() if name in kept)
+
+
 class Stopping(LitShapes):
     def on_train_batch_end(self, *args: Any) -> None:
         self.trainer.should_stop = self.global_step == 4

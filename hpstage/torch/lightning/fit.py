@@ -115,10 +115,13 @@ class Session:
 
     def _next(self) -> int:
         """Pause until the next step is asked for, let its values take effect, and return the seed."""
-        if self._progress is None:
+        begins = self._progress is None
+        if begins:
             self._begin()
         assert self._steering is not None
-        if self._subject.step_unit == "batch" or self.trainer.fit_loop.epoch_loop.batch_progress.current.ready == 0:
+        epoch_loop = self.trainer.fit_loop.epoch_loop
+        # What begins may be the state of a training that has ended: the last of an epoch, not its first.
+        if begins or self._subject.step_unit == "batch" or epoch_loop.batch_progress.current.ready == 0:
             self._pause()
             if self.trainer.fit_loop.done:
                 raise self._over()

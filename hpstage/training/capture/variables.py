@@ -92,12 +92,17 @@ _NOTHING = "nothing"
 def _changed(path: str, was: str, now: str) -> StateError:
     path = shown(path)
     name = path.removeprefix(LOCAL).partition(".")[0].partition("[")[0]
-    remedy = f"`{name}`" if path.startswith(LOCAL) else "it"
+    remedy, more = "it", ""
+    if path.startswith(LOCAL):
+        remedy = f"`{name}`"
+        more = (
+            f"; if each step sets it before it reads it, as in an inner loop, set it before that, too (`{name} = None`)"
+        )
     return StateError(
         f"training has changed {path}, which it may read in a later step, and which is in no state: it was {was} where "
         f"the loop over run.steps() began and is {now}, so that a fork would continue differently. Attach {remedy}, "
         f"keep it as an attribute of something that is attached, or make it a function of the step; if training does "
-        f"not depend on it, name it in `stateless` of the function"
+        f"not depend on it, name it in `stateless` of the function{more}"
     )
 
 
