@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from concurrent import futures
 from contextlib import AbstractContextManager, closing
 from typing import Any
 
@@ -213,18 +214,24 @@ class DaskExecutor(Executor):
         self._trying.clear()
         key = self._new_key()
         future = self._submit(worker, key, side.try_out, self._run, key, encode(dict(initial)), self._checkpoints)
-        # Not result(timeout=...): each timeout leaves a future behind whose error Dask's loop logs.
-        done = threading.Event()
-        future.add_done_callback(lambda _: done.set())
+        # In a thread, since a result that is lost with its worker is waited for without end. Not result(timeout=...):
+        # each timeout leaves a future behind whose error Dask's loop logs.
+        result: futures.Future[dict[str, float] | None] = futures.Future()
+        threading.Thread(target=_fetch, args=(future, result), name="hpstage-try-out", daemon=True).start()
         # The task of a worker that left would wait for another one at its address. A task that has not begun would
         # wait for another search's chain, which may take hours.
         limit = time.monotonic() + _TURN
-        while not done.wait(_LOOK) and worker in self._inbox.workers and self._connected:
+        while not futures.wait([result], _LOOK).done and worker in self._inbox.workers and self._connected:
             if not self._trying.is_set() and time.monotonic() > limit:
                 break
-        metrics: dict[str, float] | None = future.result() if done.is_set() else None
-        future.release()
-        return metrics
+        if not result.done():
+            if self._connected:
+                future.cancel()  # ends the thread
+            return None
+        try:
+            return result.result()
+        finally:
+            future.release()
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         if not self._inbox.begin(chain.id, worker):
@@ -414,3 +421,11 @@ class DaskExecutor(Executor):
             return  # wait() will report that all workers have left
         self._inbox.forget(chain)
         self._release([chain])
+
+
+def _fetch(future: Future, result: futures.Future[dict[str, float] | None]) -> None:
+    """Wait for the result of a task, or until the task is cancelled."""
+    try:
+        result.set_result(future.result())
+    except BaseException as error:
+        result.set_exception(error)
