@@ -7,6 +7,7 @@ trial of an earlier process).
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -58,7 +59,7 @@ class Ledger:
 
     def __init__(self, study: optuna.Study) -> None:
         self.study = study
-        self._withdrawn: list[FrozenTrial] | None = None
+        self._withdrawn: deque[FrozenTrial] | None = None
 
     @property
     def name(self) -> str:
@@ -106,18 +107,21 @@ class Ledger:
         Like ``study.ask()``, except that the trial has its attributes before it is running: if this process dies here,
         the next one recognizes the trial by them.
         """
-        for queued in [*self._waiting(), *self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))]:
+        for queued in [*self._withdrawn_first(), *self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))]:
             queued_id = private.id_of(queued)
             self.note(queued_id, attrs)
             if self._storage.set_trial_state_values(queued_id, TrialState.RUNNING):
                 return Trial(self.study, queued_id)
         return Trial(self.study, self._create(user_attrs=dict(attrs)))
 
-    def _waiting(self) -> list[FrozenTrial]:
-        """Return trials withdrawn by an earlier call. Optuna's storage in memory, asked by state, may miss them."""
+    def _withdrawn_first(self) -> list[FrozenTrial]:
+        """Return the first trial, if any, that waited when this call began. Optuna's storage in memory, asked by state,
+        may miss those withdrawn by an earlier call."""
         if self._withdrawn is None:
-            self._withdrawn = [trial for trial in self.trials() if trial.state == TrialState.WAITING]
-        return [trial for trial in self._withdrawn if self.trial(private.id_of(trial)).state == TrialState.WAITING]
+            self._withdrawn = deque(trial for trial in self.trials() if trial.state == TrialState.WAITING)
+        while self._withdrawn and self.trial(private.id_of(self._withdrawn[0])).state != TrialState.WAITING:
+            self._withdrawn.popleft()
+        return [self._withdrawn[0]] if self._withdrawn else []
 
     def enqueue(
         self,
@@ -151,7 +155,7 @@ class Ledger:
                 self.study.enqueue_trial(dict(point))
 
     def queue_is_empty(self) -> bool:
-        return not (self._waiting() or self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        return not (self._withdrawn_first() or self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def exhausted(self) -> bool:
         """Whether the sampler has proposed all of a finite space. It would otherwise repeat trials in training."""
