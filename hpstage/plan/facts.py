@@ -12,7 +12,7 @@ from typing import Literal, NewType
 
 import msgspec
 
-from hpstage.schedule import Schedule
+from hpstage.schedule import Plateau, Schedule
 
 NodeId = NewType("NodeId", int)
 """Position of a node in the plan, in order of creation. Identical in every fold of the same journal."""
@@ -96,12 +96,16 @@ class PlanCreated(msgspec.Struct, frozen=True, tag=True):
 
 class TrialAdded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A trial of ``steps`` steps. After the steps ``keep_at``, states are kept on its way if it is trained past them:
-    trials are to be forked there that are not known yet."""
+    trials are to be forked there that are not known yet.
+
+    Schedules of the hyper-parameters ``plateaus`` are decided by metrics: written are those of the decisions so far,
+    and each decision adds the trial again."""
 
     trial: TrialId
     schedules: dict[str, Schedule]
     steps: int
     keep_at: tuple[int, ...] = ()
+    plateaus: dict[str, Plateau] = {}
 
 
 class TargetAsked(msgspec.Struct, frozen=True, tag=True):

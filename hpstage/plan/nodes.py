@@ -11,7 +11,7 @@ from hpstage.plan.keys import History
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail
-from hpstage.schedule import Form, Scalar, Schedule, varies
+from hpstage.schedule import Form, Plateau, Scalar, Schedule, varies
 
 _NONE: Ordered[int] = Ordered()  # of most nodes
 _TRUE, _FALSE = object(), object()  # stand in for booleans in look-ups, since True == 1 in Python
@@ -141,6 +141,7 @@ class PlannedTrial:
     stops: tuple[int, ...]
     schedules: Mapping[str, Schedule]
     keep_at: tuple[int, ...] = ()
+    plateaus: Mapping[str, Plateau] = field(default_factory=dict)
     targets: dict[int, bool] = field(default_factory=dict)  # steps asked for, and whether their answer is counted
     asked: int = 0  # the farthest target
     answered: int = 0  # the farthest target whose answer is counted

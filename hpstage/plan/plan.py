@@ -251,6 +251,7 @@ class SearchPlan:
             known.path, known.stops = self._tree.walk(fact)
             known.steps, known.schedules = fact.steps, fact.schedules
         known.keep(fact.keep_at)
+        known.plateaus = fact.plateaus
         self.payments.made(fact.trial, len(self.nodes))
 
     def forget(self, driver: DriverId) -> None:

@@ -13,8 +13,9 @@ import inspect
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 import optuna
 
 from hpstage.algorithm import Algorithm
@@ -28,7 +29,7 @@ from hpstage.plan.facts import StateReached
 from hpstage.plan.plan import SearchPlan
 from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
-from hpstage.schedule import Scalar
+from hpstage.schedule import Plateau, Scalar
 from hpstage.schedule.space import Space, describe, longest, points_of
 from hpstage.search.optimize import optimize
 from hpstage.search.request import BLIND
@@ -222,11 +223,10 @@ def preflight(
         direction: Literal["maximize", "minimize"] = (
             "maximize" if precedent is not None and precedent.maximize else "minimize"
         )
-        seeds = range(1 if exact else rehearsals)
         runs: list[list[_Run]] = []
         for count in workers:
             runs.append([])
-            for values in seeds:
+            for values in range(rehearsals):
                 journal = MemoryJournal()
                 stand_in = StandIn(values, journal, precedent)
                 executor = SimulatedExecutor(
@@ -241,7 +241,7 @@ def preflight(
                 result = optimize(
                     optuna.create_study(study_name="preflight", sampler=copy.deepcopy(own), direction=direction),
                     _Untrained(),
-                    space,
+                    _on_stand_in(space),
                     metric="value",
                     steps=steps,
                     n_trials=n_trials,
@@ -251,7 +251,8 @@ def preflight(
                     checkpoint_every=checkpoint_every,
                 )
                 runs[-1].append(_Run(result, count, executor.clock(), stand_in))
-                if not stand_in.drawn:
+                exact = exact and not any(trial.plateaus for trial in result.plan.trials.values())
+                if exact or not stand_in.drawn:
                     break  # further rehearsals would be the same
     every = [run for group in runs for run in group]
     saved = [run.result.savings for run in every]
@@ -277,6 +278,25 @@ def preflight(
         checkpoint_bytes=checkpoint_bytes,
         fleets=tuple(_fleet(group) for group in runs),
     )
+
+
+def _on_stand_in(space: Space) -> Space:
+    """Return the space with schedules that observe the one metric that a rehearsal has."""
+
+    def rehearsed(trial: optuna.Trial) -> Mapping[str, Any]:
+        described = space(trial)
+        if not isinstance(described, Mapping):
+            return described
+        return {name: _observing_value(value) for name, value in described.items()}
+
+    return space if points_of(space) else rehearsed
+
+
+def _observing_value(value: object) -> object:
+    if not isinstance(value, Plateau):
+        return value
+    mode = value.mode if value.metric is None else value.mode or "min"
+    return msgspec.structs.replace(value, metric=None, mode=mode)
 
 
 class _Untrained:

@@ -27,6 +27,7 @@ from hpstage.schedule.forms import (
     decayed,
     varies,
 )
+from hpstage.schedule.plateau import Plateau, plateau
 from hpstage.schedule.scalars import Scalar, canonical, count, real, same
 from hpstage.schedule.segments import Schedule, Segment, as_schedule, shifted
 from hpstage.schedule.warmup_stable_decay import WSDSweep, wsd, wsd_sweep
@@ -38,6 +39,7 @@ __all__ = [
     "Exponential",
     "Form",
     "Linear",
+    "Plateau",
     "Polynomial",
     "Sampled",
     "Scalar",
@@ -56,6 +58,7 @@ __all__ = [
     "multistep",
     "onecycle",
     "piecewise",
+    "plateau",
     "polynomial",
     "same",
     "sampled",

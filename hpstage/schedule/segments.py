@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar, overload, runtime_checkable
 
 import msgspec
 
 from hpstage.errors import ScheduleError
 from hpstage.schedule.forms import Constant, Form, agreement
 from hpstage.schedule.scalars import MAX_STEPS, Scalar, count
+
+_T = TypeVar("_T", covariant=True)
+
+
+@runtime_checkable
+class Undecided(Protocol[_T]):
+    """What decides its values while the trial is trained, and may follow a schedule."""
+
+    def after(self, before: Schedule) -> _T: ...
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -84,8 +94,14 @@ class Schedule(msgspec.Struct, frozen=True, gc=False):
 
     # --- composing ----------------------------------------------------------------------------------------
 
-    def then(self, other: Schedule | Scalar) -> Schedule:
+    @overload
+    def then(self, other: Schedule | Scalar) -> Schedule: ...
+    @overload
+    def then(self, other: Undecided[_T]) -> _T: ...
+    def then(self, other: Schedule | Scalar | Undecided[_T]) -> Schedule | _T:
         """Append another schedule, whose steps count from the joint."""
+        if isinstance(other, Undecided):
+            return other.after(self)
         joint = self.length
         if joint is None:
             raise ScheduleError("nothing can follow a schedule without an end; bound it with .until(step)")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import ScheduleError, UsageError
-from hpstage.schedule import Scalar, Schedule, WSDSweep, as_schedule
+from hpstage.schedule import Plateau, Scalar, Schedule, WSDSweep, as_schedule
+from hpstage.schedule.plateau import Descent
 from hpstage.schedule.scalars import count
 from hpstage.schedule.trial import length_of
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-Space = Callable[["Trial"], Mapping[str, Schedule | Scalar | Iterable[int]]]
+Space = Callable[["Trial"], Mapping[str, Schedule | Plateau | Scalar | Iterable[int]]]
 
 # The names under which a space states a trial's length, and where its states are kept for trials to come.
 _LENGTH, _KEEP = "steps", "keep_at"
@@ -28,6 +29,8 @@ class Described:
     steps: int
     keep_at: tuple[int, ...] = ()
     """Ascending steps after which states are kept on its way."""
+    plateaus: Mapping[str, Plateau] = field(default_factory=dict)
+    """Hyper-parameters whose schedules are decided by metrics; in ``schedules``, their values never fall."""
 
 
 def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Described:
@@ -52,6 +55,7 @@ def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Desc
             f"values"
         )
     schedules = {}
+    plateaus = {}
     stated: int | None = None
     keep_at: tuple[int, ...] = ()
     for name, value in described.items():
@@ -62,6 +66,9 @@ def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Desc
                 stated = _length(value)
             elif name == _KEEP:
                 keep_at = _marks(value)
+            elif isinstance(value, Plateau):
+                plateaus[name] = value
+                schedules[name] = Descent(value).schedule()
             else:
                 schedules[name] = as_schedule(value)  # type: ignore[arg-type]  # refuses the rest
         except UsageError as error:
@@ -78,11 +85,12 @@ def describe(space: Space, trial: Any, steps: int, *, cut: bool = False) -> Desc
         {name: schedule.until(length) for name, schedule in schedules.items()},
         length,
         tuple(step for step in keep_at if step <= length),
+        plateaus,
     )
 
 
 def _length(value: object) -> int:
-    if isinstance(value, Schedule):
+    if isinstance(value, Schedule | Plateau):
         raise ScheduleError("this name is for the trial's length, a whole number; give the hyper-parameter another")
     return count("the trial's length", value, least=1)
 
@@ -102,7 +110,7 @@ def grown(donor: Mapping[str, Schedule], step: int, own: Mapping[str, Schedule])
 
 
 def _marks(value: object) -> tuple[int, ...]:
-    if isinstance(value, str | Schedule) or not isinstance(value, Iterable):
+    if isinstance(value, str | Schedule | Plateau) or not isinstance(value, Iterable):
         raise ScheduleError(
             f"{value!r}: this name is for steps at which to keep the state; give the hyper-parameter another"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from hpstage.optuna.patient_storage import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key
-from hpstage.schedule import Scalar
+from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
@@ -83,6 +83,7 @@ class Call:
                 started,
                 request.space,
                 forks=request.algorithm.forks,
+                observed=request.observed,
                 before_first=self._try_out,
             ),
             request.algorithm,
@@ -97,7 +98,8 @@ class Call:
             on_change=lambda session: self.progress.update(session, driver),
         )
 
-    def _try_out(self, initial: Mapping[str, Scalar]) -> None:
+    def _try_out(self, described: Described) -> None:
+        initial = {name: schedule.value(0) for name, schedule in described.schedules.items()}
         for name, like in unread(self.request.trainable, initial).items():
             logger.warning(
                 "No code of the trainable mentions the hyper-parameter %r, but %r: trials that differ in it train the "
@@ -106,7 +108,7 @@ class Call:
                 like,
             )
         found = self.executor.try_out(initial)
-        for name in self.request.metrics:
+        for name in (*self.request.metrics, *(str(one.metric) for one in described.plateaus.values())):
             if found is not None and name not in found and name not in COSTS:
                 raise UsageError(missing_metric(name, found))
 

@@ -39,6 +39,7 @@ def try_out_space(request: Request) -> None:
                 trial = study.ask()
                 try:
                     described = describe(request.space, trial, request.steps)
+                    request.observed.by(described, f"trial {trial.number}")
                     if request.algorithm.forks:
                         check_forkable(described, request.steps, trial.number)
                 except UsageError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import msgspec
 from optuna.trial import FrozenTrial, TrialState
 
 from hpstage.errors import UsageError
@@ -12,7 +13,9 @@ from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import SearchStarted, TrialAdded, TrialId, TrialProposed
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
+from hpstage.schedule import Plateau, Schedule
 from hpstage.schedule.space import Space, describe, grown
+from hpstage.search.decisions import Observed
 
 logger = logging.getLogger("hpstage")
 
@@ -34,7 +37,12 @@ def check_extension(last: SearchStarted, now: SearchStarted) -> None:
 
 
 def lengthened(
-    plan: SearchPlan, ledger: Ledger, space: Space, steps: int, trials: Sequence[tuple[TrialProposed, FrozenTrial]]
+    plan: SearchPlan,
+    ledger: Ledger,
+    space: Space,
+    steps: int,
+    observed: Observed,
+    trials: Sequence[tuple[TrialProposed, FrozenTrial]],
 ) -> list[TrialAdded]:
     """Return the trials of an earlier search, lengthened as the space describes them now that ``steps`` is the most.
 
@@ -53,6 +61,7 @@ def lengthened(
             try:
                 first = int(str(origins[planned.id]).rpartition("/")[2])
                 described = describe(space, ledger.stand_in(frozen, first), steps)
+                described = observed.by(described, f"trial {frozen.number}")
             except UsageError:
                 raise
             except ValueError as error:  # raised by Optuna about the parameters
@@ -60,12 +69,15 @@ def lengthened(
                     f"trial {frozen.number} cannot be taken over: the space asks for other parameters than it was "
                     f"proposed with ({error}); extend a search with its own space"
                 ) from error
-            schedules, length, keep_at = described.schedules, described.steps, described.keep_at
+            schedules, length, keep_at = dict(described.schedules), described.steps, described.keep_at
             if length < planned.steps:
                 raise UsageError(
                     f"trial {frozen.number} had {planned.steps} steps, and the space now gives it {length}; an "
                     f"extension continues what was trained: let space() return as many steps or more"
                 )
+            for name, plateau in described.plateaus.items():
+                if _without_end(planned.plateaus.get(name)) == _without_end(plateau):
+                    schedules[name] = _held(planned.schedules[name], length)
             if proposed.fork is not None:
                 schedules = grown(longer[proposed.fork.donor].schedules, proposed.fork.step, schedules)
             for name, before in planned.schedules.items():
@@ -75,8 +87,19 @@ def lengthened(
                         f"steps; an extension continues what was trained: let space() return the same schedules "
                         f"up to there"
                     )
-        longer[planned.id] = TrialAdded(planned.id, schedules, length, keep_at)
+        longer[planned.id] = TrialAdded(planned.id, schedules, length, keep_at, dict(planned.plateaus))
     return list(longer.values())
+
+
+def _without_end(plateau: Plateau | None) -> Plateau | None:
+    return None if plateau is None else msgspec.structs.replace(plateau, length=None)
+
+
+def _held(decided: Schedule, steps: int) -> Schedule:
+    """Return a schedule that keeps its last value: what follows is to be decided."""
+    length = decided.length
+    assert length is not None
+    return decided.then(decided.value(length - 1)).until(steps)
 
 
 def warn_of_what_is_left(plan: SearchPlan, ledger: Ledger, record: SearchRecord | None, now: SearchStarted) -> None:

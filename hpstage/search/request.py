@@ -16,7 +16,9 @@ from hpstage.optuna.private import startup_trials
 from hpstage.plan.messages import Verify
 from hpstage.schedule.space import Space, points_of
 from hpstage.search.costs import COSTS
+from hpstage.search.decisions import Observed
 from hpstage.search.session import Callback
+from hpstage.training.adapter import noisy_of
 from hpstage.training.lent import see_free
 
 # Samplers whose proposals do not depend on results.
@@ -96,6 +98,15 @@ class Request:
             n_trials=self.n_trials,
             maximize=self.study.directions[0] == optuna.study.StudyDirection.MAXIMIZE,
             adaptive=not points_of(self.space) and not isinstance(samplers(self.study)[-1], BLIND),
+        )
+
+    @property
+    def observed(self) -> Observed:
+        return Observed(
+            metric=self.metrics[0],
+            maximize=self.setting.maximize,
+            noisy=noisy_of(self.trainable),
+            forks=self.algorithm.forks,
         )
 
     def remarks(self) -> Iterator[str]:

@@ -20,6 +20,7 @@ from hpstage.optuna.private import is_feasible
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrainingEnded, TrialEnded, UserFailure, to_metric
 from hpstage.scheduler.scheduler import Answer
 from hpstage.search.costs import COSTS
+from hpstage.search.decisions import Decisions
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
 from hpstage.search.trials import Roster, SessionTrial
@@ -78,6 +79,7 @@ class Session:
         self._interruption = interruption
         self._on_change = on_change
         self._targets = Targets(synchronous=algorithm.synchronous)
+        self._decisions = Decisions(driver, roster.change)
         self._evaluate_every = evaluate_every
         self._noisy = noisy
         self._warned: set[str] = set()
@@ -166,7 +168,9 @@ class Session:
 
     def _take(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
-            self._targets.answer(self._roster.by_id[answer.trial].index, answer)
+            index = self._roster.by_id[answer.trial].index
+            for known in (answer, *self._decisions.take(answer)):
+                self._targets.answer(index, known)
 
     def _drain(self) -> None:
         """Complete running chains and start no more. Open trials stay open: the next call continues them."""
@@ -242,16 +246,19 @@ class Session:
             self._targets.ask(trial.index, step, end=end)
             self._targets.answer(trial.index, Answer(trial.id, end, None, trial.barred))
         else:
-            for asked in self._targets.ask(trial.index, step, self._on_the_way(trial, end), end=end):
-                self._driver.ask(trial.id, asked)
+            asked = self._targets.ask(trial.index, step, self._on_the_way(trial, end), end=end)
+            self._decisions.ask(trial.id, asked)
 
     def _on_the_way(self, trial: SessionTrial, step: int) -> list[int]:
-        """Return the steps before a target at which to evaluate, as ``evaluate_every`` asks for, without retraining."""
-        every = self._evaluate_every
-        if every is None or trial.id not in self._driver.plan.trials:
+        """Return the steps before a target at which to evaluate: where a metric decides a schedule, and, without
+        retraining, as ``evaluate_every`` asks for."""
+        every, plan = self._evaluate_every, self._driver.plan
+        if trial.id not in plan.trials:
             return []
-        begun = self._targets.reach(trial.index)
-        plan, planned = self._driver.plan, self._driver.plan.trials[trial.id]
+        planned, begun = plan.trials[trial.id], self._targets.reach(trial.index)
+        looks = self._decisions.looks(planned, begun, step)
+        if every is None:
+            return sorted(looks)
         found = {state.step for state in planned.states() if state.kept or state.metrics is not None}
         lines = {node.id: stop for node, _, stop in planned.path_to(planned.steps)}
         of_others = [chain for chain in plan.chains.values() if chain.driver != self._driver.scheduler.driver]
@@ -260,7 +267,7 @@ class Session:
         }
         trained = max(found | passing, default=0)
         steps = range(begun - begun % every + every, step, every)
-        return [other for other in steps if other > trained or other in found]
+        return sorted(looks.union(other for other in steps if other > trained or other in found))
 
     # --- telling ------------------------------------------------------------------------------------------
 

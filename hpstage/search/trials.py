@@ -19,8 +19,8 @@ from hpstage.optuna.sampler_state import SamplerState
 from hpstage.plan.facts import ForkedFrom, SearchStarted, TrialAdded, TrialId, TrialProposed, UserFailure
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
-from hpstage.schedule import Scalar
 from hpstage.schedule.space import Described, Space, check_forkable, describe, grown, points_of
+from hpstage.search.decisions import Observed
 from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_what_is_left
 
 # User attributes of a fork: the donor's number, and the step up to which it equals the donor.
@@ -61,7 +61,8 @@ class Roster(Trials):
         space: Space,
         *,
         forks: bool,
-        before_first: Callable[[Mapping[str, Scalar]], None],
+        observed: Observed,
+        before_first: Callable[[Described], None],
     ) -> None:
         self.trials: list[SessionTrial] = []
         self.by_id: dict[TrialId, SessionTrial] = {}
@@ -73,6 +74,7 @@ class Roster(Trials):
         self._started = started
         self._space = space
         self._forks = forks
+        self._observed = observed
         self._before_first = before_first
         self._sampler = SamplerState(ledger.study.sampler)
         # The plan with sharing, where trials have training in common: the plan itself if it shares.
@@ -131,7 +133,7 @@ class Roster(Trials):
         """Continue with the trials of a search; ``begin`` holds the start of one that extends it."""
         by_number = {trial.number: trial for trial in self._ledger.trials()}
         trials = [(p, by_number[p.number]) for p in record.proposed if p.number is not None]
-        longer = lengthened(self._driver.plan, self._ledger, self._space, self._started.steps, trials)
+        longer = lengthened(self._driver.plan, self._ledger, self._space, self._started.steps, self._observed, trials)
         self._driver.log.write(begin)
         for added in longer:
             self._plan(added, [])
@@ -158,7 +160,7 @@ class Roster(Trials):
         trial, described = self._make(self._attrs(), self._ledger.propose)
         if not self.trials:
             try:
-                self._before_first({name: schedule.value(0) for name, schedule in described.schedules.items()})
+                self._before_first(described)
             except Exception:
                 self._ledger.withdraw(self._ledger.trial(id_of(trial)))
                 raise
@@ -205,7 +207,8 @@ class Roster(Trials):
         proposed = TrialProposed(
             self._started.study, frozen.number, id, state, trial.fork, extends=trial.id, params=_written(frozen.params)
         )
-        self._plan(TrialAdded(id, dict(planned.schedules), planned.steps, planned.keep_at), [proposed])
+        schedules, plateaus = dict(planned.schedules), dict(planned.plateaus)
+        self._plan(TrialAdded(id, schedules, planned.steps, planned.keep_at, plateaus), [proposed])
         trial.id, trial.number, trial.storage_id, trial.state = id, frozen.number, id_of(frozen), frozen.state
         self.by_id[id] = trial
 
@@ -237,7 +240,7 @@ class Roster(Trials):
 
     def _describe(self, trial: Trial) -> Described:
         try:
-            described = describe(self._space, trial, self._started.steps)
+            described = self._observed.by(describe(self._space, trial, self._started.steps), f"trial {trial.number}")
             if self._forks:
                 check_forkable(described, self._started.steps, trial.number)
             return described
@@ -256,8 +259,13 @@ class Roster(Trials):
         if described is None:
             self._driver.log.write([proposed])
         else:
-            self._plan(TrialAdded(id, described.schedules, described.steps, described.keep_at), [proposed])
+            plateaus = dict(described.plateaus)
+            self._plan(TrialAdded(id, described.schedules, described.steps, described.keep_at, plateaus), [proposed])
         return self._enter(SessionTrial(len(self.trials), trial.number, id_of(trial), id, id, fork))
+
+    def change(self, added: TrialAdded) -> None:
+        """Change a trial's schedules beyond the steps that were asked of it."""
+        self._plan(added, [])
 
     def _plan(self, added: TrialAdded, along: Sequence[TrialProposed]) -> None:
         self._driver.add([added], along)

@@ -1,0 +1,155 @@
+"""Schedules that metrics decide: trials are trained from one decision to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from hpstage.driver.driver import Driver
+from hpstage.errors import UsageError
+from hpstage.plan.facts import TrialAdded, TrialId
+from hpstage.plan.nodes import PlannedTrial
+from hpstage.schedule import Plateau, Schedule
+from hpstage.schedule.plateau import Descent
+from hpstage.schedule.space import Described
+from hpstage.scheduler.scheduler import Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the schedules of a search may observe.
+
+    Args:
+        metric: the study's first objective, which is to rise if ``maximize``.
+        noisy: metrics that measure the machine as well.
+        forks: whether the algorithm forks trials from one another.
+    """
+
+    metric: str
+    maximize: bool
+    noisy: tuple[str, ...]
+    forks: bool
+
+    def by(self, described: Described, trial: str) -> Described:
+        """Return a trial whose schedules name the metric that they observe.
+
+        Raises:
+            UsageError: names the trial, the hyper-parameter and the remedy.
+        """
+        bound = {name: self._of(plateau, trial, name) for name, plateau in described.plateaus.items()}
+        return dataclasses.replace(described, plateaus=bound)
+
+    def _of(self, plateau: Plateau, trial: str, name: str) -> Plateau:
+        metric = plateau.metric or self.metric
+        who = f"{trial}, hyper-parameter {name!r}"
+        if self.forks:
+            raise UsageError(
+                f"{who}: a schedule that a metric decides cannot be forked by an algorithm that changes schedules "
+                f"itself; use another algorithm"
+            )
+        if metric.startswith("hpstage:") or metric in self.noisy:
+            raise UsageError(
+                f"{who}: {metric!r} measures the machine as well as the model, and would decide otherwise in another "
+                f"run; let s.plateau(metric=...) name one that does not"
+            )
+        default = ("max" if self.maximize else "min") if metric == self.metric else "min"
+        return msgspec.structs.replace(plateau, metric=metric, mode=plateau.mode or default)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A trial whose schedules are not decided to its end."""
+
+    descents: Mapping[str, Descent]
+    looks: deque[int]  # steps after which something is still to be decided
+    waiting: list[int] = field(default_factory=list)  # targets beyond the next of them, ascending
+
+
+class Decisions:
+    """Asks the driver for targets, but for none beyond a step after which a schedule is still to be decided.
+
+    What is decided is a function of the metrics in the plan: an interrupted search decides the same again.
+
+    Args:
+        add: adds a trial again, with schedules that have changed.
+    """
+
+    def __init__(self, driver: Driver, add: Callable[[TrialAdded], None]) -> None:
+        self._driver = driver
+        self._add = add
+        self._open: dict[TrialId, _Open] = {}
+
+    def looks(self, trial: PlannedTrial, after: int, stop: int) -> set[int]:
+        """Return the steps between two targets after which something is decided."""
+        return {at for plateau in trial.plateaus.values() for at in plateau.looks(stop) if at > after}
+
+    def ask(self, trial: TrialId, steps: Iterable[int]) -> None:
+        planned = self._driver.plan.trials[trial]
+        if not planned.plateaus:
+            for step in steps:
+                self._driver.ask(trial, step)
+            return
+        open = self._open.get(trial)
+        if open is None:
+            looks = self.looks(planned, 0, planned.steps)
+            open = _Open({name: Descent(one) for name, one in planned.plateaus.items()}, deque(sorted(looks)))
+            self._open[trial] = open
+        for step in steps:
+            insort(open.waiting, step)
+        self._go_on(trial, open)
+
+    def take(self, answer: Answer) -> list[Answer]:
+        """Decide what is known now, and ask for what waited for it. Return the answers to what will not be asked for,
+        since the trial has failed."""
+        open = self._open.get(answer.trial)
+        if open is None:
+            return []
+        if answer.failure is not None:
+            unasked, open.waiting = open.waiting, []
+            return [dataclasses.replace(answer, step=step) for step in unasked]
+        if answer.ending is not None:
+            open.looks.clear()
+        self._go_on(answer.trial, open)
+        return []
+
+    def _go_on(self, trial: TrialId, open: _Open) -> None:
+        self._decide(trial, open)
+        while open.waiting and (not open.looks or open.waiting[0] <= open.looks[0]):
+            self._driver.ask(trial, open.waiting.pop(0))
+
+    def _decide(self, trial: TrialId, open: _Open) -> None:
+        planned = self._driver.plan.trials[trial]
+        while open.looks:
+            at = open.looks[0]
+            state = self._driver.plan.known(trial, at)
+            if state is None or state.metrics is None:
+                return
+            open.looks.popleft()
+            decided: dict[str, Schedule] = {}
+            for name, descent in open.descents.items():
+                looks = at in descent.plateau.looks(planned.steps)
+                if looks and descent.see(at, _metric(state.metrics, descent, name)):
+                    schedule = descent.schedule().until(planned.steps)
+                    # An earlier call may have written this decision, and later ones.
+                    if schedule.value(at) != planned.schedules[name].value(at):
+                        decided[name] = schedule
+            if decided:
+                schedules = {**planned.schedules, **decided}
+                self._add(TrialAdded(trial, schedules, planned.steps, planned.keep_at, dict(planned.plateaus)))
+
+
+def _metric(metrics: Mapping[str, float], descent: Descent, name: str) -> float:
+    metric = descent.plateau.metric
+    assert metric is not None
+    if metric not in metrics:
+        there = ", ".join(map(repr, sorted(metrics))) or "nothing"
+        raise UsageError(
+            f"evaluate() returned {there}, but {metric!r} is to decide the schedule of {name!r}; let "
+            f"s.plateau(metric=...) name one of them"
+        )
+    return metrics[metric]

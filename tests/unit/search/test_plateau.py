@@ -1,0 +1,290 @@
+"""Schedules that a metric decides: one line of training until it parts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algorithm import Algorithm
+from hpstage.algos import ASHA, FullTraining, Hyperband, PopulationBasedTraining, SuccessiveHalving
+from hpstage.errors import UsageError
+from hpstage.plan.facts import TrialAdded
+from hpstage.plan.invariants import validate
+from hpstage.schedule import Plateau, Scalar
+from hpstage.search.trials import Roster
+from hpstage.store import MemoryJournal
+from hpstage.testing.toys import Tape, alone
+from tests.unit.search.test_resume import Fuse
+
+STEPS = 16
+
+
+class Bumpy(Tape):
+    """Its metrics go up and down as its history of values, and of nothing else, would have them."""
+
+    version = "bumpy"
+    stateless = ("fuse",)
+    fuse = Fuse()
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        type(self).fuse.touch()
+        super().train(step, hp)
+
+    def evaluate(self) -> Mapping[str, float]:
+        return {"score": self.score, "loss": int(self.digest[:4], 16) / 2**16}
+
+
+def space(trial: optuna.Trial, most: int = 2) -> dict[str, object]:
+    plateau = s.plateau(
+        0.5,
+        factor=0.5,
+        patience=trial.suggest_int("patience", 0, 3),
+        cooldown=trial.suggest_int("cooldown", 0, 1),
+        metric="loss",
+        every=trial.suggest_int("every", 1, most),
+    )
+    return {"lr": s.constant(0.25).until(2).then(plateau), "a": trial.suggest_int("a", 1, 2)}
+
+
+def search(
+    space: Callable[[optuna.Trial], Any] = space, trainable: object = None, n_trials: int = 12, **options: Any
+) -> hpstage.Result:
+    study = options.pop("study", None) or optuna.create_study(
+        study_name="study", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=5)
+    )
+    settings: dict[str, Any] = {"metric": "score", "steps": STEPS, "checkpoint_every": 3, "store": MemoryJournal()}
+    settings |= {"executor": hpstage.InlineExecutor(), "n_trials": n_trials} | options
+    return hpstage.optimize(study, trainable or Bumpy(), space, **settings)
+
+
+def by_hand(params: Mapping[str, Any], steps: int) -> tuple[list[float], list[float]]:
+    """The trial in a plain loop with torch's scheduler: its learning rates and scores, step by step."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=params["patience"], cooldown=params["cooldown"]
+    )
+    tape, rates, scores = Bumpy(), [], []
+    tape.setup({"lr": 0.25, "a": params["a"]})
+    for step in range(steps):
+        rates.append(0.25 if step < 2 else optimizer.param_groups[0]["lr"])
+        Tape.train(tape, step, {"lr": rates[-1], "a": params["a"]})
+        scores.append(tape.score)
+        looked = step + 1 - 2
+        if looked > 0 and looked % params["every"] == 0:
+            scheduler.step(tape.evaluate()["loss"])
+    return rates, scores
+
+
+def check(result: hpstage.Result, *, once: bool = True) -> None:
+    """Every trial has the schedule and the values of the loop by hand, and no step was trained twice or in vain.
+
+    Unless ``once``: a metric that is asked for after others have trained past it costs the steps to it.
+    """
+    validate(result.plan)
+    prefixes: set[tuple[object, ...]] = set()
+    for trial in result.study.trials:
+        planned = result.trial(trial).planned
+        rates, scores = by_hand(trial.params, planned.asked)
+        assert list(planned.schedules["lr"].values(planned.asked)) == rates
+        assert {step: scores[step - 1] for step in trial.intermediate_values} == trial.intermediate_values
+        line = [trial.params["a"], *rates]
+        prefixes.update(tuple(line[:stop]) for stop in range(2, len(line) + 1))
+    assert result.savings.steps_unique == len(prefixes)
+    assert result.savings.steps_trained == len(prefixes) or not once
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [FullTraining(), FullTraining(window=2), SuccessiveHalving(4, 2), ASHA(4, 2), Hyperband(4, 2)],
+    ids=repr,
+)
+def test_trials_have_the_values_of_torchs_scheduler_under_every_algorithm(algorithm: Algorithm) -> None:
+    check(search(algorithm=algorithm), once=algorithm == FullTraining())
+    result = search(partial(space, most=1), algorithm=algorithm)
+    check(result)
+    assert any(trial.state == TrialState.COMPLETE for trial in result.study.trials)
+    assert len({result.trial(number).planned.schedules["lr"] for number in range(12)}) > 4
+
+
+def test_equal_histories_are_one_line_until_the_metric_parts_them() -> None:
+    """Three patiences are one line until the first of them is at its end."""
+
+    class Flat(Tape):
+        version = "flat"
+
+        def evaluate(self) -> Mapping[str, float]:
+            return {"score": 1.0}
+
+    result = search(
+        lambda trial: {"lr": s.plateau(0.1, patience=[1, 3, 5][trial.number])}, Flat(), n_trials=3, steps=10
+    )
+    lengths = [
+        result.plan.trials[f"study/{number}"].schedules["lr"].pieces()[0][1]  # type: ignore[index]
+        for number in range(3)
+    ]
+    assert lengths == [3, 5, 7]  # the first look sets the best, and as many bad ones are borne
+    assert result.savings.steps_unique == 10 + (10 - 3) + (10 - 5) == result.savings.steps_trained
+    assert [trial.value for trial in result.study.trials] == [1.0] * 3
+
+
+def test_the_study_says_which_metric_it_is_and_which_way_it_is_to_go() -> None:
+    for direction, expected in (("maximize", [0.1] * 6), ("minimize", [0.1] * 2 + [0.05] * 2 + [0.025] * 2)):
+        study = optuna.create_study(study_name="study", direction=direction)
+        space = lambda trial: {"lr": s.plateau(0.1, patience=0, factor=0.5, cooldown=1), "a": 1}  # noqa: E731
+        result = search(space, Rising(), study=study, n_trials=1, steps=6)
+        assert list(result.schedules(0)["lr"].values(6)) == expected
+
+
+class Rising(Tape):
+    version = "rising"
+
+    def evaluate(self) -> Mapping[str, float]:
+        return {"score": float(len(self.digest) and self.score)}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("at", range(1, 36, 5))
+@pytest.mark.parametrize("where", ["training", "deciding"])
+def test_a_search_that_is_interrupted_anywhere_decides_the_same(
+    where: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between a metric and what it decides: then the decision was not written."""
+    storage = f"sqlite:///{tmp_path}/study.db"
+    options: dict[str, Any] = {"store": tmp_path / "store", "n_trials": 4, "algorithm": FullTraining(window=3)}
+
+    def once() -> hpstage.Result:
+        study = optuna.create_study(
+            study_name="study",
+            direction="maximize",
+            sampler=optuna.samplers.RandomSampler(seed=5),
+            storage=storage,
+            load_if_exists=True,
+        )
+        return search(study=study, **options)
+
+    if where == "training":
+        monkeypatch.setattr(Bumpy, "fuse", Fuse(at))
+    else:
+        fuse, change = Fuse(1 + at // 5), Roster.change
+
+        def interrupted(roster: Roster, added: TrialAdded) -> None:
+            fuse.touch()
+            change(roster, added)
+
+        monkeypatch.setattr(Roster, "change", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        once()
+    result = once()
+    left_alone = search(**(options | {"store": MemoryJournal()}))
+    for one, other in zip(result.study.trials, left_alone.study.trials, strict=True):
+        assert (one.value, one.params) == (other.value, other.params)
+        assert one.intermediate_values == other.intermediate_values
+        assert result.schedules(one.number) == left_alone.schedules(other.number)
+    validate(result.plan)
+
+
+def test_an_extended_search_is_the_longer_one(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"store": tmp_path / "store", "n_trials": 6}
+    short = search(**options, steps=7)
+    longer = search(**options, study=short.study, extend=True)
+    at_once = search(n_trials=6)
+    last = {tuple(trial.params.items()): trial for trial in longer.study.trials}  # a longer one follows its shorter
+    for trial in at_once.study.trials:
+        again = last[tuple(trial.params.items())]
+        assert again.value == trial.value
+        assert longer.schedules(again.number) == at_once.schedules(trial.number)
+    assert longer.plan.totals.steps_trained == at_once.savings.steps_trained
+
+
+def test_alone_without_sharing_it_is_the_same() -> None:
+    shared, separate = search(n_trials=5), search(n_trials=5, sharing=False)
+    assert [trial.value for trial in shared.study.trials] == [trial.value for trial in separate.study.trials]
+    assert separate.savings.steps_trained == 5 * STEPS
+
+
+def test_a_fixed_schedule_with_the_same_values_is_the_same_line() -> None:
+    """What was decided can be asked for by hand: nothing is trained for it."""
+    store = MemoryJournal()
+    result = search(store=store, n_trials=1)
+    schedules = result.schedules(0)
+    study = optuna.create_study(study_name="again", direction="maximize")
+    again = search(lambda trial: schedules, study=study, store=store, n_trials=1)
+    assert again.savings.steps_trained == 0
+    assert again.study.best_value == result.study.best_value == alone(schedules, STEPS).score
+
+
+def test_a_failed_look_fails_the_trial() -> None:
+    class Fails(Bumpy):
+        version = "fails"
+
+        def evaluate(self) -> Mapping[str, float]:
+            if self.score > 1.5:
+                raise ValueError("no metric here")
+            return super().evaluate()
+
+    result = search(lambda trial: {"lr": s.plateau(1.0, metric="loss", every=4)}, Fails(), n_trials=1)
+    assert [trial.state for trial in result.study.trials] == [TrialState.FAIL]
+    assert "no metric here" in result.study.trials[0].user_attrs["hpstage:failure"]
+    assert result.savings.steps_trained < STEPS
+
+
+def test_training_that_ends_itself_is_decided_no_further() -> None:
+    class Ends(Bumpy):
+        version = "ends"
+
+        def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+            super().train(step, hp)
+            if step == 8:
+                raise hpstage.StopTraining("enough")
+
+    result = search(trainable=Ends(), n_trials=4)
+    for trial in result.study.trials:
+        assert trial.state == TrialState.COMPLETE
+        assert trial.user_attrs["hpstage:steps"] == 9
+        assert trial.value == by_hand(trial.params, 9)[1][-1]
+
+
+def test_evaluate_every_sees_other_steps_besides() -> None:
+    check(search(evaluate_every=3, n_trials=5))
+
+
+@pytest.mark.parametrize(
+    ("plateau", "options", "message"),
+    [
+        (s.plateau(0.1, metric="los"), {}, r"'los'"),
+        (s.plateau(0.1, metric="hpstage:seconds"), {}, r"trial 0, hyper-parameter 'lr'.*measures the machine"),
+        (s.plateau(0.1), {"algorithm": PopulationBasedTraining(interval=4)}, r"'lr'.*cannot be forked"),
+    ],
+)
+def test_what_cannot_be_decided_is_named_before_anything_is_trained(
+    plateau: Plateau, options: dict[str, Any], message: str
+) -> None:
+    study = optuna.create_study(study_name="study", direction="maximize")
+    with pytest.raises(UsageError, match=message):
+        search(lambda trial: {"lr": plateau}, study=study, **options)
+    assert not any(trial.state == TrialState.COMPLETE for trial in study.trials)
+
+
+def test_noisy_metrics_decide_nothing() -> None:
+    class Noisy(Bumpy):
+        version = "noisy"
+        noisy = ("loss",)
+
+    with pytest.raises(UsageError, match="measures the machine as well"):
+        search(trainable=Noisy())
+
+
+def test_preflight_rehearses_it_with_other_metrics() -> None:
+    estimate = hpstage.preflight(space, steps=STEPS, n_trials=8, workers=(2,), rehearsals=3)
+    assert not estimate.exact
+    assert estimate.rehearsals == 3
+    assert estimate.trials.median == 8
