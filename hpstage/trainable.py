@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from hpstage.schedule import Scalar
@@ -44,6 +44,24 @@ class Trainable(Protocol):
     @abstractmethod
     def load_state_dict(self, state: object) -> None:
         """Load a state, after ``setup`` with the same values; must copy anything it keeps."""
+
+
+@runtime_checkable
+class Bundling(Protocol):
+    """A Trainable that trains several chains of one process side by side, a step of each at a time, for less than they
+    take one after the other. What a member's state is must not depend on its companions, or on there being any."""
+
+    @abstractmethod
+    def members(self) -> Sequence[Trainable]:
+        """Return the Trainables of a bundle, each for one chain at a time. They may share all but their states: only
+        one of them is called at a time."""
+
+    @abstractmethod
+    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> None:
+        """Train a step of several members: by index, its number and the values at it.
+
+        Each of them is then told to ``train`` that step, which is when it raises what its step has raised.
+        """
 
 
 METHODS = ("setup", "train", "evaluate", "state_dict", "load_state_dict")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Literal
 
 from hpstage.execution.route import Course
@@ -60,6 +61,14 @@ class Values(dict[str, Scalar]):
     def move(self, step: int) -> None:
         for name, form in self._varying:
             self[name] = form.value(step)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The step that a chain trains next, and the values at it."""
+
+    step: int
+    values: Values
 
 
 class Flight:

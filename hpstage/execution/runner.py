@@ -24,7 +24,7 @@ from hpstage.errors import (
     StopTraining,
     UsageError,
 )
-from hpstage.execution.flight import Control, Flight, Values
+from hpstage.execution.flight import Control, Due, Flight, Values
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ForkVerified, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
@@ -34,8 +34,11 @@ from hpstage.training.adapter import checked_metrics
 
 logger = logging.getLogger("hpstage")
 
+# Maximum number of further verifications when training changes something new: paths may be generated without end.
 _VERIFICATIONS = 8
-"""Maximum number of further verifications when training changes something new: paths may be generated without end."""
+
+
+Running = Generator[ChainReport | Due | None, float | None, None]
 
 
 class ChainRunner:
@@ -51,6 +54,8 @@ class ChainRunner:
         live: states kept in memory.
         worker: name used in reports.
         clock: returns the time used in reports.
+        bundled: whether it trains beside others: before each step it yields a :class:`Due`, and expects the step's
+            share of the seconds.
     """
 
     def __init__(
@@ -61,8 +66,10 @@ class ChainRunner:
         *,
         worker: WorkerId,
         clock: Callable[[], float] = time.time,
+        bundled: bool = False,
     ) -> None:
         self._trainable = trainable
+        self._bundled = bundled
         self._checkpoints = PatientStore(checkpoints)
         self._live = live
         self._worker = worker
@@ -74,7 +81,7 @@ class ChainRunner:
         self._verifications_left = _VERIFICATIONS
         self._end_is_verified = False
 
-    def run(self, chain: Chain, control: Control) -> Generator[ChainReport | None, None, None]:
+    def run(self, chain: Chain, control: Control) -> Running:
         """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` when told to pause."""
         flight = Flight(chain)
         try:
@@ -103,7 +110,7 @@ class ChainRunner:
 
     def _train(
         self, flight: Flight, control: Control
-    ) -> Generator[ChainReport | None, None, Literal["done", "stopped"]]:
+    ) -> Generator[ChainReport | Due | None, float | None, Literal["done", "stopped"]]:
         """Train from the chain's source; yield reports of boundaries, and return how the chain ended."""
         course = flight.course
         values = Values(flight.stage)
@@ -157,6 +164,10 @@ class ChainRunner:
             coming = flight.coming()
             flight.announced = coming is not None and (coming.evaluate or coming.keep)
             values.move(flight.step)
+            if self._bundled:
+                flight.stop_clock()
+                flight.train_seconds += (yield Due(flight.step, values)) or 0.0
+                flight.start_clock()
             ending = None
             try:
                 self._train_step(flight.step, values, flight.announced)

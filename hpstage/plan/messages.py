@@ -137,8 +137,11 @@ class ChainEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
+    """A worker can be given a chain. ``host``: of which it is a lane, if it trains side by side with others there."""
+
     worker: WorkerId
     at: float
+    host: WorkerId | None = None
 
 
 class WorkerLeft(msgspec.Struct, frozen=True, tag=True):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from hpstage.errors import InternalError
-from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef, WorkerId
+from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
@@ -17,7 +17,7 @@ from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.stage_tree import StageTree
-from hpstage.scheduler.workers import Worker
+from hpstage.scheduler.workers import Worker, Workers
 
 # Heads considered in search of one whose source the idle worker holds live.
 _CONSIDERED = 8
@@ -43,7 +43,7 @@ class Dispatch:
         builder: ChainBuilder,
         preemption: Preemption,
         driver: DriverId,
-        workers: Mapping[WorkerId, Worker],
+        workers: Workers,
         running: Mapping[ChainId, Orders],
         verify_new: bool,
     ) -> None:
@@ -69,7 +69,7 @@ class Dispatch:
         for id, orders in self._running.items():
             if not orders.stopping and (spans := self._builder.prolongation(orders)):
                 claims.append(ChainProlonged(id, spans))
-        idle = [worker for worker in self._workers.values() if worker.is_ready(now)]
+        idle = self._workers.idle(now)
         heads = list(islice(self._tree.heads(), _CONSIDERED + len(idle) - 1)) if idle else []
         for number, (worker, line, step) in enumerate(self._assign(idle, heads), self.started + 1):
             spans = self._builder.path(line, step)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, StateRef, WorkerId
@@ -21,6 +23,7 @@ class Worker:
     """
 
     id: WorkerId
+    host: WorkerId  # itself, or the worker of which it is a lane
     chain: ChainId | None = None  # running there, this driver's or another's
     live: dict[StateRef, None] = field(default_factory=dict)
     benched: int = 0  # consecutive times
@@ -53,14 +56,29 @@ class Workers(dict[WorkerId, Worker]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0  # largest number present at one time
+        self.most = 0  # largest number present at one time, not counting lanes
 
-    def join(self, id: WorkerId) -> Worker:
+    def join(self, id: WorkerId, host: WorkerId | None = None) -> Worker:
         if id in self:
             raise InternalError(f"worker {id} joined twice")
-        worker = self[id] = Worker(id)
-        self.most = max(self.most, len(self))
+        worker = Worker(id, host or id)
+        beside = next((other for other in self.values() if other.host == worker.host), None)
+        if beside is not None:
+            worker.live = beside.live  # they are one process
+        self[id] = worker
+        self.most = max(self.most, len({other.host for other in self.values()}))
         return worker
+
+    def idle(self, now: float) -> list[Worker]:
+        """Return the workers that can be given a chain; lanes of the hosts that train the fewest chains first."""
+        ready = [worker for worker in self.values() if worker.is_ready(now)]
+        busy = Counter(worker.host for worker in self.values() if worker.chain is not None)
+        waiting: Counter[WorkerId] = Counter()
+        ranked = []
+        for worker in ready:
+            ranked.append((busy[worker.host] + waiting[worker.host], worker))
+            waiting[worker.host] += 1
+        return [worker for _, worker in sorted(ranked, key=itemgetter(0))]
 
     def bench(self, id: WorkerId, trouble: str, now: float) -> list[str]:
         """Bench a worker that cannot use the checkpoints, and return messages for the user."""

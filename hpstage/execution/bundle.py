@@ -1,0 +1,96 @@
+"""Chains that are trained side by side in one process: a bundle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from hpstage.checkpoints.live import LiveCache
+from hpstage.checkpoints.store import CheckpointStore
+from hpstage.errors import InternalError
+from hpstage.execution.flight import Control, Due
+from hpstage.execution.runner import ChainRunner, Running
+from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.messages import Chain, ChainEnded, ChainReport
+from hpstage.schedule import Scalar
+from hpstage.trainable import Bundling, Trainable
+
+
+def lanes_of(worker: WorkerId, trainable: Trainable) -> list[WorkerId]:
+    """Return the names of a worker's lanes, as many as the trainable has members."""
+    count = len(trainable.members()) if isinstance(trainable, Bundling) else 1
+    return [worker, *(WorkerId(f"{worker}#{lane}") for lane in range(1, count))]
+
+
+class Bundle:
+    """Runs chains side by side, each in a lane of its own. They join and leave at any time, and meet at each step.
+
+    Args:
+        trainable: one that is not :class:`~hpstage.trainable.Bundling` has a single lane.
+        workers: the name of each lane in reports.
+    """
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        checkpoints: CheckpointStore,
+        live: LiveCache,
+        *,
+        workers: Sequence[WorkerId],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._together = trainable.train_together if isinstance(trainable, Bundling) else None
+        members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
+        self._runners = {
+            worker: ChainRunner(member, checkpoints, live, worker=worker, clock=clock, bundled=len(members) > 1)
+            for worker, member in zip(workers, members, strict=True)
+        }
+        self._lanes = list(self._runners)
+        self._running: dict[WorkerId, tuple[ChainId, Running, Control]] = {}
+        self._due: dict[WorkerId, Due] = {}
+        self._shares: dict[WorkerId, float] = {}  # of the last step's seconds, not yet told to its chains
+
+    def __bool__(self) -> bool:
+        """Whether any chain is running."""
+        return bool(self._running)
+
+    def start(self, worker: WorkerId, chain: Chain, control: Control) -> None:
+        if worker in self._running or worker not in self._runners:
+            raise InternalError(f"{chain.id} was started on {worker}, which is not an idle worker here")
+        self._running[worker] = chain.id, self._runners[worker].run(chain, control), control
+
+    def control(self, chain: ChainId) -> Control | None:
+        """Return the control of a running chain."""
+        return next((control for id, _, control in self._running.values() if id == chain), None)
+
+    def pause(self) -> None:
+        """Make :meth:`go_on` return at the next step. May be called from a signal handler."""
+        for _, _, control in list(self._running.values()):
+            control.pause()
+
+    def go_on(self) -> ChainReport | None:
+        """Train to the next report of any chain, and return it; ``None`` if told to pause."""
+        while True:
+            for worker in [worker for worker in self._running if worker not in self._due]:
+                report = self._running[worker][1].send(self._shares.pop(worker, None))
+                if isinstance(report, Due):
+                    self._due[worker] = report
+                    continue
+                if isinstance(report, ChainEnded):
+                    del self._running[worker]
+                return report
+            assert self._together is not None, "a chain alone trains its steps itself"
+            due, self._due = self._due, {}
+            began = time.perf_counter()
+            self._together({self._lanes.index(worker): (one.step, one.values) for worker, one in due.items()})
+            self._shares = dict.fromkeys(due, (time.perf_counter() - began) / len(due))
+
+    def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        return self._runners[self._lanes[0]].try_out(initial)
+
+    def close(self) -> None:
+        """End all chains where they are."""
+        for _, running, _ in self._running.values():
+            running.close()
+        self._running.clear()
+        self._due.clear()
