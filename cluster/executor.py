@@ -38,9 +38,10 @@ from hpstage.cluster.messages import (
 from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
+from hpstage.execution.bundle import lanes_in
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId
-from hpstage.plan.messages import Amendment, Chain, Report
+from hpstage.plan.messages import Amendment, Chain, Report, host_of
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
 from hpstage.training.identity.workload import identify
@@ -113,6 +114,7 @@ class DaskExecutor(Executor):
         self._trying = threading.Event()
         self._checkpoints = b""
         self._started = 0
+        self._lanes = 1  # of the workers of a local cluster
         self._futures: dict[ChainId, Future] = {}
         self._lock = threading.Lock()  # protects the futures and the attributes below
         self._environment: Environment | None = None
@@ -120,8 +122,8 @@ class DaskExecutor(Executor):
         self._early: dict[WorkerId, Description | None] = {}  # joined (or left: None) during open()
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
-        packed = pack(trainable)
-        self._loaded = identify(as_trainable(trainable)).loaded
+        packed, adapted = pack(trainable), as_trainable(trainable)
+        self._loaded, self._lanes = identify(adapted).loaded, lanes_in(adapted)
         try:
             return self._open(packed, checkpoints)
         except BaseException:
@@ -155,7 +157,7 @@ class DaskExecutor(Executor):
                 raise ClusterError("all workers have left while they were being set up; look at their logs")
             self._environment = environment_of(present, self._gpus, self._loaded)
             for description in present:
-                self._inbox.join(WorkerId(description.worker))
+                self._inbox.join(WorkerId(description.worker), description.lanes)
         if checkpoints is not None:
             self.use(checkpoints)
         return self._environment
@@ -183,7 +185,7 @@ class DaskExecutor(Executor):
 
     def _place(self) -> tuple[str | LocalCluster, Security | None]:
         if self._given is None:
-            self._cluster = local_cluster(self._n_workers, gpus=self._gpus)
+            self._cluster = local_cluster(self._n_workers, gpus=self._gpus, lanes=self._lanes)
             return self._cluster, None
         # A client that has just lost its scheduler has status "connecting", and still knows the address.
         if self._given.status not in ("running", "connecting") or self._given.scheduler is None:
@@ -239,7 +241,8 @@ class DaskExecutor(Executor):
         if not self._connected:
             return  # wait() will report that all workers have left
         key = self._new_key()
-        future = self._submit(worker, key, side.run_chain, self._run, key, encode(chain), self._checkpoints)
+        arguments = self._run, key, encode(chain), self._checkpoints, worker
+        future = self._submit(host_of(worker), key, side.run_chain, *arguments)
         with self._lock:
             self._futures[chain.id] = future
         if self._inbox.runs_on(chain.id) is None:
@@ -267,7 +270,7 @@ class DaskExecutor(Executor):
         assert self._courier is not None, "open() comes first"
         worker = self._inbox.runs_on(chain)
         if worker is not None:
-            self._courier.send(worker, order)
+            self._courier.send(host_of(worker), order)
 
     def wait(self, timeout: float | None) -> list[Report]:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -383,7 +386,7 @@ class DaskExecutor(Executor):
                 return
         reason = refusal(description, self._environment, self._loaded)
         if reason is None:
-            self._inbox.join(worker)
+            self._inbox.join(worker, description.lanes)
         else:
             logger.warning("worker %s is not used: %s", worker, reason)
             self._on_left(worker, "closed")  # it may have been used before, with another training process

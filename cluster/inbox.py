@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from hpstage.cluster.messages import decode_report
 from hpstage.errors import HpstageError, InternalError
 from hpstage.plan.facts import ChainId, WorkerId
-from hpstage.plan.messages import BoundaryMissed, BoundaryReached, ChainEnded, Report, WorkerJoined, WorkerLeft
+from hpstage.plan.messages import (
+    BoundaryMissed,
+    BoundaryReached,
+    ChainEnded,
+    Report,
+    WorkerJoined,
+    WorkerLeft,
+    host_of,
+    names_of,
+)
 
 # Seconds by which a worker's clock may be off, including the transmission time of its reports.
 _TRUSTED = 2.0
@@ -40,7 +49,7 @@ class Inbox:
         self._clock = clock
         self._changed = threading.Condition()
         self._reports: deque[Report] = deque()
-        self._workers: set[WorkerId] = set()
+        self._workers: dict[WorkerId, list[WorkerId]] = {}  # the lanes of each
         self._chains: dict[ChainId, _Running] = {}
         self._broken: HpstageError | None = None
 
@@ -49,11 +58,13 @@ class Inbox:
         with self._changed:
             return tuple(self._workers)
 
-    def join(self, worker: WorkerId) -> None:
+    def join(self, worker: WorkerId, lanes: int = 1) -> None:
+        """Add a worker that trains so many chains side by side."""
         with self._changed:
             if worker not in self._workers:
-                self._workers.add(worker)
-                self._tell(WorkerJoined(worker, self._clock()))
+                self._workers[worker] = names_of(worker, lanes)
+                for lane in self._workers[worker]:
+                    self._tell(WorkerJoined(lane, self._clock()))
 
     def leave(
         self, worker: WorkerId, reason: Literal["died", "closed", "unreachable"], message: str = ""
@@ -62,11 +73,11 @@ class Inbox:
         with self._changed:
             if worker not in self._workers:
                 return []
-            self._workers.remove(worker)
-            lost = [chain for chain, running in self._chains.items() if running.worker == worker]
+            lost = [chain for chain, running in self._chains.items() if host_of(running.worker) == worker]
             for chain in lost:
                 del self._chains[chain]
-            self._tell(WorkerLeft(worker, self._clock(), reason, message))
+            for lane in self._workers.pop(worker):
+                self._tell(WorkerLeft(lane, self._clock(), reason, message))
             return lost
 
     def begin(self, chain: ChainId, worker: WorkerId) -> bool:
@@ -74,7 +85,7 @@ class Inbox:
         with self._changed:
             if any(running.worker == worker and not running.ended for running in self._chains.values()):
                 raise InternalError(f"{chain} was started on {worker}, which is not idle")
-            if worker not in self._workers:
+            if worker not in self._workers.get(host_of(worker), ()):
                 return False
             self._chains[chain] = _Running(worker)
             return True

@@ -21,8 +21,8 @@ from hpstage.cluster.script import leave_it_to_training_processes
 from hpstage.errors import ClusterError
 
 
-def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> LocalCluster:
-    """Start workers with one thread each: one per GPU, if there are any, else one per core.
+def local_cluster(n_workers: int | None = None, *, gpus: int | None = None, lanes: int = 1) -> LocalCluster:
+    """Start workers: one per GPU, if there are any, else one per core.
 
     Memory is not limited (states kept in memory would look like a leak), and Dask's task profiler is off: with steps of
     1 ms it takes 2 to 3 % of a core per worker.
@@ -30,6 +30,8 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> L
     Args:
         n_workers: number of workers; GPUs are assigned to them round-robin.
         gpus: number of GPUs to use (0: none; ``None``: all).
+        lanes: number of threads of each worker. They do not train: each waits for one of the chains that the worker's
+            training process trains side by side, which is one unless siblings are trained as one.
 
     Raises:
         UsageError: training processes, which import the calling script, would also run this call.
@@ -40,13 +42,13 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None) -> L
     devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
     if n_workers is None:
         n_workers = len(devices) or CPU_COUNT
-    return _Cluster(n_workers, devices, hide=gpus == 0)
+    return _Cluster(n_workers, devices, hide=gpus == 0, lanes=lanes)
 
 
 class _Cluster(LocalCluster):  # type: ignore[misc]
     """A LocalCluster whose workers see one device each."""
 
-    def __init__(self, n_workers: int, devices: list[str], *, hide: bool) -> None:
+    def __init__(self, n_workers: int, devices: list[str], *, hide: bool, lanes: int) -> None:
         self._devices = devices
         self._hide = hide
         dashboard = importlib.util.find_spec("bokeh") is not None
@@ -55,7 +57,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
             warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
             super().__init__(
                 n_workers=0,
-                threads_per_worker=1,
+                threads_per_worker=lanes,
                 memory_limit=0,
                 dashboard_address=_dashboard_address(),  # also serves /metrics
                 scheduler_kwargs={"dashboard": dashboard, "worker_ttl": _worker_ttl()},

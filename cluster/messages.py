@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from hpstage.executor import Environment
-from hpstage.plan.facts import ChainId
+from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, ChainReport
 from hpstage.schedule import Scalar
 
@@ -24,7 +24,10 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """A worker's description of itself once it has the trainable. ``cuda``: whether it has a CUDA device."""
+    """A worker's description of itself once it has the trainable.
+
+    ``cuda``: whether it has a CUDA device. ``lanes``: how many chains it trains side by side.
+    """
 
     worker: str
     host: str
@@ -32,6 +35,7 @@ class Description(msgspec.Struct, frozen=True):
     cuda: bool = False
     environment: Environment | None = None
     problem: Problem | None = None
+    lanes: int = 1
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +66,7 @@ class Loaded(msgspec.Struct, frozen=True):
     cuda: bool = False
     environment: Environment | None = None
     problem: Problem | None = None
+    lanes: int = 1
 
 
 class TryOut(msgspec.Struct, frozen=True, tag=True):
@@ -72,9 +77,10 @@ class TryOut(msgspec.Struct, frozen=True, tag=True):
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Train a chain. The reply contains nothing; results are in its reports."""
+    """Train a chain, in the ``lane`` of this name. The reply contains nothing; results are in its reports."""
 
     chain: Chain
+    lane: WorkerId
     checkpoints: bytes
 
 
@@ -90,15 +96,17 @@ Request = Load | TryOut | Train | Forget | Finish
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
-    """An encoded report of the running chain."""
+    """An encoded report of a running chain."""
 
     report: bytes
+    of: ChainId
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The result of a request."""
+    """The result of a request: ``of`` the chain, or of the one that is not to train."""
 
     value: Any = None
+    of: ChainId | None = None
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
@@ -107,6 +115,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     kind: str
     text: str
     traceback: str
+    of: ChainId | None = None
 
 
 Reply = Told | Done | Raised

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,8 +19,9 @@ import msgspec
 
 from hpstage import errors
 from hpstage.cluster import memory
-from hpstage.cluster.messages import SIZE, Done, Finish, Order, Raised, Request, Told, decode_reply, framed
+from hpstage.cluster.messages import SIZE, Done, Finish, Order, Raised, Reply, Request, Told, decode_reply, framed
 from hpstage.errors import InternalError, UsageError
+from hpstage.plan.facts import ChainId
 
 # The module search path must be set before the first of our modules is imported.
 _START = (
@@ -50,6 +52,9 @@ class Trainer:
         self._reader = reader
         self._writer = writer
         self._end = asyncio.create_task(self._await_end())
+        self._replies: defaultdict[ChainId | None, asyncio.Queue[Reply | None]] = defaultdict(asyncio.Queue)
+        self._gone = False  # it will not reply any more
+        self._dispatching = asyncio.create_task(self._dispatch())
 
     @classmethod
     async def start(cls, worker: str) -> Trainer:
@@ -74,23 +79,43 @@ class Trainer:
         if not self._writer.is_closing():
             self._writer.write(framed(message))
 
-    async def answer(self, kind: Any, tell: Callable[[bytes], None] | None = None) -> Any:
-        """Return the result of the last request, of type ``kind``; ``tell`` receives the encoded reports before it.
+    async def answer(self, kind: Any, tell: Callable[[bytes], None] | None = None, *, of: ChainId | None = None) -> Any:
+        """Return the result of the request to train a chain, or of the last other one, of type ``kind``; ``tell``
+        receives the encoded reports before it.
 
         Raises:
             TrainingProcessLost: the process has ended.
             UsageError: raised by the request.
             InternalError: the request raised another exception, with the traceback as a note.
         """
-        while True:
-            match decode_reply(await self._receive()):
-                case Told(report):
-                    assert tell is not None, "only chains report"
-                    tell(report)
-                case Done(value):
-                    return msgspec.convert(value, kind)
-                case Raised() as raised:
-                    raise _as_error(raised)
+        replies = self._replies[of]
+        if self._gone:
+            replies.put_nowait(None)
+        try:
+            while True:
+                match await replies.get():
+                    case Told(report):
+                        assert tell is not None, "only chains report"
+                        tell(report)
+                    case Done(value):
+                        return msgspec.convert(value, kind)
+                    case Raised() as raised:
+                        raise _as_error(raised)
+                    case None:
+                        raise TrainingProcessLost(await self.ended())
+        finally:
+            del self._replies[of]
+
+    async def _dispatch(self) -> None:
+        """Sort the replies by request, until the process has ended."""
+        try:
+            while True:
+                reply = decode_reply(await self._receive())
+                self._replies[reply.of].put_nowait(reply)
+        except TrainingProcessLost:
+            self._gone = True
+            for replies in self._replies.values():
+                replies.put_nowait(None)
 
     async def ended(self) -> str:
         """Wait until the process has ended and return how."""

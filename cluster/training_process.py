@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -45,9 +45,10 @@ from hpstage.cluster.messages import (
     framed,
 )
 from hpstage.cluster.script import import_script
+from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.flight import Control
-from hpstage.execution.runner import ChainRunner
 from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.messages import BoundaryReached, ChainEnded
 from hpstage.trainable import Trainable
 from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
@@ -72,9 +73,12 @@ def main(channel: int, parent: int, worker: str) -> None:
     # Otherwise processes forked by the user's code would hold the channel open after this one has ended.
     os.register_at_fork(after_in_child=lambda: os.close(channel))
     requests: SimpleQueue[tuple[Request, Control]] = SimpleQueue()
-    threading.Thread(target=_listen, args=(channel, requests), name="hpstage-orders", daemon=True).start()
+    training = _Training(WorkerId(worker), lambda reply: _write(channel, framed(reply)))
+    threading.Thread(
+        target=_listen, args=(channel, requests, training.wake), name="hpstage-orders", daemon=True
+    ).start()
     try:
-        _Training(WorkerId(worker), lambda reply: _write(channel, framed(reply))).serve(requests)
+        training.serve(requests)
         atexit._run_exitfuncs()
     except BrokenPipeError:
         _end(_ORPHANED)
@@ -103,29 +107,34 @@ def _leave_signals_to_the_worker() -> None:
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
-def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]]) -> None:
-    """Pass requests to the main thread and orders to their chain; end the process with its worker."""
-    chain: ChainId | None = None
-    control = Control()
+def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], wake: Callable[[], None]) -> None:
+    """Pass requests to the main thread and orders to their chains; end the process with its worker."""
+    controls: dict[WorkerId, tuple[ChainId, Control]] = {}  # of the last chain of each lane
     try:
         while True:
             match decode_request(_read(channel, int.from_bytes(_read(channel, SIZE), "big"))):
                 case Stop() as stop:
-                    if stop.chain == chain:
+                    for control in _of(controls, stop.chain):
                         control.stop(keep=stop.keep)
                 case Amend(amendment):
-                    if amendment.chain == chain:
+                    for control in _of(controls, amendment.chain):
                         control.amend(amendment)
                 case Train() as request:
-                    chain, control = request.chain.id, Control()
+                    control = Control()
+                    controls[request.lane] = request.chain.id, control
                     requests.put((request, control))
+                    wake()
                 case request:
-                    requests.put((request, control))
+                    requests.put((request, Control()))
     except EOFError:
         os._exit(_ORPHANED)
     except BaseException:
         traceback.print_exc()
         os._exit(_ORPHANED)  # without a listener it would train forever
+
+
+def _of(controls: Mapping[WorkerId, tuple[ChainId, Control]], chain: ChainId) -> list[Control]:
+    return [control for id, control in controls.values() if id == chain]
 
 
 class _Training:
@@ -136,39 +145,63 @@ class _Training:
         self._tell = tell
         self._trainable: Trainable | None = None
         self._checkpoints = b""
-        self._runner: ChainRunner | None = None
+        self._bundle: Bundle | None = None
+
+    def wake(self) -> None:
+        """Have the running chains joined by one that was requested, at their next step. May be called by any thread."""
+        if self._bundle is not None:
+            self._bundle.pause()
 
     def serve(self, requests: SimpleQueue[tuple[Request, Control]]) -> None:
         while True:
+            if self._bundle and requests.empty():
+                self._go_on(self._bundle)
+                continue
             request, control = requests.get()
             if isinstance(request, Finish):
+                while self._bundle:  # its chains were told to stop
+                    self._go_on(self._bundle)
                 close = getattr(self._trainable, "close", None)
                 if close is not None:
                     close()
                 return
             if isinstance(request, Forget):
-                self._runner = None
+                self._bundle = self._bundle or None
                 continue
+            of = request.chain.id if isinstance(request, Train) else None
             try:
                 value = self._carry_out(request, control)
             except BrokenPipeError:
                 raise  # the worker is gone
             except Exception as error:
-                text = "".join(traceback.format_exception(error))
-                self._tell(Raised(type(error).__name__, str(error), text))
+                self._tell(_raised(error, of))
             else:
-                self._tell(Done(value))
+                if of is None:
+                    self._tell(Done(value))
+
+    def _go_on(self, bundle: Bundle) -> None:
+        """Train to the next report, and tell it."""
+        try:
+            report = bundle.go_on()
+        except Exception as error:
+            for chain in bundle.close():
+                self._tell(_raised(error, chain))
+            return
+        if report is None:
+            return
+        chain = report.reached.chain if isinstance(report, BoundaryReached) else report.chain
+        self._tell(Told(encode(report), chain))
+        if isinstance(report, ChainEnded):
+            self._tell(Done(of=chain))
 
     def _carry_out(self, request: Request, control: Control) -> object:
         match request:
             case Load():
                 return self._load(request)
             case TryOut():
-                return self._runner_for(request.checkpoints).try_out(request.initial)
+                return self._bundle_for(request.checkpoints).try_out(request.initial)
             case Train():
-                for report in self._runner_for(request.checkpoints).run(request.chain, control):
-                    if report is not None:  # chains are never paused here
-                        self._tell(Told(encode(report)))
+                self._bundle_for(request.checkpoints).start(request.lane, request.chain, control)
         return None
 
     def _load(self, request: Load) -> Loaded:
@@ -186,15 +219,20 @@ class _Training:
                 )
             )
         torch = sys.modules.get("torch")
-        return Loaded(cuda=torch is not None and torch.cuda.is_available(), environment=environment)
+        cuda = torch is not None and torch.cuda.is_available()
+        return Loaded(cuda=cuda, environment=environment, lanes=lanes_in(self._trainable))
 
-    def _runner_for(self, checkpoints: bytes) -> ChainRunner:
-        if self._runner is None or checkpoints != self._checkpoints:
+    def _bundle_for(self, checkpoints: bytes) -> Bundle:
+        if self._bundle is None or checkpoints != self._checkpoints:
             assert self._trainable is not None, "a worker with a problem is given no chains"
             store: CheckpointStore = pickle.loads(checkpoints)  # noqa: S301  # the store, sent by the driver
             self._checkpoints = checkpoints
-            self._runner = ChainRunner(self._trainable, store, LiveCache(), worker=self._worker)
-        return self._runner
+            self._bundle = Bundle(self._trainable, store, LiveCache(), worker=self._worker)
+        return self._bundle
+
+
+def _raised(error: Exception, of: ChainId | None) -> Raised:
+    return Raised(type(error).__name__, str(error), "".join(traceback.format_exception(error)), of)
 
 
 def _read(channel: int, count: int) -> bytes:

@@ -12,6 +12,8 @@ import platform
 import socket
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -46,8 +48,26 @@ logger = logging.getLogger("hpstage")
 _GRACE = 2.0
 """Seconds a training process has to end its step and close; Dask's nanny kills a worker after four."""
 
-# Runs on the same worker, which share its device and core, take turns training.
-_turns: WeakKeyDictionary[Worker, asyncio.Lock] = WeakKeyDictionary()
+
+class _Turn:
+    """Whose turn it is on a worker: runs on the same worker, which share its device and core, take turns training."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.waiting = 0
+
+    async def __aenter__(self) -> None:
+        self.waiting += 1
+        try:
+            await self.lock.acquire()
+        finally:
+            self.waiting -= 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+_turns: WeakKeyDictionary[Worker, _Turn] = WeakKeyDictionary()
 
 
 class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -107,7 +127,7 @@ class _News:
 
 
 class Site:
-    """The part of a run on one worker: a training process, and its current chain.
+    """The part of a run on one worker: a training process, and its current chains.
 
     A process that has ended is replaced; the driver sees this as one worker dying and another joining. Each process is
     admitted by its own description, since it may have loaded other files.
@@ -122,7 +142,9 @@ class Site:
         self._settled = asyncio.Event()  # unset while a process is starting
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
-        self._running: tuple[str, ChainId] | None = None  # the current task's key and chain
+        self._running: dict[ChainId, str] = {}  # the current chains, and their tasks' keys
+        self._entering = asyncio.Lock()
+        self._sharing = 0  # number of chains that share this run's turn
         self._early: defaultdict[ChainId, list[Order]] = defaultdict(list)  # orders received before their chain
         self._abandoned: set[str] = set()
         worker.handlers[name] = self.control
@@ -148,7 +170,11 @@ class Site:
             return
         before = self.description
         self.description = Description(
-            worker=self._worker.address, host=socket.gethostname(), pid=os.getpid(), **asdict(loaded)
+            worker=self._worker.address,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            # Each chain is a task, of which Dask runs as many as the worker has threads.
+            **asdict(loaded) | {"lanes": min(loaded.lanes, self._worker.state.nthreads)},
         )
         if loaded.problem is not None or (before is not None and before.environment != loaded.environment):
             # The driver will refuse it; end the process, so that nothing is trained even if the message is lost.
@@ -201,8 +227,8 @@ class Site:
         return self._trainer
 
     async def try_out(self, key: str, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:
-        self._worker.log_event(self._name, {"trying": True})
         async with self._turn():
+            self._worker.log_event(self._name, {"trying": True})
             if key in self._abandoned:
                 return None
             try:
@@ -215,7 +241,7 @@ class Site:
             finally:
                 self._abandoned.discard(key)
 
-    async def train(self, key: str, encoded: bytes, checkpoints: bytes) -> list[bytes]:
+    async def train(self, key: str, encoded: bytes, checkpoints: bytes, lane: str) -> list[bytes]:
         chain = decode_chain(encoded)
         reports: list[bytes] = []
 
@@ -224,21 +250,20 @@ class Site:
             self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
             reports.append(report)
 
-        async with self._turn():
+        async with self._shared_turn():
             trainer = None
             try:
                 trainer = await self._ready()
-                self._begin(trainer, key, Train(chain, checkpoints))
-                await trainer.answer(type(None), tell)
+                self._begin(trainer, key, Train(chain, WorkerId(lane), checkpoints))
+                await trainer.answer(type(None), tell, of=chain.id)
             except TrainingProcessLost as error:
                 if trainer is not None:
                     await self._lose(trainer)  # before the result, so that the driver counts one loss, the worker's
                 if not reports or not isinstance(decode_report(reports[-1]), ChainEnded):
-                    worker = WorkerId(self._worker.address)
                     message = f"the training process {error}"
-                    reports.append(encode(ChainEnded(chain.id, worker, "lost", time.time(), message=message)))
+                    reports.append(encode(ChainEnded(chain.id, WorkerId(lane), "lost", time.time(), message=message)))
             finally:
-                self._running = None
+                self._running.pop(chain.id, None)
             if key in self._abandoned:
                 self._abandoned.discard(key)
                 if trainer is not None:
@@ -247,22 +272,38 @@ class Site:
 
     def _begin(self, trainer: Trainer, key: str, request: Train) -> None:
         chain = request.chain.id
-        self._running = key, chain
+        self._running[chain] = key
         trainer.send(request)
         for order in self._early.pop(chain, ()):
             trainer.send(order)
-        self._early.clear()  # orders for other chains are too late
+        if len(self._running) == 1:
+            self._early.clear()  # orders for other chains are too late
         if key in self._abandoned:
             trainer.send(Stop(chain, keep=False))
 
-    def _turn(self) -> asyncio.Lock:
-        return _turns.setdefault(self._worker, asyncio.Lock())
+    def _turn(self) -> _Turn:
+        return _turns.setdefault(self._worker, _Turn())
+
+    @asynccontextmanager
+    async def _shared_turn(self) -> AsyncIterator[None]:
+        """A turn that the chains of this run share, unless another run waits for its own."""
+        turn = self._turn()
+        async with self._entering:
+            if not self._sharing or turn.waiting:
+                await turn.__aenter__()
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            self._sharing -= 1
+            if not self._sharing:
+                turn.lock.release()
 
     def control(self, orders: bytes) -> None:
         """Handle Dask messages with orders for the current or next chain."""
         for order in decode_orders(orders):
             chain = order.amendment.chain if isinstance(order, Amend) else order.chain
-            if self._running is not None and self._running[1] == chain and self._trainer is not None:
+            if chain in self._running and self._trainer is not None:
                 self._trainer.send(order)
             else:
                 self._early[chain].append(order)
@@ -271,8 +312,9 @@ class Site:
         if not key.startswith(self._name):
             return
         self._abandoned.add(key)
-        if self._running is not None and self._running[0] == key and self._trainer is not None:
-            self._trainer.send(Stop(self._running[1], keep=False))
+        for chain in [chain for chain, task in self._running.items() if task == key]:
+            if self._trainer is not None:
+                self._trainer.send(Stop(chain, keep=False))
 
     async def close(self) -> None:
         """Stop the running chain and end the process."""
@@ -280,8 +322,8 @@ class Site:
         self._worker.handlers.pop(self._name, None)
         trainer = self._trainer
         if trainer is not None:
-            if self._running is not None:
-                trainer.send(Stop(self._running[1], keep=False))
+            for chain in self._running:
+                trainer.send(Stop(chain, keep=False))
             await trainer.finish(_GRACE)
         if self._keeper is not None:
             await self._keeper
@@ -291,9 +333,9 @@ def _unable(summary: str) -> Loaded:
     return Loaded(problem=Problem(kind="trainable", summary=summary, traceback=""))
 
 
-async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes) -> list[bytes]:
+async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, lane: str) -> list[bytes]:
     """Dask task: train a chain and return all its reports, encoded."""
-    return await _site(run).train(key, chain, checkpoints)
+    return await _site(run).train(key, chain, checkpoints, lane)
 
 
 async def try_out(run: str, key: str, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:

@@ -51,6 +51,9 @@ class Bundling(Protocol):
     """A Trainable that trains several chains of one process side by side, a step of each at a time, for less than they
     take one after the other. What a member's state is must not depend on its companions, or on there being any."""
 
+    lanes: int
+    """The most chains that it trains at a time."""
+
     @abstractmethod
     def members(self) -> Sequence[Trainable]:
         """Return the Trainables of a bundle, each for one chain at a time. They may share all but their states: only

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
@@ -11,15 +11,14 @@ from hpstage.errors import InternalError
 from hpstage.execution.flight import Control, Due
 from hpstage.execution.runner import ChainRunner, Running
 from hpstage.plan.facts import ChainId, WorkerId
-from hpstage.plan.messages import Chain, ChainEnded, ChainReport
+from hpstage.plan.messages import Chain, ChainEnded, ChainReport, names_of
 from hpstage.schedule import Scalar
 from hpstage.trainable import Bundling, Trainable
 
 
-def lanes_of(worker: WorkerId, trainable: Trainable) -> list[WorkerId]:
-    """Return the names of a worker's lanes, as many as the trainable has members."""
-    count = len(trainable.members()) if isinstance(trainable, Bundling) else 1
-    return [worker, *(WorkerId(f"{worker}#{lane}") for lane in range(1, count))]
+def lanes_in(trainable: object) -> int:
+    """Return how many chains a process trains side by side at most."""
+    return trainable.lanes if isinstance(trainable, Bundling) else 1
 
 
 class Bundle:
@@ -27,7 +26,7 @@ class Bundle:
 
     Args:
         trainable: one that is not :class:`~hpstage.trainable.Bundling` has a single lane.
-        workers: the name of each lane in reports.
+        worker: its name in reports.
     """
 
     def __init__(
@@ -36,14 +35,14 @@ class Bundle:
         checkpoints: CheckpointStore,
         live: LiveCache,
         *,
-        workers: Sequence[WorkerId],
+        worker: WorkerId,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._together = trainable.train_together if isinstance(trainable, Bundling) else None
         members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
         self._runners = {
-            worker: ChainRunner(member, checkpoints, live, worker=worker, clock=clock, bundled=len(members) > 1)
-            for worker, member in zip(workers, members, strict=True)
+            lane: ChainRunner(member, checkpoints, live, worker=lane, clock=clock, bundled=self._together is not None)
+            for lane, member in zip(names_of(worker, lanes_in(trainable)), members, strict=True)
         }
         self._lanes = list(self._runners)
         self._running: dict[WorkerId, tuple[ChainId, Running, Control]] = {}
@@ -88,9 +87,11 @@ class Bundle:
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         return self._runners[self._lanes[0]].try_out(initial)
 
-    def close(self) -> None:
-        """End all chains where they are."""
+    def close(self) -> list[ChainId]:
+        """End all chains where they are, and return them."""
         for _, running, _ in self._running.values():
             running.close()
+        ended = [chain for chain, _, _ in self._running.values()]
         self._running.clear()
         self._due.clear()
+        return ended

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
-from hpstage.execution.bundle import Bundle, lanes_of
+from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.flight import Control
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId
-from hpstage.plan.messages import Amendment, Chain, Report, WorkerJoined
+from hpstage.plan.messages import Amendment, Chain, Report, WorkerJoined, names_of
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.identity import threads
@@ -27,14 +27,13 @@ class InlineExecutor(Executor):
     def __init__(self) -> None:
         self._trainable: Trainable | None = None
         self._bundle: Bundle | None = None
-        self._workers: list[WorkerId] = []
         self._closing = ExitStack()
         self._events: deque[Report] = deque()
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         self._trainable = as_trainable(trainable)
-        self._workers = lanes_of(_WORKER, self._trainable)
-        self._events += [WorkerJoined(lane, self.clock(), host=_WORKER) for lane in self._workers]
+        lanes = names_of(_WORKER, lanes_in(self._trainable))
+        self._events += [WorkerJoined(lane, self.clock()) for lane in lanes]
         if checkpoints is not None:
             self.use(checkpoints)
         from hpstage.training.identity.environment import describe
@@ -44,7 +43,7 @@ class InlineExecutor(Executor):
 
     def use(self, checkpoints: CheckpointStore) -> None:
         assert self._trainable is not None, "open() comes first"
-        self._bundle = Bundle(self._trainable, checkpoints, LiveCache(), workers=self._workers, clock=self.clock)
+        self._bundle = Bundle(self._trainable, checkpoints, LiveCache(), worker=_WORKER, clock=self.clock)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         assert self._bundle is not None, "use() comes first"

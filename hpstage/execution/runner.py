@@ -44,8 +44,8 @@ Running = Generator[ChainReport | Due | None, float | None, None]
 class ChainRunner:
     """Runs chains one after the other on one trainable.
 
-    Not thread-safe: one chain at a time. ``run`` is a generator of reports. Nothing is trained between two of them, so
-    an executor in this process may act on each report at once.
+    Not thread-safe. ``run`` is a generator of reports. Nothing is trained between two of them, so an executor in this
+    process may act on each report at once.
 
     Args:
         trainable: the trainable; it stays set up between chains, so that a chain that continues where the last one

@@ -91,6 +91,16 @@ class Amendment(msgspec.Struct, frozen=True):
     end: StateRef | None = None
 
 
+def names_of(worker: WorkerId, lanes: int) -> list[WorkerId]:
+    """Return the names of a worker's lanes; the first is its own."""
+    return [worker, *(WorkerId(f"{worker}#{lane}") for lane in range(1, lanes))]
+
+
+def host_of(lane: WorkerId) -> WorkerId:
+    """Return the worker that a lane belongs to."""
+    return WorkerId(lane.partition("#")[0])
+
+
 class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
     """A running chain has reached a boundary, planned or its own, and performed its actions.
 
@@ -137,11 +147,10 @@ class ChainEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
-    """A worker can be given a chain. ``host``: of which it is a lane, if it trains side by side with others there."""
+    """A worker can be given a chain; or one of its lanes, if it trains several side by side."""
 
     worker: WorkerId
     at: float
-    host: WorkerId | None = None
 
 
 class WorkerLeft(msgspec.Struct, frozen=True, tag=True):

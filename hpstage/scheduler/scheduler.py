@@ -188,7 +188,7 @@ class Scheduler:
                     return self.workers.unbench(report.worker)
             case WorkerJoined():
                 self.tick(report.at)
-                self._covers.find_on(self.workers.join(report.worker, report.host))
+                self._covers.find_on(self.workers.join(report.worker))
             case WorkerLeft():
                 self.tick(report.at)
                 self.workers.pop(report.worker, None)

@@ -8,6 +8,7 @@ from operator import itemgetter
 
 from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, StateRef, WorkerId
+from hpstage.plan.messages import host_of
 
 # Remembered states that a worker may still hold live; they only affect a preference.
 _REMEMBERED = 64
@@ -58,10 +59,10 @@ class Workers(dict[WorkerId, Worker]):
         super().__init__()
         self.most = 0  # largest number present at one time, not counting lanes
 
-    def join(self, id: WorkerId, host: WorkerId | None = None) -> Worker:
+    def join(self, id: WorkerId) -> Worker:
         if id in self:
             raise InternalError(f"worker {id} joined twice")
-        worker = Worker(id, host or id)
+        worker = Worker(id, host_of(id))
         beside = next((other for other in self.values() if other.host == worker.host), None)
         if beside is not None:
             worker.live = beside.live  # they are one process

@@ -54,6 +54,7 @@ class Tapes(Adapter):
         self.subject = subject
         self.fuse = Fuse()
         self.together: Counter[int] = Counter()
+        self.lanes = count
         self._lanes = [Lane(type(subject)()) for _ in range(count)]
 
     def members(self) -> Sequence[Trainable]:
