@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from hpstage.errors import InternalError
-from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef
+from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef, WorkerId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
@@ -81,9 +81,21 @@ class Dispatch:
         return claims
 
     def _assign(self, idle: list[Worker], heads: list[tuple[float, Line, int]]) -> Iterable[tuple[Worker, Line, int]]:
+        busy: dict[WorkerId, ChainId | None] = {
+            worker.host: worker.chain for worker in self._workers.values() if worker.chain is not None
+        }
+        idle = [worker for worker in idle if not self._is_suspect(busy.get(worker.host))]
         while idle and heads:
             chosen = 0
             seconds, line, step = heads[0]
+            if self._killed_at(step):
+                # Alone, so that no other is blamed if it happens again.
+                alone = next((worker for worker in idle if worker.host not in busy), None)
+                heads.pop(0)
+                if alone is not None:
+                    idle = [worker for worker in idle if worker.host != alone.host]
+                    yield alone, line, step
+                continue
             worker = next((w for w in idle if self._source(line, step) in w.live), idle[0])
             if len(idle) == 1:
                 for index, (other, its_line, its_step) in enumerate(heads[:_CONSIDERED]):
@@ -94,7 +106,15 @@ class Dispatch:
                         break
             idle.remove(worker)
             _, line, step = heads.pop(chosen)
+            busy[worker.host] = None
             yield worker, line, step
+
+    def _killed_at(self, step: int) -> bool:
+        """Whether a worker has died in training from a state at this step, and none has trained on from it since."""
+        return any(ref.step == step for ref in self._plan.losses)
+
+    def _is_suspect(self, chain: ChainId | None) -> bool:
+        return chain is not None and chain in self._plan.chains and self._killed_at(self._plan.chains[chain].kept)
 
     def _source(self, line: Line, step: int) -> StateRef | None:
         """Return the state that a head starts from, or ``None`` for the start of training."""

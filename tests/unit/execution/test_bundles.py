@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,76 +13,19 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, SuccessiveHalving
-from hpstage.plan.facts import ChainStarted, StateReached
+from hpstage.plan.facts import ChainStarted, StateReached, TargetAsked, TrialAdded, TrialId, WorkerId
 from hpstage.plan.invariants import validate
-from hpstage.plan.log import read_facts
-from hpstage.schedule import Scalar
+from hpstage.plan.log import open_plan, read_facts
+from hpstage.plan.messages import WorkerJoined, WorkerLeft, names_of
+from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape, alone
-from hpstage.trainable import Bundling, Trainable
-from hpstage.training.adapter import Adapter
+from hpstage.trainable import Bundling
+from tests.bundled import Tapes
 from tests.unit.search.test_resume import Fuse
+from tests.unit.searches import WORKLOAD
 
 STEPS = 12
-
-
-class Lane:
-    """A member, which trains only what was trained together before it is told to."""
-
-    def __init__(self, tape: Tape) -> None:
-        self.tape = tape
-        self.done: list[tuple[int, dict[str, Scalar], Exception | None]] = []
-        self.setup, self.evaluate = tape.setup, tape.evaluate
-        self.state_dict, self.load_state_dict = tape.state_dict, tape.load_state_dict
-
-    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        if not self.done:
-            self.tape.train(step, hp)  # alone: it verifies a fork
-            return
-        before, values, error = self.done.pop()
-        assert (step, dict(hp)) == (before, values)
-        if error is not None:
-            raise error
-
-
-class Tapes(Adapter):
-    """A bundle of tapes that counts how many were trained together."""
-
-    def __init__(self, subject: Tape, count: int = 3) -> None:
-        self.subject = subject
-        self.fuse = Fuse()
-        self.together: Counter[int] = Counter()
-        self.lanes = count
-        self._lanes = [Lane(type(subject)()) for _ in range(count)]
-
-    def members(self) -> Sequence[Trainable]:
-        return self._lanes
-
-    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> None:
-        self.together[len(steps)] += 1
-        for index, (step, hp) in steps.items():
-            self.fuse.touch()
-            lane, error = self._lanes[index], None
-            try:
-                lane.tape.train(step, hp)
-            except Exception as raised:
-                error = raised
-            lane.done.append((step, dict(hp), error))
-
-    def setup(self, hp: Mapping[str, Scalar]) -> None:
-        self._lanes[0].setup(hp)
-
-    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        self._lanes[0].train(step, hp)
-
-    def evaluate(self) -> Mapping[str, float]:
-        return self._lanes[0].evaluate()
-
-    def state_dict(self) -> object:
-        return self._lanes[0].state_dict()
-
-    def load_state_dict(self, state: object) -> None:
-        self._lanes[0].load_state_dict(state)
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
@@ -162,10 +103,37 @@ def test_an_interrupted_bundle_goes_on(at: int, tmp_path: Path) -> None:
         return search(tapes, study=study, **options)
 
     tapes = Tapes(Tape())
-    tapes.fuse = Fuse(at)
+    tapes.touch = Fuse(at).touch
     with pytest.raises(KeyboardInterrupt):
         once(tapes)
     result = once(Tapes(Tape()))
     validate(result.plan)
     expected = search(Tape())
     assert [trial.value for trial in result.study.trials] == [trial.value for trial in expected.study.trials]
+
+
+def test_what_has_killed_a_worker_trains_alone_until_it_is_past_that() -> None:
+    """Otherwise its companions would be blamed with it."""
+    plan = open_plan(MemoryJournal(), WORKLOAD, {})
+    scheduler = Scheduler(plan, checkpoint_every=10**9)
+    for number in range(4):
+        scheduler.fold(TrialAdded(TrialId(f"t/{number}"), {"a": s.constant(number)}, 8))
+        scheduler.fold(TargetAsked(TrialId(f"t/{number}"), 8))
+
+    def join(host: str, at: float) -> list[ChainStarted]:
+        for lane in names_of(WorkerId(host), 3):
+            scheduler.note(WorkerJoined(lane, at))
+        claims = scheduler.propose()
+        for claim in claims:
+            scheduler.fold(claim)
+        return [claim for claim in claims if isinstance(claim, ChainStarted)]
+
+    assert len(join("a", 0.0)) == 3
+    for lane in names_of(WorkerId("a"), 3):
+        left = WorkerLeft(lane, 1.0)
+        for fact in scheduler.decide(left):
+            scheduler.fold(fact)
+        scheduler.note(left)
+    assert [claim.worker for claim in join("b", 2.0)] == ["b"]
+    assert [claim.worker for claim in join("c", 3.0)] == ["c"]
+    scheduler.validate()

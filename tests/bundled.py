@@ -1,0 +1,70 @@
+"""A toy that is trained in bundles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from hpstage.schedule import Scalar
+from hpstage.testing.toys import Tape
+from hpstage.trainable import Trainable
+from hpstage.training.adapter import Adapter
+
+
+class Lane:
+    """A member, which trains only what was trained together before it is told to."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.done: list[tuple[int, dict[str, Scalar], Exception | None]] = []
+        self.setup, self.evaluate = tape.setup, tape.evaluate
+        self.state_dict, self.load_state_dict = tape.state_dict, tape.load_state_dict
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        if not self.done:
+            self.tape.train(step, hp)  # alone: it verifies a fork
+            return
+        before, values, error = self.done.pop()
+        assert (step, dict(hp)) == (before, values)
+        if error is not None:
+            raise error
+
+
+class Tapes(Adapter):
+    """A bundle of tapes that counts how many were trained together."""
+
+    def __init__(self, subject: Tape, count: int = 3) -> None:
+        self.subject = subject
+        self.touch: Callable[[], None] = bool
+        self.together: Counter[int] = Counter()
+        self.lanes = count
+        self._lanes = [Lane(type(subject)()) for _ in range(count)]
+
+    def members(self) -> Sequence[Trainable]:
+        return self._lanes
+
+    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> None:
+        self.together[len(steps)] += 1
+        for index, (step, hp) in steps.items():
+            self.touch()
+            lane, error = self._lanes[index], None
+            try:
+                lane.tape.train(step, hp)
+            except Exception as raised:
+                error = raised
+            lane.done.append((step, dict(hp), error))
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        self._lanes[0].setup(hp)
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        self._lanes[0].train(step, hp)
+
+    def evaluate(self) -> Mapping[str, float]:
+        return self._lanes[0].evaluate()
+
+    def state_dict(self) -> object:
+        return self._lanes[0].state_dict()
+
+    def load_state_dict(self, state: object) -> None:
+        self._lanes[0].load_state_dict(state)
