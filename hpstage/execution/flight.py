@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+from hpstage.execution import device_memory
 from hpstage.execution.route import Course
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.messages import Amendment, Boundary, Chain, Stage
@@ -86,6 +87,7 @@ class Flight:
         "kept",
         "load_seconds",
         "parent",
+        "peak_bytes",
         "since",
         "source",
         "stage",
@@ -106,6 +108,7 @@ class Flight:
         self.source: Literal["fresh", "continued", "live", "disk"] | None = None
         self.load_seconds = 0.0
         self.train_seconds = 0.0
+        self.peak_bytes: int | None = None  # of device memory, while the clock ran
         self.at_boundary = False
         self.verification: ForkVerification | None = None
         self._began: float | None = None
@@ -137,9 +140,13 @@ class Flight:
         self.since = self.stage.start
 
     def start_clock(self) -> None:
+        device_memory.count_anew()
         self._began = time.perf_counter()
 
     def stop_clock(self) -> None:
         if self._began is not None:
             self.train_seconds += time.perf_counter() - self._began
             self._began = None
+            peak = device_memory.peak_bytes()
+            if peak is not None:
+                self.peak_bytes = max(self.peak_bytes or 0, peak)

@@ -388,8 +388,9 @@ class ChainRunner:
             source=flight.source,
             metrics=None if metrics is None else to_metrics(metrics),
             kept=kept,
+            peak_bytes=flight.peak_bytes if flight.step > flight.since else None,
         )
-        flight.since, flight.train_seconds = flight.step, 0.0
+        flight.since, flight.train_seconds, flight.peak_bytes = flight.step, 0.0, None
         flight.source, flight.load_seconds = None, 0.0
         flight.at_boundary = False
         if boundary.keep:

@@ -120,7 +120,8 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
     """A chain has trained steps ``[start, step)`` of ``node``: the metrics and checkpoint of the state at ``step``.
 
     ``train_seconds`` counts from ``start``: the chain's previous boundary, or the start of its stage. ``source``, set
-    for the first state that a chain reaches, is what the chain started from.
+    for the first state that a chain reaches, is what the chain started from. ``peak_bytes``: the most memory of CUDA
+    devices that was allocated while these steps were trained, if they were and there are any.
     """
 
     chain: ChainId
@@ -136,6 +137,7 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
     source: Literal["fresh", "continued", "live", "disk"] | None = None
     metrics: Metrics | None = None
     kept: Kept | None = None
+    peak_bytes: int | None = None
 
 
 class StateLost(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hpstage.plan.facts import DriverId, Kept, NodeId, StateRef, TrialId
+from hpstage.plan.facts import DriverId, Kept, NodeId, StateReached, StateRef, TrialId
 from hpstage.plan.keys import History
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.regimes import Regime, regime
@@ -24,7 +24,7 @@ def distinct(value: Scalar) -> object:
 class State:
     """The state of a node's line after ``step`` steps: its metrics, its checkpoint, and the trials that wait for it."""
 
-    __slots__ = ("digest", "kept", "metrics", "node", "step", "unanswered", "used", "waiting")
+    __slots__ = ("bytes", "digest", "kept", "metrics", "node", "peak_bytes", "step", "unanswered", "used", "waiting")
 
     def __init__(self, node: Node, step: int) -> None:
         self.node = node
@@ -32,6 +32,8 @@ class State:
         self.metrics: dict[str, float] | None = None
         self.kept: Kept | None = None
         self.digest: str | None = None  # of the first checkpoint kept, even after that is gone
+        self.bytes: int | None = None  # of its last checkpoint, even after that is gone
+        self.peak_bytes: int | None = None  # device memory of the steps before it: see StateReached
         self.used = 0.0  # when it was last kept or trained on from
         # Trials that asked for the metrics and have no answer yet, in order; also those whose driver is gone.
         self.unanswered: dict[TrialId, None] | None = None
@@ -40,6 +42,14 @@ class State:
     @property
     def ref(self) -> StateRef:
         return StateRef(self.node.id, self.step)
+
+    def reach(self, fact: StateReached) -> None:
+        """Take over what stays known of it whatever becomes of its checkpoint."""
+        if fact.peak_bytes is not None:
+            self.peak_bytes = max(self.peak_bytes or 0, fact.peak_bytes)
+        if fact.kept is not None:
+            self.bytes, self.digest = fact.kept.bytes, self.digest or fact.kept.digest
+            self.used = max(self.used, fact.at)
 
 
 class Node:

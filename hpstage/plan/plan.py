@@ -213,10 +213,9 @@ class SearchPlan:
                 self._answer(self.trials[trial], fact.step)
             state.unanswered = None
             state.waiting.clear()
+        state.reach(fact)
         if fact.kept is not None:
             self._keep(state, fact.kept)
-            state.digest = state.digest or fact.kept.digest
-            state.used = max(state.used, fact.at)
         chain = self.chains.get(fact.chain)
         if chain is not None:
             chain.advance(state, fact)

@@ -22,7 +22,7 @@ from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key
 from hpstage.schedule.space import Described
-from hpstage.search.costs import COSTS
+from hpstage.search.costs import COSTS, check_costs
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
@@ -130,6 +130,7 @@ def open_call(
         workers = as_executor(executor)
         closing.callback(workers.close)
         environment = workers.open(request.trainable, None)
+        check_costs(request.metrics, environment.described)
         interruption.started(workers.wake)
         for remark in environment.remarks:
             logger.info("%s", remark)

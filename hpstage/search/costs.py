@@ -1,13 +1,14 @@
 """Objectives that hpstage measures itself: what a trial costs, beside what it is worth.
 
-They are measured, so they are noisy: another run of the same search gives other values. They are no metrics of a state
-and never part of a key.
+They are no metrics of a state and never part of a key. Those in :data:`NOISY` are measured: another run of the same
+search gives other values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
+from hpstage.errors import UsageError
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 
@@ -21,4 +22,41 @@ def seconds(plan: SearchPlan, trial: PlannedTrial, step: int) -> float:
     return float(sum((stop - start) * plan.step_seconds(node) for node, start, stop in trial.path_to(step)))
 
 
-COSTS: dict[str, Callable[[SearchPlan, PlannedTrial, int], float]] = {"hpstage:seconds": seconds}
+def peak_bytes(plan: SearchPlan, trial: PlannedTrial, step: int) -> float:
+    """Return the most bytes of device memory that were allocated while the steps of a trial to ``step`` were trained.
+
+    Raises:
+        UsageError: some of them were trained where this was not measured.
+    """
+    reached = [state for state in trial.states() if state.step <= step and (state.digest or state.metrics is not None)]
+    found = [state.peak_bytes for state in reached if state.peak_bytes is not None]
+    if len(found) < len(reached) or not found:
+        raise UsageError(
+            f"hpstage:peak_bytes of trial {trial.id} is not known: some of its steps were trained by an earlier build "
+            f"of hpstage, or on no CUDA device; give the search another store=, or leave this metric out"
+        )
+    return float(max(found))
+
+
+def checkpoint_bytes(plan: SearchPlan, trial: PlannedTrial, step: int) -> float:
+    """Return the bytes of a trial's checkpoint at ``step``, a function of its state."""
+    size = plan.target(trial.id, step).bytes
+    assert size is not None, "a state that is asked for is kept"
+    return float(size)
+
+
+COSTS: dict[str, Callable[[SearchPlan, PlannedTrial, int], float]] = {
+    "hpstage:seconds": seconds,
+    "hpstage:peak_bytes": peak_bytes,
+    "hpstage:bytes": checkpoint_bytes,
+}
+NOISY = frozenset({"hpstage:seconds", "hpstage:peak_bytes"})
+
+
+def check_costs(metrics: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Raise :class:`UsageError` for a cost that cannot be measured in an environment, as described by its workers."""
+    if "hpstage:peak_bytes" in metrics and not environment.get("device", "").startswith("cuda"):
+        raise UsageError(
+            "hpstage:peak_bytes is the peak memory of CUDA devices, and training here uses none: a process's peak of "
+            "main memory is that of all it has trained. hpstage:bytes is the size of a checkpoint anywhere"
+        )

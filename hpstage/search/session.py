@@ -19,7 +19,7 @@ from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import is_feasible
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrainingEnded, TrialEnded, UserFailure, to_metric
 from hpstage.scheduler.scheduler import Answer
-from hpstage.search.costs import COSTS
+from hpstage.search.costs import COSTS, NOISY
 from hpstage.search.decisions import Decisions
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
@@ -392,7 +392,7 @@ class Session:
             # What the user's space has noted under the name of a metric stays.
             own = self._ledger.trial(trial.storage_id).user_attrs
             self._ledger.note(trial.storage_id, {n: v for n, v in trial.metrics.items() if n not in own})
-            if noisy := [name for name in trial.metrics if name in self._noisy or name in COSTS]:
+            if noisy := [name for name in trial.metrics if name in self._noisy or name in NOISY]:
                 self._ledger.note(trial.storage_id, {"hpstage:noisy": ", ".join(noisy)[:1000]})
         frozen = self._ledger.finish(trial.number, trial.values if state == TrialState.COMPLETE else None, state)
         self._stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others go on

@@ -11,7 +11,8 @@
                     "latency": measure.latency(model, sample)}
 
 :func:`bytes_of` and :func:`flops` are functions of the model alone. :func:`latency` is measured: name its metric in
-``noisy``. What training itself costs needs no metric: ``metric=["accuracy", "hpstage:seconds"]``.
+``noisy``. What training itself costs needs no metric: ``metric=["accuracy", "hpstage:seconds"]``; see
+:mod:`hpstage.search.costs`.
 """
 
 from __future__ import annotations

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import optuna
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.checkpoints.format import MANIFEST
 from hpstage.errors import UsageError
+from hpstage.plan.facts import Fact, PlanCreated, StateLost, StateReached
+from hpstage.plan.plan import SearchPlan
+from hpstage.search.costs import COSTS
 from hpstage.torch import measure
 from hpstage.training.adapter import noisy_of
 from tests.torch.trainables import Small, samples
@@ -93,9 +99,103 @@ def test_costs_are_no_part_of_a_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("metric", [["hpstage:seconds", "accuracy"], ["accuracy", "hpstage:hours"]])
 def test_costs_that_come_first_or_that_nobody_measures_are_refused(metric: list[str], tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"the first is one that evaluate\(\) returns, and costs .*\(hpstage:seconds\)"
+        UsageError,
+        match=r"the first is one that evaluate\(\) returns, and costs .*"
+        r"\(hpstage:seconds, hpstage:peak_bytes, hpstage:bytes\)",
     ):
         searched(metric, tmp_path, Small())
+
+
+def test_a_search_weighs_accuracy_against_the_bytes_of_checkpoints_which_are_exact(tmp_path: Path) -> None:
+    result = searched(["accuracy", "hpstage:bytes"], tmp_path / "one", Small())
+    again = searched(["accuracy", "hpstage:bytes"], tmp_path / "other", Small())
+    for trial in result.study.trials:
+        files = Path(result.checkpoint(trial)).iterdir()
+        assert trial.values[1] == sum(file.stat().st_size for file in files if file.name != MANIFEST)
+        assert "hpstage:noisy" not in trial.user_attrs
+    assert [trial.values for trial in result.study.trials] == [trial.values for trial in again.study.trials]
+
+
+def test_bytes_of_a_checkpoint_are_known_after_it_is_gone(tmp_path: Path) -> None:
+    first = searched(["accuracy", "hpstage:bytes"], tmp_path, Small())
+    plan = SearchPlan(first.plan.workload)
+    for fact in first.journal:
+        plan.apply(fact)
+    for state in list(plan.kept.values()):
+        plan.apply(StateLost(node=state.node.id, step=state.step, reason="evicted"))
+    again = [COSTS["hpstage:bytes"](plan, trial, 4) for trial in plan.trials.values()]
+    assert again == [trial.values[1] for trial in first.study.trials]
+
+
+def with_peaks(facts: Sequence[Fact], peak: Callable[[StateReached], int | None]) -> SearchPlan:
+    """The fold of a journal, through its encoding, had its workers measured these peaks."""
+    plan = SearchPlan(next(fact.workload for fact in facts if isinstance(fact, PlanCreated)))
+    for fact in facts:
+        if isinstance(fact, StateReached):
+            fact = replace(fact, peak_bytes=peak(fact))
+        plan.apply(msgspec.json.decode(msgspec.json.encode(fact), type=Fact))  # type: ignore[arg-type]
+    return plan
+
+
+def test_peak_bytes_are_the_most_on_a_trials_own_path(tmp_path: Path) -> None:
+    result = searched(["accuracy", "loss"], tmp_path, Small())
+    ends = [trial.node_at(4).id for trial in result.plan.trials.values()]
+    assert len(set(ends)) == 2
+    plan = with_peaks(result.journal, lambda fact: 900 if fact.node == ends[1] else 100 + fact.step)
+    of = [COSTS["hpstage:peak_bytes"](plan, trial, 4) for trial in plan.trials.values()]
+    assert of == [104, 900]
+
+
+def test_peak_bytes_of_a_state_trained_again_are_the_most_of_both(tmp_path: Path) -> None:
+    result = searched(["accuracy", "loss"], tmp_path, Small())
+    plan = with_peaks(result.journal, lambda fact: 100)
+    last = next(fact for fact in reversed(result.journal) if isinstance(fact, StateReached))
+    for peak in (300, 200, None):
+        plan.apply(replace(last, kept=None, peak_bytes=peak))
+    assert plan.nodes[last.node].states[last.step].peak_bytes == 300
+
+
+def test_peak_bytes_that_an_earlier_build_has_not_measured_are_refused(tmp_path: Path) -> None:
+    result = searched(["accuracy", "loss"], tmp_path, Small())
+    records = [msgspec.json.encode(fact) for fact in result.journal]
+    old = [msgspec.json.decode(record.replace(b',"peak_bytes":null', b""), type=Fact) for record in records]  # type: ignore[arg-type]
+    assert old == list(result.journal)
+    for peaks in (lambda fact: None, lambda fact: 5 if fact.step < 4 else None):
+        plan = with_peaks(old, peaks)
+        with pytest.raises(UsageError, match="trained by an earlier build of hpstage, or on no CUDA device"):
+            COSTS["hpstage:peak_bytes"](plan, next(iter(plan.trials.values())), 4)
+
+
+def test_peak_bytes_are_refused_on_a_cpu_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the peak memory of CUDA devices, and training here uses none"):
+        searched(["accuracy", "hpstage:peak_bytes"], tmp_path, Small())
+    assert not list(tmp_path.iterdir())
+
+
+class OnGPU(Small):
+    device = "cuda"
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        torch.empty(int(self.hp["extra"]), dtype=torch.uint8, device="cuda")
+        return super().loss(model, batch)
+
+
+@pytest.mark.gpu
+def test_peak_bytes_on_a_gpu_are_those_of_the_steps_of_each_trial(tmp_path: Path) -> None:
+    def wide(trial: optuna.Trial) -> Mapping[str, Any]:
+        late = trial.suggest_categorical("late", [0, 1 << 26])
+        return {"lr": 0.1, "momentum": 0.9, "batch_size": 8, "extra": s.piecewise({0: 1 << 20, 2: late})}
+
+    study = optuna.create_study(
+        directions=["maximize", "minimize"], sampler=optuna.samplers.GridSampler({"late": [0, 1 << 26]})
+    )
+    executor = hpstage.InlineExecutor()
+    metric = ["accuracy", "hpstage:peak_bytes"]
+    hpstage.optimize(study, OnGPU(), wide, metric=metric, steps=4, n_trials=2, executor=executor, store=tmp_path)
+    small, large = sorted(trial.values[1] for trial in study.trials)
+    assert small >= 1 << 20
+    assert large - small >= (1 << 26) - (1 << 21)
+    assert all(trial.user_attrs["hpstage:noisy"] == "hpstage:peak_bytes" for trial in study.trials)
 
 
 def test_noisy_metrics_are_a_tuple_of_names() -> None:

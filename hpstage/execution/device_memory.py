@@ -1,0 +1,27 @@
+"""Peak memory of CUDA devices, as their caching allocator counts it.
+
+Everything that this process has allocated there counts: the model and what a step needs, and data or models that
+happen to be there besides. On a CPU there is no such figure: the peak of the process's resident memory cannot be
+counted anew, so that it would be that of whatever the process had trained before.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def count_anew() -> None:
+    """Let the peak be that of what is allocated now, and from now on."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes() -> int | None:
+    """Return the most bytes that were allocated at one time since :func:`count_anew`, added up over devices; ``None``
+    if this process uses none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return sum(int(torch.cuda.max_memory_allocated(device)) for device in range(torch.cuda.device_count()))
