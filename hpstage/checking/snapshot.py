@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpstage.checking.runs import Snapshot
-from hpstage.checkpoints import leaves
+from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.state_tree import digest
 from hpstage.trainable import Trainable
 from hpstage.training.capture.portrait import values_text
@@ -85,6 +85,8 @@ def _entries(path: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _entries(f"{path}[{index}]", item)
     elif not isinstance(value, bytes) and isinstance(leaves.describe("", value), leaves.Leaf):
         yield path, values_text(value).replace(" trained", "")
+    elif jax_arrays.is_array(value):
+        yield path, f"{value.dtype} array of JAX {value.shape} {digest(value)}"
     else:
         yield path, _shortened(value)
 

@@ -1,9 +1,10 @@
 """The state tree: which states can be captured, and their structure as plain JSON.
 
 A state is a tree of ``dict``, ``OrderedDict``, ``list``, ``tuple``, ``None``, ``bool``, ``int``, ``float``, ``str``,
-``bytes``, ``torch.Tensor``, ``numpy.ndarray`` and numpy scalars, exactly of these types. It is restored with the same
-types, dtypes, shapes, values and order, with two exceptions: ``nn.Parameter`` becomes a plain tensor, and shared memory
-is no longer shared. Anything else raises :class:`StateError` with the path to it.
+``bytes``, ``torch.Tensor``, ``numpy.ndarray``, numpy scalars and ``jax.Array`` (keys of random numbers included),
+exactly of these types. It is restored with the same types, dtypes, shapes, values and order, with two exceptions:
+``nn.Parameter`` becomes a plain tensor, and shared memory is no longer shared. Anything else raises :class:`StateError`
+with the path to it.
 
 In the structure ``None``, ``bool``, ``str`` and 64-bit ``int`` represent themselves, everything else is ``[tag, ...]``.
 """
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from hpstage.checkpoints import leaves
+from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.errors import StateError
 
@@ -73,6 +74,8 @@ def unflatten(tree: Node, values: Sequence[Any]) -> object:
         return bytes.fromhex(rest[0]).decode("utf-8", "surrogatepass")
     if tag == "scalar":
         return leaves.make_numpy_scalar(rest[0], bytes.fromhex(rest[1]))
+    if tag == "jax":
+        return jax_arrays.join(rest[0], unflatten(rest[1], values))
     raise ValueError(f"unknown tag {tag!r} in the structure")
 
 
@@ -190,6 +193,11 @@ class _Flattener:
         scalar = leaves.numpy_scalar(value)
         if scalar is not None:
             return ["scalar", scalar[0], scalar[1].hex()]
+        if jax_arrays.is_array(value):
+            parts = jax_arrays.split(value)
+            if isinstance(parts, str):
+                raise StateError(f"{self._where()} {parts}; convert it in state_dict()")
+            return ["jax", list(parts[0]), self._encode_leaf(parts[1])]
         leaf = leaves.describe(self._name(), value)
         if isinstance(leaf, Leaf):
             self.leaves.append(leaf)
@@ -241,6 +249,8 @@ def _canonical(tree: Node, marks: Sequence[Node]) -> Node:
         return marks[rest[0]]
     if tag in ("list", "tuple"):
         return [tag, [_canonical(node, marks) for node in rest[0]]]
+    if tag == "jax":
+        return [tag, rest[0], _canonical(rest[1], marks)]
     if tag in ("dict", "odict"):
         return [tag, *([[key, _canonical(node, marks)] for key, node in _sorted(items)] for items in rest)]
     return tree

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from hpstage.errors import TrainingError, UsageError
+from hpstage.training.identity import jax_environment
 from hpstage.training.identity.workload import StandsFor, packages
 
 
@@ -13,16 +14,19 @@ class Adapter(StandsFor):
     """Base class of Trainables that wrap a user's object, ``subject``, whose identity is used as theirs."""
 
     def describe_environment(self) -> dict[str, str]:
-        """Return the settings that decide the bits of training: torch's, pinned, if the subject's code names torch.
+        """Return the settings that decide the bits of training: those of torch, pinned, and of JAX, if the subject's
+        code names them.
 
         The result depends on the code alone, not on the modules that happen to be imported: all workers must agree.
         """
-        if "torch" not in packages(self.subject):
-            return {}
-        from hpstage.torch import environment
+        named = packages(self.subject)
+        described = jax_environment.describe() if "jax" in named else {}
+        if "torch" in named:
+            from hpstage.torch import environment
 
-        environment.pin()
-        return environment.describe()
+            environment.pin()
+            described |= environment.describe()
+        return described
 
     def hand_over(self) -> dict[str, object]:
         """Return the objects that hold the present state, by name, and end training without taking it back from them.

@@ -12,6 +12,8 @@ from typing import Any
 
 import xxhash
 
+from hpstage.checkpoints import jax_arrays
+from hpstage.checkpoints.state_tree import digest
 from hpstage.training.capture.imports import loaded
 from hpstage.training.capture.kind import (
     LEADS_NOWHERE,
@@ -188,7 +190,8 @@ class Foreign(Instance):
         return super().read(obj, skip), _inside(obj)
 
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        new = super().read(obj, skip), (old[1] if old[1] in (None, _LONG) else _inside(obj))
+        inside = old[1] if old[1] in (None, _LONG) or jax_arrays.is_array(obj) else _inside(obj)
+        new = super().read(obj, skip), inside
         return old if self.same(old, new) else new
 
     def same(self, old: Any, new: Any) -> bool:
@@ -208,6 +211,8 @@ class Foreign(Instance):
 
 
 def _inside(obj: Any) -> bytes | str | None:
+    if jax_arrays.is_array(obj) and not obj.is_deleted():
+        return digest(obj)  # of all of it, once: an array of JAX never changes
     try:
         with memoryview(obj) as memory:
             if not memory.readonly and memory.nbytes <= _LONGEST:

@@ -89,6 +89,7 @@ _MACHINERY = (
     "hpstage",
     "optuna",
     "tqdm",
+    "keras.src.utils.tracking",  # which layer has which variables, by ids
     "distributed",
     # What training changes in these is kept by hpstage.torch.lightning.
     *(

@@ -1,0 +1,92 @@
+"""JAX arrays in a state, as NumPy arrays of the same bytes and what makes them arrays of JAX again.
+
+JAX is never imported to save a state: only a process that has imported it can hold one of its arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+Described = tuple[str, str, bool]
+"""What an array is (``"array"`` or ``"key"``), its dtype or the implementation of its keys, and whether its dtype is
+weak (JAX's word for that of a Python number, which gives way to others')."""
+
+_DTYPES = frozenset(
+    (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
+    )
+)
+
+
+def is_array(value: object) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.Array)
+
+
+def split(value: Any) -> tuple[Described, Any] | str:
+    """Return what an array is, and its bytes in a NumPy array (that may share its memory), or the reason why it cannot
+    be captured."""
+    import jax
+    import numpy
+
+    if isinstance(value, jax.core.Tracer):
+        return "is a traced value of jax.jit or jax.grad, not an array"
+    if not value.is_fully_addressable or len(value.devices()) > 1:
+        return "is an array of JAX on several devices"
+    if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        keys = numpy.asarray(jax.random.key_data(value))
+        return ("key", str(jax.random.key_impl(value)), False), keys
+    dtype = value.dtype.name
+    if dtype not in _DTYPES:
+        return f"is an array of JAX of dtype {dtype}"
+    array = numpy.asarray(value)
+    if value.weak_type and not _same(_weak(array), value, array):
+        return f"is an array of JAX with a weak dtype ({dtype}): give it one, such as jnp.asarray(x, jnp.{dtype})"
+    return ("array", dtype, bool(value.weak_type)), _plain(array)
+
+
+def join(what: Described, array: Any) -> Any:
+    """Return the array of JAX that :func:`split` has split; it has memory of its own.
+
+    Raises:
+        ValueError: there is no such array, or none in this process, as with 64 bits where JAX has 32.
+    """
+    import jax
+    import numpy
+
+    kind, name, weak = what
+    if kind == "key":
+        return jax.random.wrap_key_data(jax.numpy.array(array), impl=name)
+    if name not in _DTYPES:
+        raise ValueError(f"unknown dtype {name} of an array of JAX")
+    array = array.view(numpy.dtype(getattr(jax.numpy, name)))
+    made = _weak(array) if weak else jax.numpy.array(array)
+    if made.dtype != array.dtype:
+        raise ValueError(f"the state holds {name}, which JAX has only with jax_enable_x64, as where it was trained")
+    return made
+
+
+def _plain(array: Any) -> Any:
+    """Return the bytes of an array under a dtype that NumPy itself has."""
+    import numpy
+
+    return array.view(numpy.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _weak(array: Any) -> Any:
+    """Return the array that JAX makes of a Python number; of any other shape there is no public way to one."""
+    import jax
+
+    return jax.numpy.asarray(array.item()) if array.ndim == 0 else jax.numpy.asarray(array)
+
+
+def _same(made: Any, value: Any, array: Any) -> bool:
+    import numpy
+
+    return (
+        bool(made.weak_type == value.weak_type)
+        and made.dtype == value.dtype
+        and numpy.asarray(made).tobytes() == array.tobytes()
+    )

@@ -1,0 +1,23 @@
+"""A description of what decides the bits of training in JAX; part of the workload's key."""
+
+from __future__ import annotations
+
+import os
+
+_SETTINGS = ("enable_x64", "default_matmul_precision", "default_prng_impl", "threefry_partitionable")
+
+
+def describe() -> dict[str, str]:
+    """Describe JAX's version, device and settings, and on a CPU the threads among which it divides what it computes:
+    their number is that of the cores, and cannot be set once JAX is in use."""
+    import jax
+
+    device = jax.devices()[0]
+    described = {
+        "jax": jax.__version__,
+        "jax device": f"{device.platform} ({device.device_kind})",
+        "jax settings": ", ".join(f"{name} {getattr(jax.config, f'jax_{name}')}" for name in _SETTINGS),
+    }
+    if device.platform == "cpu":
+        described["jax threads"] = str(len(os.sched_getaffinity(0)))
+    return described
