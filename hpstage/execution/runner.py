@@ -204,7 +204,7 @@ class ChainRunner:
             step=step,
             at=self._clock(),
             outcome=outcome,
-            message=str(error),
+            message=str(error) or f"{type(error).__name__} in step {step}",
             diverged=isinstance(error, NonFiniteLoss),
         )
         yield ending if last is None else replace(last, ending=ending)
@@ -449,4 +449,6 @@ def _failure(error: BaseException) -> UserFailure:
     text = "".join(traceback.format_exception(type(error), error, frames))
     kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    if isinstance(error, StopTraining):
+        summary += " (raise it in a training step, or leave the loop of a function: it ends no setup and no evaluation)"
     return UserFailure(summary=summary, traceback=text, kinds=kinds)

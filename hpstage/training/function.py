@@ -30,7 +30,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-from hpstage.errors import StateError, StopTraining, TrainingError, UsageError
+from hpstage.errors import StateError, StopTraining, TrainingError
 from hpstage.schedule import Scalar
 from hpstage.training.adapter import Adapter, checked_metrics, stateless_of
 from hpstage.training.body import Body, Pause
@@ -208,7 +208,10 @@ class FunctionTrainable(Adapter):
             raise
         if body.ended:
             self._end()
-            raise UsageError(f"{self._name} returned without a step: it must loop over run.steps()")
+            raise TrainingError(
+                f"{self._name} returned before its first step: loop over run.steps(), or raise optuna.TrialPruned() "
+                "where a trial is not to be trained"
+            )
         self._entered = entered = body.pause(stateless_of(self.subject))
         try:
             body.in_its_thread(lambda: self._world.enter(entered.variables))

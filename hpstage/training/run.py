@@ -57,13 +57,16 @@ class Run:
         self.wants_report = self._metrics is None
         self._baton = Baton()
 
-    def attach(self, **parts: Any) -> None:
+    def attach(self, *unnamed: object, **parts: Any) -> None:
         """Attach the objects that training changes, each with ``state_dict`` and ``load_state_dict``.
 
         Call it once, before the loop. In a fork, it restores the state: parameters, gradients, buffers, attributes, and
         everything reachable from them. Fields of a torch optimizer's param groups that are named like a hyper-parameter
         (``lr``, ``momentum``, ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) follow its schedule from now on.
         """
+        if unnamed:
+            names = ", ".join(f"{type(part).__name__.lower()}=..." for part in unnamed)
+            raise UsageError(f"run.attach() takes objects by name: run.attach({names}), under any names")
         if self._looping or self._parts is not None:
             raise UsageError("call run.attach(...) once, before the loop over run.steps()")
         for name, part in parts.items():
@@ -194,7 +197,10 @@ class Steps(Iterator[int]):
         run = self._run
         if not self._begun:
             if run._looping:
-                raise UsageError("run.steps() was called twice; loop over it once")
+                raise UsageError(
+                    "the steps of a run are looped over twice, or by run.steps() and run.batches() side by side: "
+                    "for batch in run.batches(...) is a loop over steps itself, and run.step is the step"
+                )
             if run._parts is None:
                 raise UsageError("call run.attach(...) with all that training changes before the loop over run.steps()")
             run._looping = self._begun = True

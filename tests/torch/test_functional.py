@@ -6,15 +6,19 @@ import contextvars
 import gc
 import threading
 import traceback
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import torch
 from torch import nn
 
+import hpstage
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.errors import StateError, StopTraining, TrainingError, UsageError
+from hpstage.store import MemoryJournal
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
@@ -280,6 +284,16 @@ def loops_twice(run: Run) -> None:
         pass
 
 
+def attaches_without_a_name(run: Run) -> None:
+    run.attach(Total())
+
+
+def zips(run: Run) -> None:
+    run.attach()
+    for _step, _batch in zip(run.steps(), run.batches(list(range(8)), batch_size=2), strict=False):
+        pass
+
+
 def takes_other_data(run: Run) -> None:
     run.attach()
     for step in run.steps():
@@ -298,8 +312,9 @@ def takes_too_little(run: Run) -> None:
         (attaches_late, "before the loop"),
         (attaches_never, r"call run.attach\(...\) with all that training changes"),
         (attaches_a_list, r"run.attach\(numbers=...\): list has no state_dict"),
-        (loops_never, "returned without a step"),
-        (loops_twice, "called twice"),
+        (attaches_without_a_name, r"run.attach\(\) takes objects by name: run.attach\(total=...\)"),
+        (loops_twice, "looped over twice"),
+        (zips, r"for batch in run.batches\(...\) is a loop over steps itself, and run.step is the step"),
         (takes_other_data, "10 samples before and 11 now"),
         (takes_too_little, "batch size is 0"),
     ],
@@ -307,6 +322,40 @@ def takes_too_little(run: Run) -> None:
 def test_misuse_is_told_with_its_remedy(function: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         trained(made(function), 1, 1)
+
+
+def test_a_function_that_returns_before_its_loop_is_told_so() -> None:
+    with pytest.raises(TrainingError, match=r"loops_never returned before its first step.*raise optuna.TrialPruned"):
+        trained(made(loops_never), 1, 1)
+
+
+def test_a_function_that_returns_before_its_loop_fails_its_trials_alone() -> None:
+    def choosy(run: Run) -> None:
+        run.attach(total=(total := Total()))
+        if run.hp["lr"] > 1:
+            return
+        for _ in run.steps():
+            total.value += 1
+            if run.wants_report:
+                run.report(loss=total.value)
+
+    grid = optuna.samplers.GridSampler({"lr": [2.0, 0.5]}, seed=0)
+    for catch in ((Exception,), ()):
+        study = optuna.create_study(sampler=grid)
+        with nullcontext() if catch else pytest.raises(TrainingError, match="returned before its first step"):
+            hpstage.optimize(
+                study,
+                choosy,
+                lambda trial: {"lr": trial.suggest_categorical("lr", [2.0, 0.5])},
+                metric="loss",
+                steps=2,
+                n_trials=2,
+                catch=catch,
+                executor=hpstage.InlineExecutor(),
+                store=MemoryJournal(),
+            )
+        if catch:
+            assert sorted(trial.state.name for trial in study.trials) == ["COMPLETE", "FAIL"]
 
 
 def test_a_function_that_leaves_its_loop_is_told_so() -> None:

@@ -25,7 +25,7 @@ from hpstage.algos import (
     PopulationBasedTraining,
     SuccessiveHalving,
 )
-from hpstage.errors import InternalError, NonFiniteLoss
+from hpstage.errors import InternalError, NonFiniteLoss, TrainingError
 from hpstage.plan.checks import check
 from hpstage.plan.facts import ChainId, NodeId, StateReached, TargetAsked, TrainingEnded, TrialAdded, TrialId, WorkerId
 from hpstage.plan.invariants import validate
@@ -126,6 +126,49 @@ def test_trials_end_where_they_would_alone_and_nothing_beyond_is_trained_or_coun
     saved = result.savings
     assert saved.steps_unique == saved.steps_trained == len(trainable.trained) == result.plan.steps_unique
     assert saved.steps_wasted == saved.failed == 0
+
+
+class Silent(Ending):
+    """Ends without a word, in a step or where none is trained."""
+
+    version = "silent"
+
+    def __init__(self, error: Exception, where: str = "train") -> None:
+        super().__init__()
+        self.error, self.where = error, where
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        if self.where == "train" and step == 2:
+            raise self.error
+        Tape.train(self, step, hp)
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        if self.where == "setup":
+            raise self.error
+        super().setup(hp)
+
+    def evaluate(self) -> dict[str, float]:
+        if self.where == "evaluate":
+            raise self.error
+        return super().evaluate()
+
+
+@pytest.mark.parametrize("error", [optuna.TrialPruned(), hpstage.StopTraining()], ids=["pruned", "complete"])
+def test_an_end_without_a_message_is_told_by_its_name_and_step(error: Exception) -> None:
+    result = search(MemoryJournal(), trainable=Silent(error), n_trials=1)
+    assert result.study.trials[0].user_attrs["hpstage:ended"] == f"{type(error).__name__} in step 2"
+
+
+def test_an_evaluation_that_prunes_without_a_message_is_told_by_its_name() -> None:
+    result = search(MemoryJournal(), trainable=Silent(optuna.TrialPruned(), "evaluate"), n_trials=1)
+    assert result.study.trials[0].state == TrialState.PRUNED
+    assert "TrialPruned" in result.study.trials[0].user_attrs["hpstage:ended"]
+
+
+@pytest.mark.parametrize("where", ["setup", "evaluate"])
+def test_stopping_where_no_step_is_trained_says_where_it_may_be_done(where: str) -> None:
+    with pytest.raises(TrainingError, match=r"StopTraining: enough \(raise it in a training step"):
+        search(MemoryJournal(), trainable=Silent(hpstage.StopTraining("enough"), where), n_trials=1, catch=())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
