@@ -102,8 +102,14 @@ def _held(decided: Schedule, steps: int) -> Schedule:
     return decided.then(decided.value(length - 1)).until(steps)
 
 
-def warn_of_what_is_left(plan: SearchPlan, ledger: Ledger, record: SearchRecord | None, now: SearchStarted) -> None:
-    """Warn about earlier trials that a new search does not continue or reuse."""
+def warn_of_what_is_left(
+    plan: SearchPlan, ledger: Ledger, record: SearchRecord | None, now: SearchStarted, *, listed: bool
+) -> None:
+    """Warn about earlier trials that a new search does not continue or reuse.
+
+    Args:
+        listed: the space lists its trials, so that longer ones are trials of their own and start from kept states.
+    """
     name = now.study
     if record is not None and not record.ended and record.open:
         logger.warning(
@@ -112,7 +118,7 @@ def warn_of_what_is_left(plan: SearchPlan, ledger: Ledger, record: SearchRecord 
             name,
             record.started.algorithm,
         )
-    elif record is not None and record.started.steps < now.steps:
+    elif record is not None and record.started.steps < now.steps and not listed:
         logger.warning(
             "The last search of study %r had %d steps; this one proposes new trials of %d. Add extend=True to "
             "carry on the trials that are there.",

@@ -8,6 +8,7 @@ from itertools import dropwhile
 
 from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
+from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import WorkerId
 from hpstage.plan.log import read_facts
 from hpstage.plan.savings import savings
@@ -45,10 +46,24 @@ def run(call: Call) -> Result:
             logger.warning("%s. This process starts the search again by itself.", error)
         if driver is not None:
             workers = driver.abandon()
+    _warn_if_all_failed(session, call.ledger)
     whole = driver.plan.searches[session.name] is not begun  # else it resumed the search of an earlier call
     result = _result(call, driver, session, whole, time.monotonic() - began)
     call.progress.finish(session, driver, result.savings)
     return result
+
+
+def _warn_if_all_failed(session: Session, ledger: Ledger) -> None:
+    """Warn once at the end, beside the failures themselves, that a search has nothing to show."""
+    reasons = [ledger.trial(trial.storage_id).user_attrs.get("hpstage:failure") for trial in session.trials]
+    if reasons and all(reasons):
+        kinds = len({*reasons})
+        logger.warning(
+            "No trial of the search has a value: all %d failed, %s%s",
+            len(reasons),
+            "with " if kinds == 1 else f"with {kinds} different errors, the first of them ",
+            reasons[0],
+        )
 
 
 def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan: float) -> Result:

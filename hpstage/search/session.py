@@ -141,21 +141,28 @@ class Session:
                 break
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._drain()
+                self._raise_uncaught()
                 return
             self._take(self._driver.wait(self._patience()))
             self._tell()
             self._on_change(self)
             if self._raised is not None:
                 self._drain()
-                raise TrainingError(
-                    f"a trial failed and `catch` does not name its exception: {self._raised.summary}\n"
-                    f"{self._raised.traceback}"
-                )
+                self._raise_uncaught()
         for fork in self._roster.unclaimed:
             self._finish(fork, TrialState.PRUNED)  # an extended search decided otherwise
         self._roster.end()
         self._driver.finish()
         self._driver.log.write([SearchEnded(self._started.study, time.time())])
+        self._raise_uncaught()  # of what was completed after study.stop()
+
+    def _raise_uncaught(self) -> None:
+        """Raise :class:`TrainingError` if a trial has failed and the search is not to go on regardless."""
+        if self._raised is not None:
+            raise TrainingError(
+                f"a trial failed and `catch` does not name its exception: {self._raised.summary}\n"
+                f"{self._raised.traceback}"
+            )
 
     def _more(self) -> bool:
         n_trials = self._started.n_trials

@@ -125,7 +125,8 @@ class Roster(Trials):
             check_extension(record.started, self._started)
             self._take_over(record, [self._started])
         else:
-            warn_of_what_is_left(self._driver.plan, self._ledger, record, self._started)
+            listed = bool(points_of(self._space))
+            warn_of_what_is_left(self._driver.plan, self._ledger, record, self._started, listed=listed)
             state = self._sampler.take()
             self._driver.log.write([self._started, TrialProposed(self._started.study, None, None, state)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,13 @@ from hpstage.training.capture.world import World
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.lent import Lent
 from hpstage.training.randomness import Purpose, rekey, seed_of
+
+logger = logging.getLogger("hpstage")
+
+_UNSEEN = (
+    "%s.update() returns no loss, so that one that is NaN or infinite is not noticed: return it, or set "
+    "terminate_on_nan = False to train on regardless"
+)
 
 
 class _Built:
@@ -73,6 +81,7 @@ class TorchLoop(Adapter):
         self._made: dict[str, object] = {}  # attributes that dataset() has set
         self._contents: Contents | None = None
         self._samples = 0
+        self._told = False  # that no loss is seen
         self._hp: dict[str, Scalar] = {}
         self._seed = 0
         self._batch_size = 0
@@ -96,6 +105,9 @@ class TorchLoop(Adapter):
         taken = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
         for batch, self._samples in taken:
             loss = self._user.update(built.model, built.optimizer, batch)
+            if loss is None and not self._told and self._user.terminate_on_nan:
+                self._told = True
+                logger.warning(_UNSEEN, type(self._user).__name__)
             if self._user.terminate_on_nan and isinstance(loss, torch.Tensor | float):
                 value = loss.detach().sum().item() if isinstance(loss, torch.Tensor) else loss
                 if not math.isfinite(value):

@@ -15,12 +15,18 @@ class Adapter(StandsFor):
 
     def describe_environment(self) -> dict[str, str]:
         """Return the settings that decide the bits of training: those of torch, pinned, and of JAX, if the subject's
-        code names them.
+        code names them, or Keras, which has one of them compute.
 
         The result depends on the code alone, not on the modules that happen to be imported: all workers must agree.
         """
-        named = packages(self.subject)
-        described = jax_environment.describe() if "jax" in named else {}
+        named, described = packages(self.subject), dict[str, str]()
+        if "keras" in named:
+            import keras
+
+            named |= {keras.backend.backend()}
+            described["keras"] = f"{keras.__version__} on {keras.backend.backend()}, {keras.config.floatx()}"
+        if "jax" in named:
+            described |= jax_environment.describe()
         if "torch" in named:
             from hpstage.torch import environment
 

@@ -119,12 +119,14 @@ class Recommender(hpstage.torch.TorchTrainable):
         history, film, stars = batch
         return nn.functional.mse_loss(model(history, film), stars)
 
-    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, ...]) -> None:
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, ...]) -> Tensor:
         self.dense.param_groups[0]["lr"] = self.hp["dense_lr"]
         model.zero_grad()
-        self.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        loss = self.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         self.dense.step()
+        return loss
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         at = next(model.parameters()).device

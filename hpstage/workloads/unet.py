@@ -106,11 +106,13 @@ class UNet(hpstage.torch.TorchTrainable):
         entropy = functional.binary_cross_entropy_with_logits(logits, masks)
         return (1 - share) * entropy + share * (1 - dice(logits.sigmoid(), masks))
 
-    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> Tensor:
         optimizer.zero_grad()
-        self.scaler.scale(self.loss(model, batch)).backward()  # type: ignore[no-untyped-call]
+        loss = self.loss(model, batch)
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.scaler.step(optimizer)
         self.scaler.update()
+        return loss
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         images, masks = (part.to(self.kind) for part in self.test)

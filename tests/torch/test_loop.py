@@ -323,6 +323,19 @@ def test_a_loss_that_is_not_finite_ends_training_unless_that_is_the_users_busine
     advance(fresh(not_finite(terminate_on_nan=False)), 0, 2)
 
 
+def test_an_update_that_returns_no_loss_is_remarked_on_once(caplog: pytest.LogCaptureFixture) -> None:
+    def silent(self: Small, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        Small.update(self, model, optimizer, batch)
+
+    settings: tuple[tuple[dict[str, Any], int], ...] = (({}, 1), ({"terminate_on_nan": False}, 0))
+    for attributes, times in settings:
+        caplog.clear()
+        advance(fresh(failing(update=silent, **attributes)), 0, 3)
+        found = [record.getMessage() for record in caplog.records if "returns no loss" in record.getMessage()]
+        assert len(found) == times
+        assert all("terminate_on_nan = False" in text for text in found)
+
+
 def other_network(self: Small, hp: Any) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 

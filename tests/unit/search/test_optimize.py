@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 from collections import Counter
 
@@ -24,6 +25,7 @@ from hpstage.algos import (
     SuccessiveHalving,
 )
 from hpstage.errors import ScheduleError, StoreError, TrainingError, UsageError
+from hpstage.plan.log import open_existing_plan
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape, alone
 from tests.unit.searches import schedules
@@ -225,6 +227,36 @@ def test_a_stopped_study_leaves_no_trial_open_and_trains_no_further(algorithm):
         if trial.state == TrialState.FAIL:
             assert trial.user_attrs["hpstage:ended"] == "study.stop()" and not trial.intermediate_values
     assert result.plan.searches[study.study_name].ended
+
+
+class Breaking(Tape):
+    version = "breaking at 6"
+
+    def train(self, step, hp):
+        if step == 6:
+            raise ValueError("broken at 6")
+        super().train(step, hp)
+
+
+def test_a_failure_that_catch_does_not_name_is_raised_after_a_stop_and_the_search_is_closed():
+    study, journal = create(), MemoryJournal()
+    options = {"space": lambda trial: {"a": 1, "steps": [4, 8][trial.number]}, "store": journal, "n_trials": 2}
+    with pytest.raises(TrainingError, match="broken at 6"):
+        run(study, Breaking(), callbacks=[Stopper(1)], catch=(), **options)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE, TrialState.FAIL]
+    assert open_existing_plan(journal).searches[study.study_name].ended
+
+
+def test_a_search_whose_trials_all_fail_says_so_once_at_the_end(caplog):
+    def warnings(**options: object) -> list[str]:
+        caplog.clear()
+        run(create(), Breaking(), **options)
+        return [record.getMessage() for record in caplog.records if "No trial" in record.getMessage()]
+
+    assert warnings(n_trials=3) == ["No trial of the search has a value: all 3 failed, with ValueError: broken at 6"]
+    assert not warnings(n_trials=3, steps=4)
+    mixed = warnings(space=lambda trial: {"a": 1, "steps": [4, 8][trial.number]}, n_trials=2)
+    assert not mixed
 
 
 def test_a_queued_trial_that_a_stop_has_left_waiting_is_not_said_to_be_ended_by_it():
@@ -437,7 +469,7 @@ def test_a_report_can_be_written_again_and_again(tmp_path):
 
 def test_each_failure_is_logged_once_with_the_users_traceback(caplog):
     result = run(create(), Failing(), space=lambda trial: {"a": 7, "b": trial.number}, n_trials=4)
-    told = [record.getMessage() for record in caplog.records if record.name == "hpstage"]
+    told = [text for text in map(logging.LogRecord.getMessage, caplog.records) if text.startswith("Trial")]
     assert len(told) == 1
     assert "Trial 0 failed: ZeroDivisionError" in told[0] and "toys.py" in told[0]
     assert result.savings.failed == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -186,6 +187,19 @@ def test_a_part_of_a_sweep_waits_in_the_study_for_the_next_call(tmp_path: Path) 
     result = search(sweep(), tmp_path, study=study, extend=True)
     assert len(study.trials) == 12 and result.plan.totals.steps_trained == 341
     check_values(result)
+
+
+def test_a_longer_horizon_on_the_next_day_is_trained_from_the_trunk_without_wrong_advice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = optuna.create_study()
+    search(sweep(horizons=[40], decay_form="linear"), tmp_path, study=study)
+    with caplog.at_level(logging.INFO, "hpstage"):
+        result = search(sweep(horizons=[40, 80], decay_form="linear"), tmp_path, study=optuna.create_study())
+        longer = search(sweep(horizons=[160], decay_form="linear"), tmp_path, study=study)
+    assert result.savings.trials == 2
+    assert longer.savings.trials == 1
+    assert "extend=True" not in caplog.text
 
 
 def test_an_algorithm_that_compares_trials_takes_a_sweep(tmp_path: Path) -> None:
