@@ -104,11 +104,12 @@ class Eviction:
         self.keep(log)
         self.finish(log)
 
-    def evict(self, log: Log, budget: int, why: str) -> EvictionPlan:
-        """Evict checkpoints so that the rest takes at most ``budget`` bytes."""
+    def evict(self, log: Log, budget: int, why: str, *, for_forks: bool = True) -> EvictionPlan:
+        """Evict checkpoints so that the rest takes at most ``budget`` bytes; with ``for_forks``, none that is kept for
+        trials to come."""
         plan = log.plan
         while True:
-            decision = choose_evictions(kept_states(plan), budget)
+            decision = choose_evictions(kept_states(plan, for_forks=for_forks), budget)
             refs = {key: plan.kept[key].ref for key in decision.delete}
             if not refs or log.commit([StateLost(ref.node, ref.step, "evicted", why) for ref in refs.values()]):
                 self._pending |= refs

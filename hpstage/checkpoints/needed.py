@@ -6,7 +6,8 @@ A state is *needed*, and its checkpoint must be kept, if
 - it is the nearest kept one at or before the farthest state asked of an open trial, which may be continued;
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
 - a running chain will reach it, and would immediately keep it again;
-- a trial of the plan names its step as one at which further trials will be forked;
+- a trial of the plan names its step as one at which further trials will be forked (``keep_at``): no search evicts it,
+  whatever its budget, but ``hpstage gc --budget`` may where none runs: whoever calls that knows what is to come;
 - it is one of the best of a study (:mod:`hpstage.plan.winners`): its model is what the search was for.
 
 Evicting any other state only costs retraining if it is asked for later, by another study or by ``extend=True``.
@@ -23,12 +24,13 @@ from hpstage.plan.nodes import Node, State
 from hpstage.plan.plan import SearchPlan
 
 
-def kept_states(plan: SearchPlan) -> list[KeptState]:
-    """Return every kept state with its nearest kept ancestor, the seconds from there, and whether it is needed.
+def kept_states(plan: SearchPlan, *, for_forks: bool = True) -> list[KeptState]:
+    """Return every kept state with its nearest kept ancestor, the seconds from there, and whether it is needed:
+    ``for_forks``, also for trials that are still to come.
 
     O(kept states, wants, open trials and running chains, and the nodes above them).
     """
-    return _Line(plan).states()
+    return _Line(plan).states(for_forks)
 
 
 class _Line:
@@ -43,7 +45,7 @@ class _Line:
         self._costs: dict[NodeId, float] = {}
         self._above: dict[NodeId, tuple[State | None, float]] = {}
 
-    def states(self) -> list[KeptState]:
+    def states(self, for_forks: bool) -> list[KeptState]:
         needed = self._needed()
         found: list[KeptState] = []
         for state in self._plan.kept.values():
@@ -63,7 +65,7 @@ class _Line:
                     parent=None if parent is None else _key(parent),
                     bytes=kept.bytes,
                     seconds=seconds,
-                    needed=kept.key in needed or state.step in node.keep_at,
+                    needed=kept.key in needed or (for_forks and state.step in node.keep_at),
                     last_used=state.used,
                 )
             )

@@ -107,7 +107,7 @@ class Collection:
         if not self.dry_run:
             self.leftovers = self.checkpoints.sweep()
             self.after = self.checkpoints.usage()
-        for state in kept_states(self.log.plan):
+        for state in kept_states(self.log.plan, for_forks=budget is None or self._for_forks):
             if state.needed:
                 self.needed.add(self._sizes.get(state.key, state.bytes))
 
@@ -158,12 +158,17 @@ class Collection:
             typer.echo(f"hpstage: {error}", err=True)
             return self.stuck
 
+    @property
+    def _for_forks(self) -> bool:
+        """Whether states stay that are kept for trials to come: while a search runs, which may propose them."""
+        return bool(self.log.plan.drivers)
+
     def _evict(self, budget: int) -> None:
         if self.dry_run:
-            gone = choose_evictions(kept_states(self.log.plan), budget).delete
+            gone = choose_evictions(kept_states(self.log.plan, for_forks=self._for_forks), budget).delete
         else:
             eviction = Eviction(self.checkpoints)
-            gone = eviction.evict(self.log, budget, "by hpstage gc").delete
+            gone = eviction.evict(self.log, budget, "by hpstage gc", for_forks=self._for_forks).delete
             eviction.finish(self.log)
             eviction.close()
             self.failed = eviction.failed

@@ -156,6 +156,8 @@ def run(
     after = len(result.study.get_trials(deepcopy=False))
     more = f", which has {after:,} trials now" if after != result.savings.trials else ""
     echo(f"{'study':<20}  {where}{more}")
+    if place_of := result.store or store:
+        echo(f"{'store':<20}  {clean(shown(str(place_of)))}")
     if report is not None:
         echo(f"{'report':<20}  {clean(result.write_report(report))}")
     if not _best(result):

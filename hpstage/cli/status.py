@@ -21,7 +21,7 @@ from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book
 from hpstage.report.studies import Best, StudyRow, study_rows
 from hpstage.store import Journal, Leases
-from hpstage.store.opening import open_journal
+from hpstage.store.opening import DEFAULT_ROOT, default_stores, open_journal
 from hpstage.text import aligned, clean, count_of, hours, shortened, table, worker_hours
 
 # Lines of running chains, studies and drivers on a terminal; --json has all.
@@ -81,7 +81,10 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def status(
-    store: Annotated[str, typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.")],
+    store: Annotated[
+        str | None,
+        typer.Argument(help="The plan: a folder, or redis://host:6379?prefix=NAME.", show_default="list those here"),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two looks of --watch.")] = 1.0,
     as_json: Annotated[
@@ -90,17 +93,26 @@ def status(
 ) -> None:
     """Tell what the searches of a plan have done and are doing.
 
-    It reads the store alone, from any host that reaches it, and changes nothing: searches need not run.
+    It reads the store alone, from any host that reaches it, and changes nothing: searches need not run. Without STORE
+    it lists those below .hpstage, where searches are kept that name none, the last written first.
 
     Examples:
 
     \b
+    hpstage status
     hpstage status .hpstage/Digits-1f2e3d4c5b6a
     hpstage status "redis://head:6379?prefix=NAME" --watch
     hpstage status STORE --json | jq .plan.merge_rate
     """
     if not (math.isfinite(interval) and interval > 0):
         raise UsageError(f"--interval {interval}: give a positive number of seconds")
+    if store is None:
+        stores = default_stores()
+        if watch or not stores:
+            there = ", ".join(clean(path) for path in stores) or f"none below {DEFAULT_ROOT}"
+            raise UsageError(f"name a STORE; there is {there}")
+        echo(msgspec.json.encode([str(path) for path in stores]).decode() if as_json else "\n".join(map(clean, stores)))
+        return
     with ExitStack() as closing:
         journal = open_journal(store, closing=closing, read_only=True)
         account = new_account(journal)

@@ -124,6 +124,17 @@ def open_existing(
     return plan, Places(journal, open_checkpoints(place, plan.workload, sweep=False), folder)
 
 
+def default_stores() -> list[Path]:
+    """Return the stores of searches from this folder that named none, the last written first."""
+    plans = Path(DEFAULT_ROOT).glob(f"*/{_FILE}")
+    return [plan.parent for plan in sorted(plans, key=lambda plan: (-_last_written(plan), plan))]
+
+
+def _last_written(plan: Path) -> float:
+    """Return when a plan was written last: SQLite writes into a file beside it first."""
+    return max(file.stat().st_mtime for file in plan.parent.glob(f"{_FILE}*"))
+
+
 def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only: bool = False) -> Journal:
     """Open the journal of an existing plan. Raises as :func:`open_existing` does.
 

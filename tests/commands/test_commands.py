@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -116,6 +117,35 @@ def told(*words: object) -> str:
     done = run(*words)
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def test_status_without_a_store_lists_those_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    none = run("status")
+    assert none.exit_code != 0
+    assert "name a STORE; there is none below .hpstage" in str(none.exception)
+    for version in ("1", "2"):
+        trainable = Failing()
+        trainable.version = version  # type: ignore[misc]
+        executor = hpstage.InlineExecutor()
+        hpstage.optimize(
+            optuna.create_study(),
+            trainable,
+            lambda trial: {"a": 1},
+            metric="score",
+            steps=2,
+            n_trials=1,
+            executor=executor,
+        )
+    folders = {f"{path}" for path in Path(".hpstage").iterdir()}
+    assert len(folders) == 2
+    lines = told("status").splitlines()
+    assert {*lines} == folders == {*status()}
+    later = time.time() + 60
+    os.utime(Path(lines[-1]) / "plan.sqlite", (later, later))
+    assert told("status").splitlines() == lines[::-1]
+    watching = run("status", "--watch")
+    assert "name a STORE; there is" in str(watching.exception)
 
 
 def status(*words: object) -> dict:

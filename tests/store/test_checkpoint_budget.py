@@ -331,6 +331,25 @@ def test_what_dead_writers_left_is_removed_but_not_by_a_dry_run(tmp_path: Path) 
     assert "leftovers of dead writers removed: 1" in gc(tmp_path / "plan").output and not left.exists()
 
 
+def test_states_for_trials_to_come_outlive_a_searchs_budget_and_no_collection_by_hand(tmp_path: Path) -> None:
+    result = hpstage.optimize(
+        optuna.create_study(study_name="kept", direction="maximize"),
+        Tape(),
+        lambda trial: {"a": 1, "keep_at": [3, 5]},
+        metric="score",
+        steps=8,
+        n_trials=1,
+        checkpoint_budget=1,
+        executor=hpstage.InlineExecutor(),
+        store=tmp_path,
+    )
+    assert sorted(state.step for state in result.plan.kept.values()) == [3, 5, 8]
+    assert "removed: over the budget" in gc(tmp_path).output
+    assert sorted(state.step for state in hpstage.open(tmp_path).plan.kept.values()) == [3, 5, 8]
+    assert gc(tmp_path, "--budget", 0).exit_code == 0
+    assert [state.step for state in hpstage.open(tmp_path).plan.kept.values()] == [8], "the best trial's stays"
+
+
 def test_gc_refuses_what_is_no_plan(tmp_path: Path) -> None:
     assert isinstance(gc(tmp_path).exception, StoreError) and not list(tmp_path.iterdir())
     SQLiteJournal(tmp_path / "plan.sqlite").close()

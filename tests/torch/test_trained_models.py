@@ -16,10 +16,12 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from typer.testing import CliRunner
 
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import OptunaPruner, SuccessiveHalving
+from hpstage.cli.app import app
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, StateError, StoreError, UsageError
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
@@ -205,6 +207,24 @@ def test_exported_weights_evaluate_to_the_reported_value_without_hpstage(found: 
         loss, about = json.loads(alone.stdout)
         assert loss == found.study.trials[trial].value
         assert about["trial"] == f"study/{trial}" and float(about["loss"]) == loss
+
+
+def test_weights_of_a_store_with_several_studies_say_how_a_trial_is_named(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        hpstage.optimize(
+            optuna.create_study(study_name=name),
+            Small(),
+            lambda trial: {"lr": 0.1, "momentum": 0.9, "batch_size": 8},
+            metric="loss",
+            steps=1,
+            n_trials=1,
+            executor=hpstage.InlineExecutor(),
+            store=tmp_path,
+        )
+    for trial in (None, "0"):
+        words = [] if trial is None else ["--trial", trial]
+        done = CliRunner().invoke(app, ["export", str(tmp_path), "weights", str(tmp_path / "w"), *words])
+        assert "name the study, or a trial as STUDY/NUMBER; there are: one, other" in str(done.exception)
 
 
 def test_averaged_weights_are_exported_by_their_name(tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ class StoredPlan:
             return known[0]
         if study not in known:
             there = ", ".join(known) or "none"
-            problem = "name the study" if study is None else f"this plan has no study {study!r}"
+            problem = (
+                "name the study, or a trial as STUDY/NUMBER" if study is None else f"this plan has no study {study!r}"
+            )
             raise UsageError(f"{problem}; there are: {there}")
         return study
 
