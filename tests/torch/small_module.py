@@ -1,4 +1,4 @@
-"""With little in it, for code that may come by whatever its module names: in tests.torch.oddities that is pytest."""
+"""With little in it, for code that may come by whatever its module names, which elsewhere is torch."""
 
 from __future__ import annotations
 

@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import tests.torch.oddities_of_files  # notes more of them
-import tests.torch.oddities_of_libraries
-import tests.torch.oddities_of_made  # noqa: F401
 from hpstage.checkpoints.state_tree import digest, reread
 from hpstage.errors import StateError
 from hpstage.execution.verification import portrait_of

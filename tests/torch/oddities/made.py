@@ -20,7 +20,7 @@ import torch.nn.utils.prune
 from torch import nn
 from torch.optim.swa_utils import SWALR
 
-from tests.torch.oddities import Odd, odd
+from tests.torch.oddities.oddity import Odd, odd
 
 # --- values
 

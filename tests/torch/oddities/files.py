@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.torch.oddities import Odd, odd
+from tests.torch.oddities.oddity import Odd, odd
 
 
 def written(content: bytes) -> Path:

@@ -1,0 +1,20 @@
+"""Places for state that one does not think of, each with what becomes of it: captured exactly, or refused by name."""
+
+# ruff: noqa: F401  # each of them notes its own in ODDITIES
+from tests.torch.oddities import (
+    code,
+    containers,
+    files,
+    hooks,
+    instances,
+    libraries,
+    made,
+    models,
+    objects,
+    positions,
+    process,
+    tensors,
+    unseen,
+    values,
+)
+from tests.torch.oddities.oddity import ODDITIES, Odd

@@ -1,0 +1,203 @@
+"""State in code: globals, closures, classes, decorators, hooks."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+import typing
+from typing import Any
+
+from torch import nn
+
+import tests.torch.trainables  # noqa: F401  # as an identity does with what functions import, before anything is trained
+from tests.torch import small_module
+from tests.torch.oddities.oddity import Odd, odd
+
+CACHED: list[int] = []
+CONTEXT: contextvars.ContextVar[int] = contextvars.ContextVar("CONTEXT", default=0)
+LOCAL = threading.local()
+
+
+@odd("a context variable")
+def _(kept: Any, self: Odd) -> float:
+    CONTEXT.set(CONTEXT.get() + 1)
+    return CONTEXT.get()
+
+
+@odd("a global variable of this thread's")
+def _(kept: Any, self: Odd) -> float:
+    LOCAL.n = getattr(LOCAL, "n", 0) + 1
+    return LOCAL.n
+
+
+class OfThread(threading.local):
+    n = 0
+
+
+@odd("an object of this thread's", OfThread)
+def _(kept: Any, self: Odd) -> float:
+    kept.n += 1
+    return kept.n
+
+
+odd("a global name by globals()")(small_module.count_by_globals)
+
+
+@odd("an attribute of a module that a function imports")
+def _(kept: Any, self: Odd) -> float:
+    import tests.torch.trainables as elsewhere
+
+    elsewhere.counted_here = getattr(elsewhere, "counted_here", 0) + 1  # type: ignore[attr-defined]
+    return elsewhere.counted_here  # type: ignore[attr-defined,no-any-return]
+
+
+def first() -> int:
+    return 1
+
+
+def second() -> int:
+    return 5
+
+
+chosen = first
+
+
+@odd("a function under another name")
+def _(kept: Any, self: Odd) -> float:
+    global chosen
+    if self.steps == 2:
+        chosen = second
+    return chosen()
+
+
+class Patched:
+    def value(self) -> int:
+        return 1
+
+
+@odd("a function of a class that is replaced", Patched)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        Patched.value = lambda_of_two  # type: ignore[method-assign,assignment]
+    return kept.value()
+
+
+def lambda_of_two(self: Patched) -> int:
+    return 2
+
+
+class Registry:
+    made: typing.ClassVar[list[int]] = []
+
+    @classmethod
+    def add(cls) -> int:
+        cls.made.append(1)
+        cls.total = getattr(cls, "total", 0) + 1
+        return len(cls.made) + cls.total
+
+    @staticmethod
+    def count(seen: list[int] = []) -> int:  # noqa: B006
+        seen.append(1)
+        return len(seen)
+
+
+@odd("class methods and static methods")
+def _(kept: Any, self: Odd) -> float:
+    return Registry.add() + Registry.count()
+
+
+class Meta(type):
+    made = 0
+
+
+class WithMeta(metaclass=Meta):
+    pass
+
+
+@odd("an attribute of a metaclass", WithMeta)
+def _(kept: Any, self: Odd) -> float:
+    Meta.made += 1
+    return type(kept).made
+
+
+def counted(function: Any) -> Any:
+    calls = {"n": 0}
+
+    @functools.wraps(function)
+    def wrapper() -> int:
+        calls["n"] += 1
+        return calls["n"] + function()
+
+    return wrapper
+
+
+@counted
+def decorated() -> int:
+    return 1
+
+
+@functools.singledispatch
+def dispatched(value: Any) -> int:
+    dispatched.n = getattr(dispatched, "n", 0) + 1  # type: ignore[attr-defined]
+    return dispatched.n  # type: ignore[attr-defined,no-any-return]
+
+
+class Called:
+    n = 0
+
+    def __call__(self) -> int:
+        self.n += 1
+        return self.n
+
+
+called = Called()
+
+
+@odd("functions that count")
+def _(kept: Any, self: Odd) -> float:
+    return decorated() + dispatched(1) + called()
+
+
+@odd("a partial with a list in it", lambda: functools.partial(grown, []))
+def _(kept: Any, self: Odd) -> float:
+    return kept()
+
+
+def grown(items: list[int]) -> int:
+    items.append(1)
+    return len(items)
+
+
+@odd("a method of a list", lambda: [].append)
+def _(kept: Any, self: Odd) -> float:
+    kept(1)
+    return len(kept.__self__)
+
+
+@odd("hooks of modules and optimizers, counting in a closure", lambda: None, network=lambda: with_hook())
+def _(kept: Any, self: Odd) -> float:
+    return float(self.net.counted())
+
+
+def with_hook() -> Any:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    calls: list[int] = []
+
+    def hook(module: Any, inputs: Any, output: Any) -> None:
+        calls.append(1)
+
+    network[1].register_forward_hook(hook)
+    network.counted = lambda: len(calls)  # type: ignore[assignment]
+    return network
+
+
+@odd("a hook that a module is given in training")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.net[1].register_forward_hook(noted)
+    return len(CACHED)
+
+
+def noted(module: Any, inputs: Any, output: Any) -> None:
+    CACHED.append(1)

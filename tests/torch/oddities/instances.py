@@ -1,0 +1,104 @@
+"""Instances, layers, criteria and optimizers that training makes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import typing
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.torch.oddities.oddity import Odd, odd
+
+
+class Transition(typing.NamedTuple):
+    reward: float
+    states: list[float]
+
+
+@dataclasses.dataclass
+class Entry:
+    n: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    n: int = 0
+
+
+@odd("named tuples that training makes", lambda: collections.deque(maxlen=3))
+def _(kept: Any, self: Odd) -> float:
+    kept.append(Transition(self.steps, [1.0]))
+    kept[0].states.append(2.0)
+    return sum(entry.reward + len(entry.states) for entry in kept)
+
+
+@odd("instances that training makes", list)
+def _(kept: Any, self: Odd) -> float:
+    kept.append(Entry(len(kept)))
+    kept[0].n += 1
+    return sum(entry.n for entry in kept)
+
+
+@odd("a frozen instance that is replaced", Frozen, refused=r"self\.kept holds a .*Frozen that training has made")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = dataclasses.replace(kept, n=kept.n + 1)
+    return self.kept.n
+
+
+@odd("a class of a function's own", refused=r"self\.local holds .*Local that training has made")
+def _(kept: Any, self: Odd) -> float:
+    class Local:
+        n = 1
+
+    self.local = Local()
+    return 1
+
+
+@odd("a function that training makes", refused=r"self\.made holds a function that training has made")
+def _(kept: Any, self: Odd) -> float:
+    steps = self.steps
+    self.made = lambda: steps
+    return self.made()
+
+
+@odd("a bound method that training keeps", Entry)
+def _(kept: Any, self: Odd) -> float:
+    self.bound = kept.__repr__
+    kept.n += 1
+    return len(self.bound())
+
+
+@odd("a layer that is replaced")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.net[1] = nn.Sequential(nn.Linear(16, 4), nn.Dropout(0.5))
+    return 0
+
+
+@odd("a criterion that is made when it is needed")
+def _(kept: Any, self: Odd) -> float:
+    if not hasattr(self, "criterion"):
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+        self.calls = 0
+    self.calls += 1
+    return self.calls
+
+
+@odd("an optimizer that is made when it is needed")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.second = torch.optim.Adam(self.net.parameters(), lr=0.01)
+    if self.steps > 2:
+        self.net[1].weight.grad = torch.ones_like(self.net[1].weight)
+        self.second.step()
+    return 0
+
+
+@odd("a generator of random numbers that training makes")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.noise = torch.Generator().manual_seed(7)
+    return float(torch.rand((), generator=self.noise)) if self.steps >= 2 else 0

@@ -1,0 +1,109 @@
+"""What a process keeps: threads of the user's, caches, settings."""
+
+from __future__ import annotations
+
+import decimal
+import functools
+import os
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from tests.torch.oddities.oddity import Odd, odd
+
+# --- threads of the user's
+
+
+class Prefetcher(threading.Thread):
+    """It keeps state, whether it runs or not."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.taken, self.seen = 0, [0]
+
+
+@odd("attributes of a thread of the user's", Prefetcher)
+def _(kept: Any, self: Odd) -> float:
+    kept.taken += 1
+    kept.seen.append(self.steps)
+    return kept.taken + len(kept.seen)
+
+
+class Pool(ThreadPoolExecutor):
+    submitted = 0
+
+
+@odd("attributes of a pool of the user's", lambda: Pool(1))
+def _(kept: Any, self: Odd) -> float:
+    kept.submitted += 1
+    return kept.submitted + float(kept.submit(lambda: 1).result())
+
+
+@odd("a thread of the user's, made in training", refused=r"self\.kept holds a .*Prefetcher that training has made")
+def _(kept: Any, self: Odd) -> float:
+    self.kept = Prefetcher()
+    return 0
+
+
+# --- what cached functions keep
+
+
+@functools.lru_cache(10)
+def counts(name: str) -> list[int]:
+    return [0]
+
+
+@odd(
+    "what a cached function has given, changed",
+    refused=r"counts'?\.cached\[\d\], which functools\.lru_cache keeps, has",
+)
+def _(kept: Any, self: Odd) -> float:
+    counts("steps")[0] += 1
+    return counts("steps")[0]
+
+
+@functools.cache
+def mask(size: int) -> torch.Tensor:
+    return torch.eye(size)
+
+
+@odd("what a cached function has given, kept")
+def _(kept: Any, self: Odd) -> float:
+    self.mask = mask(3)
+    return float(self.mask.sum() + mask(2).sum())
+
+
+# --- settings of the process
+
+
+@odd("whether numbers too small are zero")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        torch.set_flush_denormal(True)
+    return float(torch.tensor(1.1754943508222875e-38) / 2 > 0)
+
+
+@odd("digits of decimal numbers")
+def _(kept: Any, self: Odd) -> float:
+    context = decimal.getcontext()
+    context.prec -= 1
+    return context.prec
+
+
+@odd("the working directory")
+def _(kept: Any, self: Odd) -> float:
+    was = os.getcwd() == tempfile.gettempdir()
+    if self.steps == 2:
+        os.chdir(tempfile.gettempdir())
+    return was
+
+
+@odd("which attention is used")
+def _(kept: Any, self: Odd) -> float:
+    was = torch.backends.cuda.math_sdp_enabled()
+    if self.steps == 2:
+        torch.backends.cuda.enable_math_sdp(False)
+    return was
