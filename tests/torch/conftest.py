@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from hpstage.torch.environment import pin
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 pin()
 assert torch.get_num_threads() == 1
 

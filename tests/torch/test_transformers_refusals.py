@@ -1,0 +1,102 @@
+"""What a Hugging Face Trainer cannot do in a search is refused by name, or said."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpstage.errors import UsageError
+
+pytest.importorskip("transformers")
+
+from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from tests.torch.hugging_face import (
+    OUTPUT,
+    Stopping,
+    Weighted,
+    arguments,
+    bert,
+    fresh,
+    setup,
+    trained,
+)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"args": {"deepspeed": None, "push_to_hub": True}}, "push_to_hub"),
+        ({"args": {"resume_from_checkpoint": "folder"}}, "resume_from_checkpoint"),
+        ({"args": {"load_best_model_at_end": True, "save_strategy": "best"}}, r"result.load\(trial, 'best'\)"),
+        ({"args": {"report_to": "tensorboard"}}, "report_to"),
+        ({"args": {"neftune_noise_alpha": 5.0}}, "neftune_noise_alpha"),
+        ({"args": {"auto_find_batch_size": True}}, "auto_find_batch_size"),
+        ({"args": {"train_sampling_strategy": "group_by_length"}}, "train_sampling_strategy"),
+        ({"args": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}}, "goes by metrics"),
+        ({"args": {"optim": "galore_adamw_layerwise"}}, "backward pass"),
+        ({"args": None}, "TrainingArguments"),
+        ({"model_init": None}, "a model or a model_init"),
+        ({"eval_dataset": None}, "eval_dataset"),
+        ({"model_init": lambda hp, more: None}, "more than one argument"),
+        ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback has no meaning"),
+        ({"callbacks": [PrinterCallback]}, "logging and saving"),
+        ({"callbacks": [type("Mine", (TrainerCallback,), {"on_save": print})()]}, r"Mine\.on_save\(\)"),
+        ({"trainer_class": type("Mine", (Trainer,), {"get_train_dataloader": print})}, r"Mine\.get_train_dataloader"),
+        (
+            {"trainer_class": functools.partial(type("Mine", (Trainer,), {"train": print}), power=1)},
+            r"Mine\.train\(\) is not called",
+        ),
+    ],
+)
+def test_what_has_no_meaning_in_a_search_is_refused_by_name(given: dict[str, Any], told: str) -> None:
+    if isinstance(given.get("args"), dict):
+        given = {**given, "args": TrainingArguments(output_dir=OUTPUT, use_cpu=True, **given["args"])}
+    with pytest.raises(UsageError, match=told):
+        setup(**given)
+
+
+@pytest.mark.parametrize(
+    ("hp", "told"),
+    [
+        ({"lr": 0.1}, r"nothing reads the hyper-parameter 'lr'.*did you mean 'learning_rate'"),
+        ({"batch_size": 4}, "per_device_train_batch_size"),
+        ({"max_steps": 4}, "steps= of optimize"),
+        ({"logging_steps": 4}, "decides nothing"),
+        ({"per_device_train_batch_size": 2.5}, "whole number"),
+        ({"optim": "sgd", "adam_beta1": 0.8}, "SGD has no such field"),
+    ],
+)
+def test_a_hyper_parameter_that_nothing_reads_is_refused_by_name(hp: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        trained(fresh(setup(), hp), lambda step: hp, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "hp_at", "told"),
+    [
+        (setup, lambda step: {"warmup_steps": step}, "read only when a trial begins"),
+        (lambda: setup(model_init=bert), lambda step: {"width": 8 * (1 + step)}, "read only when a trial begins"),
+        (lambda: setup(args=arguments(max_steps=2)), lambda step: {}, "scheduler of TrainingArguments has 2 steps"),
+        (lambda: setup(callbacks=[Stopping("epoch")]), lambda step: {}, "should_epoch_stop in on_step_end"),
+        (
+            lambda: setup(trainer_class=Weighted),
+            lambda step: {"learning_rate": 0.01 * step},
+            "learning_rate is 0 at first",
+        ),
+    ],
+)
+def test_what_cannot_go_on_is_said(make: Callable[[], Any], hp_at: Callable[[int], dict[str, Any]], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        trained(fresh(make(), hp_at(0)), hp_at, 0, 4)
+
+
+def test_a_scheduler_that_is_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        fresh(setup(args=arguments(lr_scheduler_type="cosine")), {"learning_rate": 0.1}).evaluate()
+    assert "lr_scheduler_type='cosine' of TrainingArguments is not used" in caplog.text
