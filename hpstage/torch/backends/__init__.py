@@ -1,0 +1,1 @@
+"""Step backends: ways to train one batch."""

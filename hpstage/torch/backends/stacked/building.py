@@ -1,0 +1,98 @@
+"""Builder: makes the program of a step for a number of members, and uses none that fails its check."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hpstage.torch.backends.stacked.planning import Plan, plan, same
+from hpstage.torch.backends.stacked.probes import probes
+from hpstage.torch.backends.stacked.program import Program, Value, program
+from hpstage.torch.backends.stacked.refusal import NotStackable
+from hpstage.torch.backends.stacked.streams import Streams
+from hpstage.torch.backends.stacked.tracer import Tracer
+from hpstage.torch.backends.stacked.tracing import Effects, Trace
+from hpstage.torch.trainable import TorchTrainable
+
+_SEEDS = (1, 2)  # of the members on which a program is planned, and on which it is checked
+
+
+class Builder:
+    """Makes the programs of one trainable on one device: one trace for each shape of batches, and from it a program for
+    each number of members.
+
+    Args:
+        subject: whose ``update()`` is trained.
+        effects: see :class:`hpstage.torch.backends.stacked.tracer.Tracer`.
+    """
+
+    def __init__(self, subject: TorchTrainable, device: torch.device, effects: Effects | None = None) -> None:
+        self.device = device
+        self.tracer = Tracer(subject, effects)
+        self._programs: dict[tuple[Trace, int], Program] = {}
+        self.built = 0
+        """Number of programs built."""
+        self.seconds = 0.0
+        """Spent on building them."""
+
+    def program(self, trace: Trace, width: int, example: Sequence[Tensor]) -> Program:
+        """Return the program of ``width`` members.
+
+        Args:
+            example: a member's inputs.
+        """
+        key = (trace, width)
+        if key not in self._programs:
+            begin = time.perf_counter()
+            with torch.inference_mode():
+                self._programs[key] = self._build(trace, width, example)
+            self.built += 1
+            self.seconds += time.perf_counter() - begin
+        return self._programs[key]
+
+    def _build(self, trace: Trace, width: int, example: Sequence[Tensor]) -> Program:
+        members = probes(trace, example, width, _SEEDS[0])
+        planned = plan(trace, members, self._streams(width))
+        made = program(trace, planned)
+        if width == 1:
+            return made
+        if self._agrees(trace, made, example):
+            return made
+        made = program(trace, Plan(width, planned.constants, sizes=planned.sizes, contiguous=planned.contiguous))
+        if self._agrees(trace, made, example):
+            return made
+        raise NotStackable(f"a step of {width} members has other bits than {width} steps of one, even one by one")
+
+    def _agrees(self, trace: Trace, made: Program, example: Sequence[Tensor]) -> bool:
+        """Return whether a program gives each of other members what it is given alone."""
+        members = probes(trace, example, made.width, _SEEDS[1])
+        alone = self.program(trace, 1, example)
+        together = _run(trace, made, members, self._streams(made.width))
+        for slot, member in enumerate(members):
+            streams = Streams(self.device, [self._streams(made.width).states[slot]])
+            reference = _run(trace, alone, [member], streams)
+            if not all(same(mine[slot], its[0]) for mine, its in zip(together, reference, strict=True)):
+                return False
+        return True
+
+    def _streams(self, width: int) -> Streams:
+        states = []
+        for slot in range(width):
+            generator = torch.Generator(self.device)
+            states.append(generator.manual_seed(slot).get_state())
+        return Streams(self.device, states)
+
+
+def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Streams) -> list[list[Tensor]]:
+    """Return all results of a program, each as a list by member."""
+    first, last = len(trace.trained), len(trace.trained) + len(trace.kept)
+    inputs: list[Value] = []
+    for index, column in enumerate(zip(*members, strict=True)):
+        stacked = made.kept_stacked[index - first] if first <= index < last else index < last + len(trace.values)
+        inputs.append(torch.stack(column) if stacked else list(column))
+    losses, gradients, kept = made.run(inputs, streams)
+    results = [*([] if losses is None else [losses]), *gradients, *kept]
+    return [list(value.unbind() if isinstance(value, Tensor) else value) for value in results]

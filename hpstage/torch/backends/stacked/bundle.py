@@ -1,0 +1,194 @@
+"""Bundle: members, each a model with its optimizer, that are trained as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
+from hpstage.torch.backends.stacked.building import Builder
+from hpstage.torch.backends.stacked.member import Member
+from hpstage.torch.backends.stacked.memory import FlatGroup
+from hpstage.torch.backends.stacked.program import Program, Value
+from hpstage.torch.backends.stacked.refusal import NotStackable
+from hpstage.torch.backends.stacked.signature import shape_key, tensors_of
+from hpstage.torch.backends.stacked.streams import Streams
+from hpstage.torch.backends.stacked.tracing import Trace
+
+
+class Bundle:
+    """Members that are trained as one. A member's bits depend on nothing but itself: neither on how many there are, nor
+    on its slot, nor on the others. A bundle of one member is the reference.
+
+    Args:
+        builder: makes the programs of one trainable; bundles of the same trainable may share it.
+    """
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self.members: list[Member] = []
+        """In the order of their slots. Those that join are last; those after one that leaves move up."""
+        self._trace: Trace | None = None
+        self._groups: dict[int, FlatGroup] = {}  # by their place in the optimizer
+        self._kept: list[Value] = []
+        self._program: Program | None = None
+        self._prepared: object = None
+        self._numbers: dict[int, tuple[list[list[float]], Tensor]] = {}
+
+    def join(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Member:
+        """Add a member in a new last slot. Until it leaves, its model and its optimizer are not up to date.
+
+        Raises:
+            NotStackable: there is no stacked form of its optimizer, or it is of another kind than the others'.
+        """
+        member = Member(model, optimizer)
+        if self.members and not member.steps_like(self.members[0]):
+            raise NotStackable("the members' optimizers differ in more than the values of their hyper-parameters")
+        if self._trace is not None:
+            self._enter(member)
+        self.members.append(member)
+        self._program = None
+        return member
+
+    def leave(self, member: Member) -> None:
+        """Write a member's state into its model and its optimizer, and go on without it."""
+        slot = self.members.index(member)
+        self.sync(member)
+        self.members.remove(member)
+        self._program = None
+        for group in self._groups.values():
+            group.remove(slot)
+        self._kept = [[part for index, part in enumerate(_parts(value)) if index != slot] for value in self._kept]
+        if not self.members:
+            self._trace = None
+
+    def sync(self, member: Member) -> None:
+        """Write a member's state into its model and its optimizer."""
+        if self._trace is None or not member.taken:
+            return
+        slot = self.members.index(member)
+        for index, group in self._groups.items():
+            state = [group.of(slot, tensor) for tensor in group.state]
+            member.write(index, [place.name for place in group.places], group.of(slot, group.weight), state)
+        member.write_kept(dict(zip(self._trace.kept, (_parts(value)[slot] for value in self._kept), strict=True)))
+
+    def step(self, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> Tensor | None:
+        """Train each member on its batch, with the values that its optimizer's param groups have now, and its values of
+        the hyper-parameters that ``update()`` reads. Random numbers are drawn from :attr:`Member.stream`.
+
+        Args:
+            batches: one for each member, with equal :func:`shape_key`.
+            hp: all hyper-parameters of each member at this step.
+
+        Returns:
+            The losses, of shape (members,), or None if ``update()`` returns none.
+
+        Raises:
+            NotStackable: these members do not take the same step. Nothing has been trained.
+        """
+        if len(batches) != len(self.members) or len(hp) != len(self.members):
+            raise UsageError(
+                f"there are {len(self.members)} members, but {len(batches)} batches and {len(hp)} sets of values"
+            )
+        program, trace = self._ready(batches, hp)
+        values = [self._column([of[name] for of in hp]) for name in trace.values]
+        kept = [_in_form(value, form) for value, form in zip(self._kept, program.kept_stacked, strict=True)]
+        weights = [weight for group in self._groups.values() for weight in group.stacked()]
+        streams = Streams(self._builder.device, [member.stream for member in self.members])
+        with torch.inference_mode():
+            columns = [list(column) for column in zip(*map(tensors_of, batches), strict=True)]
+            losses, gradients, self._kept = program.run([*weights, *kept, *values, *columns], streams)
+            first = 0
+            for index, group in self._groups.items():
+                group.step(gradients[first : first + len(group.places)], self._numbers_of(index))
+                first += len(group.places)
+        for member, state in zip(self.members, streams.states, strict=True):
+            member.stream = state
+            member.count_step()
+        return None if losses is None else losses.clone()
+
+    def _ready(self, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> tuple[Program, Trace]:
+        """Return the program for these batches: as long as nothing but numbers changes, the one before."""
+        for member in self.members:
+            member.check_formulas()
+        if self._trace is not None:
+            self._trace.check_constants()
+        keys = [shape_key(batch) for batch in batches]
+        if self._program is not None and self._trace is not None and self._prepared == (keys, _fixed(self._trace, hp)):
+            return self._program, self._trace
+        if any(key != keys[0] for key in keys):
+            raise NotStackable("the members' batches differ in shape at this step")
+        tracer = self._builder.tracer
+        trace, *others = [
+            tracer.trace(member.model, member.optimizer, batch, of)
+            for member, batch, of in zip(self.members, batches, hp, strict=True)
+        ]
+        if any(other is not trace for other in others):
+            raise NotStackable("the members' models, or hyper-parameters that are no floats, differ: so do their steps")
+        if self._trace is None:
+            self._allocate(trace)
+        elif (self._trace.trained, self._trace.kept) != (trace.trained, trace.kept):
+            raise NotStackable("with batches of another shape, other parameters are trained")
+        self._trace = trace
+        example = [
+            *(weight[0] for group in self._groups.values() for weight in group.stacked()),
+            *(_parts(value)[0] for value in self._kept),
+            *(self._column([hp[0][name]])[0] for name in trace.values),
+            *tensors_of(batches[0]),
+        ]
+        self._program = self._builder.program(trace, len(self.members), example)
+        self._prepared = (keys, _fixed(trace, hp))
+        return self._program, trace
+
+    def _allocate(self, trace: Trace) -> None:
+        first = self.members[0]
+        self._groups = {}
+        for index in sorted(set(trace.groups)):
+            names = [name for name, group in zip(trace.trained, trace.groups, strict=True) if group == index]
+            self._groups[index] = FlatGroup(first.formulas[index], [(name, first.parameters[name]) for name in names])
+        self._kept = [[] for _ in trace.kept]
+        self._trace = trace
+        for member in self.members:
+            self._enter(member)
+
+    def _enter(self, member: Member) -> None:
+        """Take over a member's tensors, into a new last slot."""
+        assert self._trace is not None
+        rows = []
+        for index, group in self._groups.items():
+            names = [place.name for place in group.places]
+            rows.append((group, [member.parameters[name] for name in names], member.state(index, names)))
+        own = member.tensors()
+        kept = [own[name].detach().clone(memory_format=torch.contiguous_format) for name in self._trace.kept]
+        for group, weights, state in rows:
+            group.add(weights, state)
+        self._kept = [[*_parts(value), new] for value, new in zip(self._kept, kept, strict=True)]
+
+    def _numbers_of(self, index: int) -> Tensor:
+        """Return the numbers of a param group's step, of shape (members, numbers)."""
+        now = [member.numbers(index) for member in self.members]
+        before = self._numbers.get(index)
+        if before is None or before[0] != now:
+            self._numbers[index] = before = (now, torch.tensor(now, dtype=torch.float64, device=self._builder.device))
+        return before[1]
+
+    def _column(self, values: Sequence[Any]) -> Tensor:
+        return torch.tensor([float(value) for value in values], dtype=torch.float64, device=self._builder.device)
+
+
+def _fixed(trace: Trace, hp: Sequence[Mapping[str, Scalar]]) -> list[list[Scalar]]:
+    return [[of[name] for name in trace.fixed] for of in hp]
+
+
+def _parts(value: Value) -> Sequence[Tensor]:
+    return value.unbind() if isinstance(value, Tensor) else value
+
+
+def _in_form(value: Value, stacked: bool) -> Value:
+    if isinstance(value, Tensor) == stacked:
+        return value
+    return torch.stack(value) if isinstance(value, list) else [part.clone() for part in value.unbind()]

@@ -1,0 +1,70 @@
+"""Taking out of a recorded graph what does nothing once it has no side effects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+_aten = torch.ops.aten
+_SAME = {_aten.detach.default, _aten.alias.default, _aten.clone.default, _aten.lift_fresh_copy.default}
+
+_FILLED: dict[Any, Any] = {
+    _aten.ones_like.default: _aten.ones.default,
+    _aten.zeros_like.default: _aten.zeros.default,
+    _aten.empty_like.default: _aten.empty.memory_format,
+}
+"""What has another's shape, but none of its values, belongs to no member."""
+
+
+def lift_constants(recorded: GraphModule) -> tuple[Any, list[Tensor]]:
+    """Return a function that runs a recorded graph with its constants as further arguments, and these constants."""
+    names = list(dict.fromkeys(node.target for node in recorded.graph.nodes if node.op == "get_attr"))
+    constants: list[Tensor] = [getattr(recorded, str(name)) for name in names]
+
+    def run(*flat: Tensor) -> Any:
+        first = len(flat) - len(names)
+        return _Lifted(recorded, dict(zip(names, flat[first:], strict=True))).run(
+            *flat[:first], enable_io_processing=False
+        )
+
+    return run, constants
+
+
+class _Lifted(Interpreter):
+    def __init__(self, recorded: GraphModule, constants: dict[Any, Tensor]) -> None:
+        super().__init__(recorded)
+        self._constants = constants
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._constants[target]
+
+
+def clean(graph: Graph) -> None:
+    """Take out copies and aliases, which differ from the original by nothing, and all that no output depends on."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _SAME and _form(node) == _form(node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+        elif node.op == "call_function" and node.target in _FILLED and node.meta["val"].is_contiguous():
+            value = node.meta["val"]
+            with graph.inserting_before(node):
+                made = graph.call_function(
+                    _FILLED[node.target], (list(value.shape),), {"dtype": value.dtype, "device": value.device}
+                )
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and not is_random(node):
+            graph.erase_node(node)
+
+
+def is_random(node: Node) -> bool:
+    """Return whether an operation draws from torch's generator: then it must take place even if nothing uses it."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _form(node: Any) -> Any:
+    value = node.meta["val"]
+    return value.shape, value.stride(), value.dtype

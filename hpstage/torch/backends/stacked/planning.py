@@ -1,0 +1,209 @@
+"""Which operations of a graph can be done on all members at once, bit for bit as on each alone, and what each costs.
+
+What an operation gives for a member alone is the reference. Everything that could depend on the number of members or
+on a member's place (vectors and their tails, blocks, the order of sums, another kernel) is settled by comparison with
+it, on members that differ in all their tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hpstage.torch.backends.stacked.cleaning import is_random
+from hpstage.torch.backends.stacked.rules import Call, Site, is_exact, rule_for
+from hpstage.torch.backends.stacked.streams import Streams
+from hpstage.torch.backends.stacked.tracing import Trace
+
+ALIGNMENT = 64
+"""Bytes to which torch aligns new tensors. At other addresses, a kernel may take another path."""
+
+_LONG = 1e-3  # seconds that hide what a first call takes besides
+
+_getitem = operator.getitem
+
+VECTOR = 32
+"""Elements after which no vectorised loop has a remainder, which may be computed in another way."""
+
+
+@dataclass
+class Plan:
+    """What is known of each node of a graph for a number of members."""
+
+    width: int
+    constants: dict[Node, Any]
+    """Values that are the same for all members and in all steps."""
+    stacked: dict[Node, Call] = field(default_factory=dict)
+    """How the operation is done on all members at once, where that has the bits of each alone."""
+    strides: dict[Node, int] = field(default_factory=dict)
+    """Bytes between members in the result of that."""
+    alone: dict[Node, float] = field(default_factory=dict)
+    """Seconds of the operation member by member."""
+    together: dict[Node, float] = field(default_factory=dict)
+    """Seconds of the operation on all at once."""
+    sizes: dict[Node, int] = field(default_factory=dict)
+    """Bytes of a member's result."""
+    contiguous: dict[Node, bool] = field(default_factory=dict)
+
+
+def constants_of(trace: Trace) -> dict[Node, Any]:
+    """Return the values of nodes that depend on no member."""
+    values: dict[Node, Any] = dict(
+        zip(trace.inputs[len(trace.inputs) - len(trace.constants) :], trace.constants, strict=True)
+    )
+    for node in trace.graph.nodes:
+        if node.op == "call_function" and not is_random(node) and all(arg in values for arg in node.all_input_nodes):
+            values[node] = _run(node, values.__getitem__)
+    return values
+
+
+def plan(trace: Trace, members: list[list[Tensor]], streams: Streams) -> Plan:
+    """Look at every operation of a step of all ``members``, given by the inputs of the trace but for its constants."""
+    width = len(members)
+    constants = constants_of(trace)
+    result = Plan(width, constants)
+    alone: dict[Node, list[Any]] = {}
+    together: dict[Node, Any] = {}
+    last = _last_uses(trace)
+    for index, node in enumerate(trace.inputs[: len(members[0])]):
+        alone[node] = [member[index] for member in members]
+        _note(result, node, alone[node][0])
+    for node in trace.graph.nodes:
+        if node.op == "call_function" and node not in constants:
+            if is_random(node):
+                alone[node] = streams.each(lambda slot, node=node: _run(node, _of(alone, constants, slot)))  # type: ignore[misc]
+                result.alone[node] = 0.0
+            else:
+                seconds, alone[node] = _timed(
+                    lambda node=node: [_run(node, _of(alone, constants, slot)) for slot in range(width)]  # type: ignore[misc]
+                )
+                result.alone[node] = seconds
+                _propose(result, node, alone, together)
+            _note(result, node, alone[node][0])
+        for done in last.get(node, ()):
+            alone.pop(done, None)
+            together.pop(done, None)
+    return result
+
+
+def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dict[Node, Any]) -> None:
+    reference = alone[node]
+    inputs = [arg for arg in node.all_input_nodes if arg not in plan.constants]
+    if node.target is _getitem:
+        source = inputs[0]
+        if source in plan.stacked:
+            together[node] = together[source][node.args[1]]
+            plan.stacked[node] = Call(_getitem, node.args)
+            plan.strides[node] = together[node].stride(0) * together[node].element_size()
+            plan.together[node] = 0.0
+        return
+    if plan.width == 1 or not _may(node, reference[0]):
+        return
+    examples = {arg: values[0] for arg, values in alone.items()} | plan.constants
+    call = rule_for(Site(node, plan.width, examples, frozenset(plan.constants)))
+    if call is None:
+        return
+    for arg in inputs:
+        if arg not in together:
+            if not plan.contiguous[arg]:
+                return
+            together[arg] = torch.stack(alone[arg])
+    values = {**plan.constants, **{arg: together[arg] for arg in inputs}}
+    try:
+        seconds, outcome = _timed(lambda: evaluate(call, values.__getitem__))
+    except RuntimeError:  # no such kernel, or a view that cannot be
+        return
+    if not _equal(outcome, reference):
+        return
+    together[node] = outcome
+    plan.stacked[node] = call
+    plan.together[node] = seconds
+    if isinstance(outcome, Tensor):
+        plan.strides[node] = outcome.stride(0) * outcome.element_size()
+
+
+def _may(node: Node, example: Any) -> bool:
+    """Return whether a check by comparison is enough: not where few elements are computed by other code than most."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
+        return True
+    return is_exact(node) or (isinstance(example, Tensor) and example.numel() % VECTOR == 0)
+
+
+def _equal(outcome: Any, reference: list[Any]) -> bool:
+    """Return whether all members have the bits, the shapes and the strides of the reference."""
+    if isinstance(outcome, tuple | list):
+        columns = [[member[index] for member in reference] for index in range(len(outcome))]
+        return len(outcome) == len(reference[0]) and all(map(_equal, outcome, columns))
+    return len(outcome) == len(reference) and all(map(same, outcome.unbind(), reference))
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal in their bits, and in where they keep them."""
+    if a.shape != b.shape or a.dtype != b.dtype or _strides(a) != _strides(b):
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    if torch.equal(a.contiguous().view(whole), b.contiguous().view(whole)):
+        return True
+    return bool(((a == b) & (a.signbit() == b.signbit()) | a.isnan() & b.isnan()).all())
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def evaluate(call: Any, value: Callable[[Node], Any]) -> Any:
+    """Return the value of an expression."""
+    if isinstance(call, Call):
+        args = [evaluate(arg, value) for arg in call.args]
+        return call.function(*args, **{name: evaluate(arg, value) for name, arg in call.kwargs.items()})
+    if isinstance(call, Node):
+        return value(call)
+    if isinstance(call, list | tuple):
+        return type(call)(evaluate(item, value) for item in call)
+    return call
+
+
+def _run(node: Node, value: Callable[[Node], Any]) -> Any:
+    return evaluate(Call(node.target, node.args, dict(node.kwargs)), value)  # type: ignore[arg-type]
+
+
+def _of(alone: Mapping[Node, list[Any]], constants: Mapping[Node, Any], slot: int) -> Callable[[Node], Any]:
+    return lambda node: constants[node] if node in constants else alone[node][slot]
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Return what work takes, in seconds, and its result. Short work is repeated, when memory and caches are warm."""
+    for _ in range(2):
+        begin = time.perf_counter()
+        result = work()
+        seconds = time.perf_counter() - begin
+        if seconds > _LONG:
+            break
+    return seconds, result
+
+
+def _note(plan: Plan, node: Node, example: Any) -> None:
+    if isinstance(example, Tensor):
+        plan.sizes[node] = example.numel() * example.element_size()
+        plan.contiguous[node] = example.is_contiguous()
+
+
+def _last_uses(trace: Trace) -> dict[Node, list[Node]]:
+    """Return the nodes that are used for the last time at a node."""
+    seen: set[Node] = set()
+    last: dict[Node, list[Node]] = {}
+    for node in reversed(list(trace.graph.nodes)):
+        for arg in node.all_input_nodes:
+            if arg not in seen:
+                seen.add(arg)
+                last.setdefault(node, []).append(arg)
+    return last

@@ -1,0 +1,185 @@
+"""A step of several members up to their gradients, as one function of straight-line code."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hpstage.torch.backends.stacked.cleaning import is_random
+from hpstage.torch.backends.stacked.layout import Layout, is_aligned
+from hpstage.torch.backends.stacked.planning import Plan
+from hpstage.torch.backends.stacked.rules import Call
+from hpstage.torch.backends.stacked.tracing import Trace
+
+Value = Tensor | list[Tensor]
+"""Of all members: stacked along a new first dimension, or one by one."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function ``run(inputs, streams) -> (loss, gradients, kept)`` for a number of members.
+
+    ``inputs`` are those of the trace but for its constants. Parameters and hyper-parameters are stacked; tensors of the
+    batch are lists; ``kept`` are what ``kept_stacked`` says. The losses, of shape (members,), and the gradients are
+    stacked.
+    """
+
+    width: int
+    run: Callable[..., tuple[Tensor | None, list[Tensor], list[Value]]]
+    kept_stacked: tuple[bool, ...]
+    source: str
+
+
+def program(trace: Trace, plan: Plan) -> Program:
+    """Write the program for a plan."""
+    return _Writer(trace, plan).program()
+
+
+class _Writer:
+    def __init__(self, trace: Trace, plan: Plan) -> None:
+        self._trace = trace
+        self._plan = plan
+        self._layout = Layout(trace, plan)
+        self._names: dict[str, Any] = {"stack": torch.stack}
+        self._known: dict[Any, str] = {}
+        self._numbers: dict[Node, int] = {node: index for index, node in enumerate(trace.graph.nodes)}
+        self._lines: list[str] = []
+        self._there: set[str] = set()
+
+    def program(self) -> Program:
+        trace, plan, layout = self._trace, self._plan, self._layout
+        inputs = trace.inputs[: len(trace.inputs) - len(trace.constants)]
+        stacked = [self._stacked_input(node, index) for index, node in enumerate(inputs)]
+        for index, (node, is_stacked) in enumerate(zip(inputs, stacked, strict=True)):
+            name = self._name(node, is_stacked)
+            self._there.add(name)
+            self._lines.append(f"{name} = inputs[{index}]")
+        uses = self._last_uses()
+        for node in trace.graph.nodes:
+            if node.op == "call_function" and node not in plan.constants:
+                self._write(node)
+            gone = [name for done in uses.get(node, ()) for name in self._both(done) if name in self._there]
+            if gone and node.op == "call_function":
+                self._lines.append(f"del {', '.join(gone)}")
+                self._there.difference_update(gone)
+        outputs: Any = trace.graph.output_node().args[0]
+        first = 1 + len(trace.trained)
+        loss, *gradients = [self._value(node, True) for node in outputs[:first]]
+        kept_inputs = inputs[len(trace.trained) : len(trace.trained) + len(trace.kept)]
+        kept_stacked = tuple(layout.is_stacked(node) for node in kept_inputs)
+        kept = [self._value(node, form) for node, form in zip(outputs[first:], kept_stacked, strict=True)]
+        self._lines.append(f"return {loss}, [{', '.join(gradients)}], [{', '.join(kept)}]")
+        source = "\n    ".join(["def run(inputs, streams):", *self._lines]) + "\n"
+        exec(compile(source, f"<step of {plan.width}>", "exec"), self._names)
+        return Program(plan.width, self._names["run"], kept_stacked, source)
+
+    def _stacked_input(self, node: Node, index: int) -> bool:
+        trace = self._trace
+        first, last = len(trace.trained), len(trace.trained) + len(trace.kept)
+        if first <= index < last:
+            return self._layout.is_stacked(node)
+        return index < first or last <= index < last + len(trace.values)
+
+    def _write(self, node: Node) -> None:
+        if self._layout.is_stacked(node):
+            name = self._name(node, True)
+            text = self._expression(self._plan.stacked[node], self._operand)
+        else:
+            name = self._name(node, False)
+            text = self._each(node)
+        self._lines.append(f"{name} = {text}")
+        self._there.add(name)
+
+    def _operand(self, node: Node) -> str:
+        constants = self._plan.constants
+        return self._constant(constants[node]) if node in constants else self._value(node, True)
+
+    def _each(self, node: Node) -> str:
+        """Return an operation member by member."""
+        variables: dict[Node, str] = {}
+        lists = {arg: self._value(arg, False) for arg in node.all_input_nodes if arg not in self._plan.constants}
+        random = is_random(node)
+        alone = self._plan.width == 1
+
+        def value(arg: Node) -> str:
+            if arg in self._plan.constants:
+                return self._operand(arg)
+            if random:
+                return f"{lists[arg]}[i]"
+            return f"{lists[arg]}[0]" if alone else variables.setdefault(arg, f"x{len(variables)}")
+
+        text = self._expression(Call(node.target, node.args, dict(node.kwargs)), value)  # type: ignore[arg-type]
+        if random:
+            return f"streams.each(lambda i: {text})"
+        if alone:
+            return f"[{text}]"
+        if len(variables) == 1:
+            ((arg, variable),) = variables.items()
+            return f"[{text} for {variable} in {lists[arg]}]"
+        names = ", ".join(variables.values())
+        return f"[{text} for {names} in zip({', '.join(lists[arg] for arg in variables)})]"
+
+    def _expression(self, part: Any, value: Callable[[Node], str]) -> str:
+        if isinstance(part, Call):
+            args = [self._expression(arg, value) for arg in part.args]
+            args += [f"{name}={self._expression(arg, value)}" for name, arg in part.kwargs.items()]
+            return f"{self._constant(part.function)}({', '.join(args)})"
+        if isinstance(part, Node):
+            return value(part)
+        if isinstance(part, list | tuple) and any(isinstance(item, Node | Call) for item in part):
+            return f"[{', '.join(self._expression(item, value) for item in part)}]"
+        return self._constant(part)
+
+    def _constant(self, value: Any) -> str:
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        key = id(value)
+        if key not in self._known:
+            self._known[key] = f"c{len(self._known)}"
+            self._names[self._known[key]] = value
+        return self._known[key]
+
+    def _value(self, node: Any, stacked: bool) -> str:
+        """Return the name of a value in a form; lines that bring it into that form are written first."""
+        if not isinstance(node, Node):
+            return repr(node)
+        if node in self._plan.constants:
+            constant: Tensor = self._plan.constants[node]
+            width = self._plan.width
+            return self._constant(torch.stack([constant] * width) if stacked else [constant] * width)
+        name, other = self._name(node, stacked), self._name(node, not stacked)
+        if name not in self._there:
+            assert other in self._there
+            if stacked:
+                self._lines.append(
+                    f"{name} = {other}[0].unsqueeze(0)" if self._plan.width == 1 else f"{name} = stack({other})"
+                )
+            elif self._plan.width == 1 or node not in self._plan.sizes or is_aligned(self._plan, node):
+                self._lines.append(f"{name} = {other}.unbind()")
+            else:
+                self._lines.append(f"{name} = [x.clone() for x in {other}.unbind()]")
+            self._there.add(name)
+        return name
+
+    def _name(self, node: Node, stacked: bool) -> str:
+        return f"{'s' if stacked else 'l'}{self._numbers[node]}"
+
+    def _both(self, node: Node) -> Iterator[str]:
+        return itertools.chain((self._name(node, True), self._name(node, False)))
+
+    def _last_uses(self) -> dict[Node, list[Node]]:
+        """Return the nodes that are used for the last time at a node."""
+        seen: set[Node] = set()
+        last: dict[Node, list[Node]] = {}
+        for node in reversed(list(self._trace.graph.nodes)):
+            for arg in (node, *node.all_input_nodes):
+                if arg not in seen:
+                    seen.add(arg)
+                    last.setdefault(node, []).append(arg)
+        return last

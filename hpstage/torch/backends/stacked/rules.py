@@ -1,0 +1,253 @@
+"""How an operation on one member's tensors is done on all members' at once, the members along a new first dimension.
+
+A rule proposes; whether its result has the bits of the operation on each member alone is checked where it is proposed
+(:mod:`hpstage.torch.backends.stacked.planning`). Operations without a rule take place member by member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Call:
+    """An expression: a function of values, of nodes of the graph and of other calls."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node where a rule is to be applied."""
+
+    node: Node
+    width: int
+    """Number of members."""
+    examples: dict[Node, Any]
+    """What a member's tensors look like."""
+    constants: frozenset[Node]
+    """Nodes whose value is the same for all members: it has no dimension for them."""
+
+    def rank(self, node: Any) -> int:
+        value: Tensor = self.examples[node]
+        return value.dim()
+
+    def is_stacked(self, value: Any) -> bool:
+        return isinstance(value, Node) and value not in self.constants
+
+    @property
+    def out(self) -> Tensor:
+        result: Tensor = self.examples[self.node]
+        return result
+
+
+Rule = Callable[[Site], Call | None]
+
+
+def rule_for(site: Site) -> Call | None:
+    """Return a proposal, or None."""
+    target = site.node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    if target in _RULES:
+        return _RULES[target](site)
+    if torch.Tag.pointwise in target.tags and isinstance(site.examples[site.node], Tensor):
+        return _pointwise(site)
+    return None
+
+
+def is_exact(node: Node) -> bool:
+    """Return whether a pointwise operation rounds at most once, so that any code for it gives the same bits."""
+    return node.target in _EXACT and not node.kwargs
+
+
+def _pointwise(site: Site) -> Call | None:
+    rank = site.out.dim()
+    dtypes = {
+        site.examples[arg].dtype
+        for arg in site.node.all_input_nodes
+        if site.examples[arg].dim() and site.examples[arg].is_floating_point()
+    }
+
+    def aligned(arg: Any) -> Any:
+        if not site.is_stacked(arg):
+            return arg
+        example: Tensor = site.examples[arg]
+        if not example.dim() and rank and example.is_floating_point() and dtypes - {example.dtype}:
+            arg = Call(Tensor.to, (arg, next(iter(dtypes))))  # a number among tensors takes their type
+        if example.dim() < rank:
+            missing = [1] * (rank - example.dim())
+            return Call(Tensor.reshape, (arg, [site.width, *missing, *example.shape]))
+        return arg
+
+    if any(isinstance(arg, list | tuple) and any(isinstance(item, Node) for item in arg) for arg in site.node.args):
+        return None
+    args = tuple(aligned(arg) for arg in site.node.args)
+    return Call(site.node.target, args, {name: aligned(value) for name, value in site.node.kwargs.items()})  # type: ignore[arg-type]
+
+
+def _dims(site: Site, dims: Any, of: Node) -> Any:
+    """Return a member's dimensions as those of the stack."""
+    rank = max(site.rank(of), 1)
+    if isinstance(dims, int):
+        return dims % rank + 1
+    return [dim % rank + 1 for dim in dims]
+
+
+def _with_dims(*positions: int) -> Rule:
+    """Return the rule for an operation whose arguments at ``positions`` are dimensions of its first argument."""
+
+    def rule(site: Site) -> Call | None:
+        args: list[Any] = list(site.node.args)
+        if not all(site.is_stacked(arg) for arg in args if isinstance(arg, Node)) or site.rank(args[0]) == 0:
+            return None
+        if len(args) == positions[0]:
+            args.append(0)  # the first dimension, by default
+        if any(args[position] is None for position in positions):
+            return None
+        for position in positions:
+            args[position] = _dims(site, args[position], args[0])
+        return _call(site, args)
+
+    return rule
+
+
+def _call(site: Site, args: Any) -> Call:
+    return Call(site.node.target, tuple(args), dict(site.node.kwargs))  # type: ignore[arg-type]
+
+
+def _shape(site: Site) -> Call | None:
+    return Call(site.node.target, (site.node.args[0], [site.width, *site.out.shape]))  # type: ignore[arg-type]
+
+
+def _expand(site: Site) -> Call | None:
+    x = site.node.args[0]
+    example: Tensor = site.examples[x]  # type: ignore[index]
+    missing = [1] * (site.out.dim() - example.dim())
+    if missing:
+        x = Call(Tensor.reshape, (x, [site.width, *missing, *example.shape]))  # type: ignore[assignment]
+    return Call(Tensor.expand, (x, [site.width, *site.out.shape]))
+
+
+def _t(site: Site) -> Call | None:
+    x = site.node.args[0]
+    return Call(_aten.transpose.int, (x, 1, 2)) if site.rank(x) == 2 else None
+
+
+def _permute(site: Site) -> Call | None:
+    x, dims = site.node.args
+    return _call(site, (x, [0, *_dims(site, dims, x)]))  # type: ignore[arg-type]
+
+
+def _unsqueeze(site: Site) -> Call | None:
+    x, dim = site.node.args
+    return _call(site, (x, dim % (site.rank(x) + 1) + 1))  # type: ignore[operator]
+
+
+def _sum(site: Site) -> Call | None:
+    x = site.node.args[0]
+    if not site.rank(x) or site.node.kwargs:
+        return None
+    return Call(_aten.sum.dim_IntList, (x, list(range(1, site.rank(x) + 1))))
+
+
+def _list_along(site: Site) -> Call | None:
+    """Concatenate or stack tensors that are all the members'."""
+    tensors: Any = site.node.args[0]
+    if not all(site.is_stacked(tensor) for tensor in tensors):
+        return None
+    dim: Any = site.node.args[1] if len(site.node.args) > 1 else 0
+    rank = site.out.dim()
+    return _call(site, (tensors, dim % rank + 1))
+
+
+def _mm(site: Site) -> Call | None:
+    a, b = site.node.args
+    if not (site.is_stacked(a) and site.is_stacked(b)):
+        return None
+    return Call(_aten.bmm.default, (a, b))
+
+
+def _addmm(site: Site) -> Call | None:
+    bias, a, b = site.node.args
+    if not all(map(site.is_stacked, (bias, a, b))) or site.node.kwargs or site.rank(bias) != 1:
+        return None
+    return Call(_aten.baddbmm.default, (Call(_aten.unsqueeze.default, (bias, 1)), a, b))
+
+
+def _bmm(site: Site) -> Call | None:
+    a, b = site.node.args
+    if not (site.is_stacked(a) and site.is_stacked(b)):
+        return None
+    flat = Call(_aten.bmm.default, (Call(Tensor.flatten, (a, 0, 1)), Call(Tensor.flatten, (b, 0, 1))))
+    return Call(Tensor.view, (flat, [site.width, *site.out.shape]))
+
+
+def _clone(site: Site) -> Call | None:
+    return _call(site, site.node.args)
+
+
+def _embedding(site: Site) -> Call | None:
+    table, indices, *rest = site.node.args
+    if not site.is_stacked(table) or any(value not in (-1, False) for value in rest):
+        return None
+    rows = site.examples[table].shape[0]  # type: ignore[index]
+    offset = Call(_offsets, (site.width, rows, site.examples[indices]))  # type: ignore[index]
+    return Call(_aten.embedding.default, (Call(Tensor.flatten, (table, 0, 1)), Call(torch.add, (indices, offset))))
+
+
+def _offsets(width: int, rows: int, indices: Tensor) -> Tensor:
+    return (torch.arange(width, device=indices.device) * rows).reshape(width, *[1] * indices.dim())
+
+
+def _same(site: Site) -> Call | None:
+    return _call(site, site.node.args)
+
+
+_RULES: dict[Any, Rule] = {
+    _aten.view.default: _shape,
+    _aten._unsafe_view.default: _shape,
+    _aten.reshape.default: _shape,
+    _aten.expand.default: _expand,
+    _aten.t.default: _t,
+    _aten.transpose.int: _with_dims(1, 2),
+    _aten.permute.default: _permute,
+    _aten.unsqueeze.default: _unsqueeze,
+    _aten.squeeze.dim: _with_dims(1),
+    _aten.slice.Tensor: _with_dims(1),
+    _aten.select.int: _with_dims(1),
+    _aten.unbind.int: _with_dims(1),
+    _aten.detach.default: _same,
+    _aten.clone.default: _clone,
+    _aten.cat.default: _list_along,
+    _aten.sum.dim_IntList: _with_dims(1),
+    _aten.mean.dim: _with_dims(1),
+    _aten.sum.default: _sum,
+    _aten._log_softmax.default: _with_dims(1),
+    _aten._softmax.default: _with_dims(1),
+    _aten._safe_softmax.default: _with_dims(1),
+    _aten._log_softmax_backward_data.default: _with_dims(2),
+    _aten._softmax_backward_data.default: _with_dims(2),
+    _aten.mm.default: _mm,
+    _aten.addmm.default: _addmm,
+    _aten.bmm.default: _bmm,
+    _aten.embedding.default: _embedding,
+}
+
+_EXACT = {
+    *(_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor, _aten.mul.Scalar, _aten.div.Scalar),
+    *(_aten.neg.default, _aten.abs.default, _aten.relu.default, _aten.sqrt.default, _aten.threshold_backward.default),
+    *(_aten.maximum.default, _aten.minimum.default, _aten.clamp.default, _aten.clamp_min.default),
+    *(_aten.where.self, _aten.masked_fill.Scalar, _aten.eq.Scalar, _aten.ne.Scalar, _aten.lt.Scalar, _aten.le.Scalar),
+    *(_aten.gt.Scalar, _aten.ge.Scalar, _aten.eq.Tensor, _aten.bitwise_not.default, _aten.logical_not.default),
+}

@@ -1,0 +1,70 @@
+"""What a step's trace depends on besides tensors' values, as far as it can be told without tracing again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class Signature:
+    """Of a model. Equal ones, of the same code, take the same steps, unless :attr:`objects` says that they may not."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.objects: list[object] = []
+        """What only equals itself; held here so that no other object has its identity meanwhile."""
+        self.text = "\n".join(self._lines(model))
+
+    def _lines(self, model: nn.Module) -> Iterator[str]:
+        for path, module in model.named_modules():
+            yield f"{path}: {type(module).__module__}.{type(module).__qualname__} {id(type(module))}"
+            for name, value in sorted(vars(module).items()):
+                if name == "_modules":
+                    yield f"  {sorted((child, inner is None) for child, inner in value.items())}"
+                elif name in ("_parameters", "_buffers"):
+                    for key, tensor in value.items():
+                        yield f"  {key}: {_form(tensor)}"
+                else:
+                    yield f"  {name}: {self._told(value)}"
+        tied: dict[int, str] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if tied.setdefault(id(parameter), name) != name:
+                yield f"{name} is {tied[id(parameter)]}"
+
+    def _told(self, value: Any) -> str:
+        if type(value) in _PLAIN:
+            return repr(value)
+        if type(value) in (tuple, list, set, frozenset):
+            return f"{type(value).__name__}({', '.join(map(self._told, value))})"
+        if isinstance(value, dict):
+            return f"dict({', '.join(f'{self._told(key)}: {self._told(item)}' for key, item in value.items())})"
+        self.objects.append(value)
+        return f"{type(value).__name__} {id(value)}"
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "None"
+    return f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device} {tensor.requires_grad} {tensor.layout}"
+
+
+def shape_key(batch: Any) -> object:
+    """Return what must be equal for batches to be trained on together: their structure, and all but the values of their
+    tensors. Hashable."""
+    leaves, spec = pytree.tree_flatten(batch)
+    return spec, tuple((leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Return a batch's tensors in the order of a trace's inputs, contiguous and aligned as new ones are."""
+    return [_aligned(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().contiguous()
+    return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()

@@ -1,0 +1,112 @@
+"""What ``update()`` meets while it is traced, in the place of the optimizer and of the hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Never
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hpstage.schedule import Scalar
+from hpstage.torch.backends.stacked.refusal import NotStackable
+
+
+class StandInOptimizer:
+    """Notes the gradients that an optimizer would step with, by the parameters' names."""
+
+    def __init__(
+        self, who: str, optimizer: torch.optim.Optimizer, leaves: dict[str, Tensor], names: Mapping[int, str]
+    ) -> None:
+        self._who = who
+        self.leaves = leaves
+        self._trained = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+        self.param_groups = [
+            _Group(who, [leaves[names[id(p)]] for p in group["params"]]) for group in optimizer.param_groups
+        ]
+        self.gradients: dict[str, Tensor | None] | None = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for name in self._trained:
+            leaf = self.leaves[name]
+            leaf.grad = None if set_to_none or leaf.grad is None else torch.zeros_like(leaf)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        if closure is not None:
+            raise NotStackable(f"{self._who} gives the optimizer a closure")
+        if self.gradients is not None:
+            raise NotStackable(f"{self._who} calls optimizer.step() twice")
+        gradients = {name: self.leaves[name].grad for name in self._trained}
+        self.gradients = {name: None if grad is None else grad.detach().clone() for name, grad in gradients.items()}
+
+    def __getattr__(self, name: str) -> Never:
+        raise NotStackable(f"{self._who} uses optimizer.{name}")
+
+
+class _Group(dict[str, Any]):
+    """A param group of which only the parameters can be read."""
+
+    def __init__(self, who: str, parameters: list[Tensor]) -> None:
+        super().__init__(params=parameters)
+        self._who = who
+
+    def __missing__(self, name: str) -> Never:
+        raise NotStackable(f"{self._who} reads {name!r} of a param group")
+
+    def __setitem__(self, name: str, value: Any) -> Never:
+        raise NotStackable(f"{self._who} sets {name!r} of a param group")
+
+
+class AfterStep(TorchFunctionMode):
+    """Refuses to use parameters after the optimizer's step: in a trace they still have their values from before it."""
+
+    def __init__(self, who: str, optimizer: StandInOptimizer) -> None:
+        super().__init__()
+        self._who = who
+        self._optimizer = optimizer
+        self._ids = {id(leaf) for leaf in optimizer.leaves.values()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._optimizer.gradients is not None and any(id(value) in self._ids for value in _flat((args, kwargs))):
+            raise NotStackable(f"{self._who} uses parameters after optimizer.step() (an average of weights?)")
+        return func(*args, **(kwargs or {}))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, dict):
+        yield from _flat(tuple(value.values()))
+    else:
+        yield value
+
+
+class StandInValues(Mapping[str, Any]):
+    """Hyper-parameters while ``update()`` is traced: floats are tensors without dimensions, so that members may differ
+    in them; all others are themselves, and then members may not."""
+
+    def __init__(self, hp: Mapping[str, Scalar]) -> None:
+        self._hp = dict(hp)
+        self.tensors: Mapping[str, Tensor] = {}
+        self.fixed: dict[str, Scalar] = {}
+        self._last: str | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._hp[name]
+        if type(value) is float:
+            self._last = name
+            return self.tensors[name]
+        self.fixed[name] = value
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._hp)
+
+    def __len__(self) -> int:
+        return len(self._hp)
+
+    def blamed(self) -> str:
+        """Return what an error may come from: the float that was read last."""
+        return "" if self._last is None else f", perhaps for the hyper-parameter {self._last!r}, here a tensor"

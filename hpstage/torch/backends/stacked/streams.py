@@ -1,0 +1,43 @@
+"""Each member's random numbers: torch's generator stands, for each member, where it would stand without the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Streams:
+    """The states of torch's generator for all members, in slots' order.
+
+    Args:
+        device: whose generator the operations draw from.
+        states: as given by :meth:`state`.
+    """
+
+    def __init__(self, device: torch.device, states: Sequence[Tensor] = ()) -> None:
+        self._generator = generator_of(device)
+        self.states = list(states)
+
+    def each(self, draw: Callable[[int], Any]) -> list[Any]:
+        """Return ``draw(slot)`` for each slot; each draws from its member's stream."""
+        generator, drawn = self._generator, []
+        for slot, state in enumerate(self.states):
+            generator.set_state(state)
+            drawn.append(draw(slot))
+            self.states[slot] = generator.get_state()
+        return drawn
+
+    def state(self) -> Tensor:
+        """Return the state of torch's generator now."""
+        state: Tensor = self._generator.get_state()
+        return state
+
+
+def generator_of(device: torch.device) -> Any:
+    """Return the generator that operations on a device draw from by default."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator

@@ -1,0 +1,130 @@
+"""A member's bits do not depend on how many members there are, on its slot, or on the others."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpstage.torch.backends.stacked import Builder, Bundle
+from tests.torch.backends.siblings import (
+    Cnn,
+    CoupledAdam,
+    Mlp,
+    Nesterov,
+    Sibling,
+    TinyGpt,
+    Trial,
+    builder,
+    train,
+    train_eagerly,
+)
+
+KINDS: dict[str, type[Sibling]] = {kind.__name__: kind for kind in (Mlp, Cnn, Nesterov, CoupledAdam, TinyGpt)}
+STEPS = 4
+
+shared = cache(lambda name: builder(KINDS[name]()))
+"""Builders, so that programs are built once for all examples."""
+
+
+@cache
+def alone(name: str, id: int) -> list[dict[str, Any]]:
+    """States of a member that is trained without others, after each number of steps."""
+    trial = Trial(KINDS[name](), id)
+    bundle = Bundle(shared(name))
+    states = [trial.state()]
+    for _ in range(STEPS):
+        train(bundle, [trial])
+        bundle.sync(bundle.members[0])
+        states.append({**trial.state(), "losses": list(trial.losses)})
+    return states
+
+
+def check_companies(name: str, companies: list[list[int]]) -> None:
+    """Train in these companies, one for each step."""
+    trials: dict[int, Trial] = {}
+    bundle = Bundle(shared(name))
+    for company in companies:
+        for id in company:
+            trials.setdefault(id, Trial(KINDS[name](), id))
+        train(bundle, [trials[id] for id in company])
+    for member in list(bundle.members):
+        bundle.leave(member)
+    for id, trial in trials.items():
+        assert trial.state() == alone(name, id)[trial.step]
+
+
+companies = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), min_size=1, max_size=STEPS)
+
+
+@pytest.mark.parametrize("name", ["Mlp", "Cnn"])
+@given(companies=companies)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+def test_bits_do_not_depend_on_companions_slots_joining_and_leaving(name: str, companies: list[list[int]]) -> None:
+    check_companies(name, companies)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+@given(companies=companies)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_bits_do_not_depend_on_companions_whatever_the_optimizer(name: str, companies: list[list[int]]) -> None:
+    check_companies(name, companies)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_member_trains_as_one_of_five_and_as_one_of_two(name: str) -> None:
+    check_companies(name, [[4, 0, 2, 1, 3], [2, 0]])
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("name", ["Mlp", "Cnn", "TinyGpt"])
+@pytest.mark.parametrize("members", range(1, 25))
+def test_bits_do_not_depend_on_the_number_of_members(name: str, members: int) -> None:
+    check_companies(name, [list(range(members))])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_step_is_that_of_update(name: str) -> None:
+    """Up to rounding, which is that of this code."""
+    stacked, eager = Trial(KINDS[name](), 1), Trial(KINDS[name](), 1)
+    bundle = Bundle(shared(name))
+    for _ in range(STEPS):
+        train(bundle, [stacked])
+        train_eagerly(eager)
+    bundle.leave(bundle.members[0])
+    assert stacked.losses == pytest.approx(eager.losses, rel=1e-5)
+    for (key, mine), its in zip(stacked.model.state_dict().items(), eager.model.state_dict().values(), strict=True):
+        assert torch.allclose(mine, its, rtol=1e-4, atol=1e-6), key
+    mine, its = stacked.optimizer.state_dict()["state"], eager.optimizer.state_dict()["state"]
+    assert {key: set(state) for key, state in mine.items()} == {key: set(state) for key, state in its.items()}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_eager_trial_goes_on_stacked_and_a_stacked_one_eagerly(name: str) -> None:
+    trial, eager = Trial(KINDS[name](), 1), Trial(KINDS[name](), 1)
+    bundle = Bundle(shared(name))
+    train_eagerly(trial)
+    train(bundle, [trial])
+    bundle.leave(bundle.members[0])
+    train_eagerly(trial)
+    for _ in range(3):
+        train_eagerly(eager)
+    assert trial.losses == pytest.approx(eager.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Mlp", "TinyGpt"])
+def test_values_that_change_at_every_step_trace_and_build_nothing(name: str) -> None:
+    made: Builder = builder(KINDS[name]())
+    bundle = Bundle(made)
+    trials = [Trial(KINDS[name](), id) for id in range(3)]
+    train(bundle, trials)
+    counted = (made.tracer.traced, made.built)
+    for _ in range(5):
+        train(bundle, trials)
+    assert counted == (made.tracer.traced, made.built)
+    assert made.tracer.traced == 1  # of three models that are alike
