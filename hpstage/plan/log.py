@@ -18,6 +18,8 @@ from hpstage.store.journal import NO_FENCES, Journal
 encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Fact)
 NOTHING: Mapping[str, str] = MappingProxyType({})
+NUMERICS = "environment:numerics"
+"""Name of the numerics class in a workload's description."""
 _SHOWN = 5
 
 
@@ -225,6 +227,9 @@ def _check_header(
         code = header.described.get("code", ""), described.get("code", "")
         unused = not any(isinstance(fact, StateReached) for fact in read_facts(journal))
         advice = " or remove this one, since nothing was trained on it" if unused else _or(*code)
+        made_with = header.described.get(NUMERICS)
+        if not unused and made_with is not None and made_with != described.get(NUMERICS):
+            advice = f", or give the numerics that this one was made with: numerics = {made_with.partition('-v')[0]!r}"
         raise StoreError(f"this store belongs to another workload ({'; '.join(changes)}); choose another store{advice}")
 
 

@@ -8,12 +8,14 @@ from typing import Any, Literal, TypeVar
 
 from hpstage.errors import UsageError
 
-Group = Literal["hpstage.algorithms", "hpstage.executors", "hpstage.stores", "hpstage.checkpoints"]
+Group = Literal[
+    "hpstage.algorithms", "hpstage.executors", "hpstage.stores", "hpstage.checkpoints", "hpstage.step_backends"
+]
 """Groups of entry points. An entry point's name is what the command line calls an algorithm or executor, and the scheme
 of a store's or checkpoint location's URL.
 
-``hpstage.algorithms``, ``hpstage.executors``: subclasses of the port. ``hpstage.stores``: functions such as
-:func:`hpstage.store.redis_plans.open_redis`. ``hpstage.checkpoints``: functions such as
+``hpstage.algorithms``, ``hpstage.executors``, ``hpstage.step_backends``: subclasses of the port. ``hpstage.stores``:
+functions such as :func:`hpstage.store.redis_plans.open_redis`. ``hpstage.checkpoints``: functions such as
 :func:`hpstage.checkpoints.opening.open_folder`; other schemes are fsspec's.
 """
 

@@ -14,6 +14,8 @@ from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import NonFiniteLoss, StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
+from hpstage.torch.backends.backend import StepBackend
+from hpstage.torch.backends.lookup import AUTO, usable_backend
 from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_of
 from hpstage.torch.data import Batches, batches_of
 from hpstage.torch.follow import Follower
@@ -74,6 +76,8 @@ class TorchLoop(Adapter):
         self._lent = Lent(subject, self)
         self.device = environment.default_device() if subject.device is None else torch.device(subject.device)
         self._by_epoch = subject.step_unit == "epoch"
+        self._numerics: str = subject.numerics
+        self._backend: StepBackend | None = None
         self._initial: dict[str, Scalar] = {}
         self._pending = True  # set up, but not built yet: a state may be loaded into an existing model
         self._built: _Built | None = None
@@ -100,11 +104,12 @@ class TorchLoop(Adapter):
         if hp != self._hp:
             self._turn(hp)
         built.follower.apply(self._hp)
+        backend = self._steps_by()
         batches = self._data()
         rekey(self._seed, step)
         taken = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
         for batch, self._samples in taken:
-            loss = self._user.update(built.model, built.optimizer, batch)
+            loss = backend.train(built.model, built.optimizer, batch)
             if loss is None and not self._told and self._user.terminate_on_nan:
                 self._told = True
                 logger.warning(_UNSEEN, type(self._user).__name__)
@@ -137,6 +142,7 @@ class TorchLoop(Adapter):
         built.follower.check()
         self._data().check()
         stream = self._data().position()
+        backend = self._steps_by().state()
         self._drop_gradients(built)
         captured = self._world.capture(but=self._answers_for)
         values = captured.pop("values")
@@ -149,6 +155,7 @@ class TorchLoop(Adapter):
             "hp": dict(self._hp),
             "extra": self._user.extra_state(),
             **({} if stream is None else {"stream": stream}),
+            **({} if backend is None else {"backend": backend}),
         }
 
     def load_state_dict(self, state: object) -> None:
@@ -163,7 +170,7 @@ class TorchLoop(Adapter):
             self._build()
             built, self._built = self._built, None
         assert built is not None
-        if not isinstance(state, dict) or state.keys() - {"stream"} != _PARTS:
+        if not isinstance(state, dict) or state.keys() - {"stream", "backend"} != _PARTS:
             raise StateError("this is no state of a TorchTrainable")
         if state["optimizer_class"] != built.kind:
             raise StateError(
@@ -182,6 +189,7 @@ class TorchLoop(Adapter):
         built.follower.forget()
         self._pending = False
         self._samples = state["samples"]
+        self._steps_by().load(state.get("backend"))
         self._data().go_to(state.get("stream"))
         self._data().settle()
 
@@ -234,12 +242,35 @@ class TorchLoop(Adapter):
     def describe_environment(self) -> dict[str, str]:
         """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
         environment.warm_up()
+        auto = self._numerics == AUTO
+        backend = usable_backend("eager" if auto else self._numerics, self.device)
         return {
             **environment.describe(self.device),
+            "numerics": AUTO if auto else backend.numerics,
+            **backend.describe(),
             "deterministic": "yes" if self.device.type == "cpu" or self._user.deterministic else "no",
             "step": self._user.step_unit,
-            **{name: repr(getattr(self._user, name)) for name in _read_in_training(type(self._user))},
+            **{
+                "numerics read" if name == "numerics" else name: repr(getattr(self._user, name))
+                for name in _read_in_training(type(self._user))
+            },
         }
+
+    def train_by(self, numerics: str) -> None:
+        """Train by the step backend of this name, for a trainable that leaves the choice to the search.
+
+        Raises:
+            UsageError: there is no such backend, or it cannot run here.
+        """
+        if numerics != self._numerics:
+            self._numerics, self._backend, self._pending = numerics, None, True
+
+    def _steps_by(self) -> StepBackend:
+        if self._backend is None:
+            # Where nothing was measured (a check, a process of the user's own), what can be chosen is trained eagerly.
+            name = "eager" if self._numerics == AUTO else self._numerics
+            self._backend = usable_backend(name, self.device)(self._user, self.device)
+        return self._backend
 
     def _ready(self) -> _Built:
         if self._pending:
@@ -265,6 +296,7 @@ class TorchLoop(Adapter):
         self._world.begin()
         self._turn(self._initial)
         self._samples = 0
+        self._steps_by().begin(self._initial)
         self._data().go_to(None)
         self._data().settle()
         self._pending = False

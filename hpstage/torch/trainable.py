@@ -50,6 +50,12 @@ class TorchTrainable(ABC):
     deterministic: bool = True
     """On a GPU, use only deterministic algorithms, so that forks are bit-identical; torch raises if it has none."""
 
+    numerics: str = "eager"
+    """The step backend: ``"eager"`` runs the code as it is, ``"compiled"`` compiles a step with ``torch.compile``,
+    ``"graphed"`` replays it as a CUDA graph. Each gives other bits (a *numerics class*), which is part of the keys of
+    states: a search never mixes two. ``"auto"`` measures them before the search, takes the fastest, and stays with it
+    on this store."""
+
     num_workers: int = 0
     """Number of processes that make samples and batches ahead, as in torch's DataLoader; 0: the training process does.
     It does not show in the bits: random numbers drawn while a sample is made are functions of (seed, position)."""
@@ -78,7 +84,7 @@ class TorchTrainable(ABC):
     sets (tensors, arrays, named files), and of 64 samples if the data set computes them. Data that ``evaluate()`` loads
     itself are not covered."""
 
-    _without_keys: ClassVar[tuple[str, ...]] = ("num_workers", "prefetch_factor", "pin_memory")
+    _without_keys: ClassVar[tuple[str, ...]] = ("num_workers", "prefetch_factor", "pin_memory", "numerics")
     _evaluates_by_library: ClassVar[bool] = False
     """Whether ``evaluate`` is another library's: what that sets on its objects is undone without a remark."""
 

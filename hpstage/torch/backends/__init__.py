@@ -1,1 +1,1 @@
-"""Step backends: ways to train one batch."""
+"""Step backends: ways to train a TorchTrainable on one batch, one file each. Others are plugins (:mod:`.backend`)."""

@@ -1,0 +1,63 @@
+"""StepBackend: turns a TorchTrainable into a function that trains on one batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from hpstage.schedule import Scalar
+
+if TYPE_CHECKING:
+    from hpstage.torch.trainable import TorchTrainable
+
+
+class StepBackend(ABC):
+    """Trains one TorchTrainable on one batch at a time. One per trainable and process.
+
+    Contract. After ``train`` the model, the optimizer and everything else that training reaches are what a function of
+    their previous values, the batch and the hyper-parameters makes them: neither earlier trials of this process, nor
+    what it has compiled, nor caches on disk may show in the bits. Backends of one ``numerics`` give equal bits.
+    A backend keeps no state of its own, except what :meth:`state` returns.
+
+    Args:
+        subject: the user's object. Its attribute ``hp`` has the values of the step.
+        device: where it is trained.
+    """
+
+    numerics: ClassVar[str]
+    """Name of the numerics class; part of the workload's key. A change of the bits needs another name."""
+
+    def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
+        self.subject = subject
+        self.device = device
+
+    @classmethod
+    def missing(cls, device: torch.device) -> str | None:
+        """Return what it lacks on this host and device, in a few words; ``None`` if it can run."""
+        return None
+
+    @classmethod
+    def describe(cls) -> dict[str, str]:
+        """Return what decides its bits besides what eager training depends on, as short names and strings."""
+        return {}
+
+    def begin(self, initial: Mapping[str, Scalar]) -> None:  # noqa: B027  # not needed by most
+        """Start afresh: a trial with these values at step 0 begins, or a state of one is loaded next."""
+
+    @abstractmethod
+    def train(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
+    ) -> torch.Tensor | float | None:
+        """Train on one batch, as :meth:`hpstage.torch.TorchTrainable.update` does, and return the loss, detached."""
+
+    def state(self) -> Any:
+        """Return what the next steps depend on besides the trainable's state; ``None`` if nothing."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Load what :meth:`state` returned, possibly in another process."""
+        if state is not None:
+            raise ValueError(f"{type(self).__name__} has no state, but got {state!r}")

@@ -1,0 +1,290 @@
+"""CompiledBackend: forward, backward and optimizer compiled as one, where Python allows."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
+from hpstage.torch.backends import formulas
+from hpstage.torch.backends.backend import StepBackend
+from hpstage.torch.backends.obstacles import obstacle_in_code, obstacle_in_training
+from hpstage.torch.trainable import TorchTrainable
+from hpstage.training.capture.settings import compile_by_arguments_alone
+
+logger = logging.getLogger("hpstage")
+
+_MOST = 256
+"""Number of times that a process compiles one trainable, for shapes and constants. More would take longer than any
+training: something that the code reads is another at each step."""
+
+_IN_DYNAMO = {
+    "trace_autograd_ops": True,
+    "side_effect_replay_policy": "error",  # counters and lists would be constants, and compiled anew at each step
+    "recompile_limit": 1 << 20,  # beyond its limit torch would quietly run the code as it is
+    "accumulated_recompile_limit": 1 << 20,
+}
+_IN_AUTOGRAD = {
+    "donated_buffer": False,  # the user's code may go backward twice
+    "force_non_lazy_backward_lowering": True,  # what cannot be compiled shows before anything has run
+}
+
+
+def _whole(user: TorchTrainable, model: torch.nn.Module, batch: Any, groups: Sequence[formulas.Group]) -> Tensor:
+    """One step. The optimizer's formulas are applied to what autograd returns; no parameter gets a ``grad``."""
+    loss = user.loss(model, batch)
+    params = [param for group in groups for param in group.params]
+    gradients = torch.autograd.grad(loss, params, allow_unused=True)
+    with torch.no_grad():
+        formulas.apply(groups, gradients)
+    return loss.detach()
+
+
+def _gradients(
+    user: TorchTrainable, model: torch.nn.Module, batch: Any, params: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """One step up to the optimizer, of which no formula is known."""
+    loss = user.loss(model, batch)
+    return loss.detach(), torch.autograd.grad(loss, params, allow_unused=True)
+
+
+def _loss(user: TorchTrainable, model: torch.nn.Module, batch: Any) -> Tensor:
+    """The loss alone, for a user's own ``update``. Its backward is compiled as well."""
+    return type(user).loss(user, model, batch)
+
+
+class CompiledBackend(StepBackend):
+    """Compiles a step with ``torch.compile``. What cannot be compiled runs as it is, and the reason is logged once.
+
+    The default ``update`` is compiled as a whole with SGD, Adam and AdamW of torch's, and up to the optimizer with
+    others; of an ``update`` of the user's own, the loss is compiled. Numbers with a fraction in ``self.hp`` are
+    0-dimensional tensors in ``loss``, as are the values of param groups, so that no code depends on them.
+
+    What is compiled is a function of the code, the shapes and the constants that the code reads. Code that cannot be
+    compiled as one graph without side effects is not compiled in parts: where a graph ends may depend on what else the
+    process has compiled. The rest of such a trial is trained as it is, which its states record, so that every fork of
+    it does the same.
+    """
+
+    numerics: ClassVar[str] = "compiled-v1"
+
+    def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
+        super().__init__(subject, device)
+        import torch._dynamo.config  # noqa: F401  # so that there is something to set
+
+        compile_by_arguments_alone()
+        self.compiled = 0
+        """How many graphs were compiled."""
+        self._own_update = type(subject).update is not TorchTrainable.update
+        self._impossible = obstacle_in_code(type(subject))
+        self._functions: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._formula: formulas.Formula | None = None
+        self._values: dict[str, Tensor] = {}
+        self._as_it_is = False
+        self._initial: tuple[tuple[str, Scalar], ...] = ()
+        self._is_first = False
+        self._hopeless: set[tuple[tuple[str, Scalar], ...]] = set()
+        self._reasons: set[str] = set()
+        self._runs = False
+
+    @classmethod
+    def missing(cls, device: torch.device) -> str | None:
+        lacks = cls._lacks_tracing()
+        if lacks is not None:
+            return lacks
+        if device.type == "cuda":
+            from torch.utils._triton import has_triton
+
+            return None if has_triton() else "torch.compile needs Triton on this GPU"
+        return None if _compiler() else "torch.compile needs a C++ compiler (g++ or clang++)"
+
+    @staticmethod
+    def _lacks_tracing() -> str | None:
+        import torch._dynamo.config as config
+
+        if all(hasattr(config, name) for name in _IN_DYNAMO):
+            return None
+        return f"torch {torch.__version__} cannot compile a step as one graph (2.13 can)"
+
+    @classmethod
+    def describe(cls) -> dict[str, str]:
+        return {"compiler": _compiler()}
+
+    def begin(self, initial: Mapping[str, Scalar]) -> None:
+        self._initial = tuple(sorted(initial.items()))
+        self._is_first = True
+        self._as_it_is = self._initial in self._hopeless
+
+    def state(self) -> Any:
+        return True if self._as_it_is else None
+
+    def load(self, state: Any) -> None:
+        self._as_it_is = bool(state)
+        self._is_first = False
+
+    def train(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor | float | None:
+        try:
+            return self._train(model, optimizer, batch)
+        finally:
+            self._is_first = False
+
+    def _train(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor | float | None:
+        user = self.subject
+        if not self._as_it_is:
+            obstacle = self._impossible or obstacle_in_training(model, optimizer, batch)
+            if obstacle is not None:
+                self._say(obstacle)  # it is looked for again at each step, and so need not be remembered
+            elif self._own_update:
+                return self._update_with_compiled_loss(model, optimizer, batch)
+            elif formulas.has_formula(optimizer):
+                if self._formula is None or self._formula.optimizer is not optimizer:
+                    self._formula = formulas.Formula(optimizer)
+                done, loss = self._attempt(_whole, model, batch, self._formula.groups())
+                if done:
+                    return loss  # type: ignore[no-any-return]
+            else:
+                params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+                done, found = self._attempt(_gradients, model, batch, params)
+                if done:
+                    loss, gradients = found
+                    for param, gradient in zip(params, gradients, strict=True):
+                        param.grad = gradient
+                    optimizer.step()
+                    return loss  # type: ignore[no-any-return]
+        return user.update(model, optimizer, batch)
+
+    def _update_with_compiled_loss(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
+    ) -> Tensor | float | None:
+        user = self.subject
+        if "loss" in vars(user):
+            return user.update(model, optimizer, batch)
+
+        def loss(model: torch.nn.Module, batch: Any) -> Tensor:
+            if not self._as_it_is:
+                done, found = self._attempt(_loss, model, batch)
+                if done:
+                    return found  # type: ignore[no-any-return]
+            return type(user).loss(user, model, batch)
+
+        vars(user)["loss"] = loss
+        try:
+            return user.update(model, optimizer, batch)
+        finally:
+            vars(user).pop("loss", None)
+
+    def _attempt(self, function: Callable[..., Any], *args: Any) -> tuple[bool, Any]:
+        """Call a function compiled; return whether that was possible, and what it returned."""
+        user = self.subject
+        present = user.hp
+        object.__setattr__(user, "hp", self._in_tensors(present))
+        try:
+            with _settings(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return True, self._function(function)(user, *args)
+        except UsageError:
+            raise
+        except Exception as error:
+            if self._runs:
+                self._runs = False
+                raise  # the compiled code has failed, not compiling it
+            self._as_it_is = True
+            if self._is_first:
+                self._hopeless.add(self._initial)
+            self._say(_reason(error))
+            return False, None
+        finally:
+            object.__setattr__(user, "hp", present)
+
+    def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if function not in self._functions:
+            assert isinstance(function, FunctionType)
+            # With code of its own: torch keeps what it has compiled with the code.
+            own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+            self._functions[function] = torch.compile(own, fullgraph=True, dynamic=False, backend=self._compile)
+        return self._functions[function]
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.compiled += 1
+        if self.compiled > _MOST:
+            raise UsageError(
+                f"{type(self.subject).__name__}: a step was compiled {_MOST} times, since shapes or numbers that "
+                f"loss() reads are others again and again; give numerics = 'eager'"
+            )
+        made = self.lower(graph, inputs)
+
+        def run(*args: Any) -> Any:
+            self._runs = True
+            result = made(*args)
+            self._runs = False
+            return result
+
+        return run
+
+    def lower(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Return a function that computes what the graph does."""
+        from torch._inductor.compile_fx import compile_fx
+
+        made: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
+        return made
+
+    def _in_tensors(self, hp: Mapping[str, Scalar]) -> dict[str, Any]:
+        values: dict[str, Any] = dict(hp)
+        for name, value in values.items():
+            if isinstance(value, float):
+                tensor = self._values.get(name)
+                if tensor is None:
+                    self._values[name] = tensor = torch.zeros((), device=self.device)
+                values[name] = tensor.fill_(value)
+        return values
+
+    def _say(self, reason: str) -> None:
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            logger.warning("%s is trained without compiling it: %s", type(self.subject).__name__, reason)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Set what decides how torch compiles, for a call. torch's own ``patch`` takes 0.1 ms: too long for each step."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as autograd
+
+    named = [(dynamo, name, value) for name, value in _IN_DYNAMO.items()]
+    named += [(autograd, name, value) for name, value in _IN_AUTOGRAD.items()]
+    before = [getattr(module, name) for module, name, _ in named]
+    try:
+        for module, name, value in named:
+            setattr(module, name, value)
+        yield
+    finally:
+        for (module, name, _), value in zip(named, before, strict=True):
+            setattr(module, name, value)
+
+
+@functools.cache
+def _compiler() -> str:
+    """Return the first line that the C++ compiler says of its version, and the vector instructions that it is given."""
+    found = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+    if found is None:
+        return ""
+    told = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    return told.partition("\n")[0].strip()
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    if "side effects" in text:
+        return "loss() changes Python objects (counters, lists, modules), which compiled code cannot"
+    return f"torch says: {text}"

@@ -1,0 +1,49 @@
+"""What compiled code would leave out in silence: it is looked for, and then nothing is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hpstage.torch.trainable import TorchTrainable
+from hpstage.training.capture.reach import functions_reached, names_in
+
+_BACKWARD_OF_BACKWARD = "create_graph"
+_SEES_TYPES = {"isinstance", "type"}
+
+
+def obstacle_in_code(code: type[TorchTrainable]) -> str | None:
+    """Return why the code of a trainable is not to be compiled, if it is not."""
+    own_update = code.update is not TorchTrainable.update
+    for function in functions_reached(code):
+        if "grad" in names_in(function.__code__) and not own_update:
+            return f"{function.__qualname__} reads gradients, which belong to no parameter in compiled code"
+        constants = function.__code__.co_consts
+        if any(isinstance(value, tuple) and _BACKWARD_OF_BACKWARD in value for value in constants):
+            return f"{function.__qualname__} differentiates gradients"
+        if "hp" in names_in(function.__code__) and _SEES_TYPES.intersection(names_in(function.__code__)):
+            return f"{function.__qualname__} asks for the type of a hyper-parameter, which is a tensor in compiled code"
+    return None
+
+
+def obstacle_in_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> str | None:
+    """Return what keeps this step from being compiled, if anything does."""
+    for group in optimizer.param_groups:
+        if not any(param.requires_grad for param in group["params"]):
+            return "a param group has no parameter that requires gradients"
+        for param in group["params"]:
+            if param._backward_hooks or param._post_accumulate_grad_hooks:
+                return "a parameter has a hook that sees its gradient"
+    for module in model.modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            return f"a {type(module).__name__} has a backward hook"
+    return None if _is_tensors(batch) else "a batch holds other things than tensors"
+
+
+def _is_tensors(batch: Any) -> bool:
+    if isinstance(batch, dict):
+        return all(map(_is_tensors, batch.values()))
+    if type(batch) in (tuple, list) or (isinstance(batch, tuple) and hasattr(batch, "_fields")):
+        return all(map(_is_tensors, batch))
+    return type(batch) is torch.Tensor

@@ -1,0 +1,158 @@
+"""Steps compiled as a whole: exact, the same training as eager's up to rounding, and nothing compiled twice."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpstage.torch.backends import formulas
+from tests.torch.backends.forking import by, compiled_of, forks_exactly
+from tests.torch.backends.odd_programs import Tiny
+from tests.torch.trainables import Averaged, Small, adam, advance, fresh, outcome
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+
+
+def metrics(trainable: Any) -> dict[str, float]:
+    return dict(trainable.evaluate())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Small, lambda: Small(adam), Averaged], ids=["sgd", "adam", "average"])
+def test_a_compiled_step_goes_on_exactly(make: Callable[[], Small]) -> None:
+    forks_exactly(by("compiled", make))
+
+
+def test_a_compiled_step_is_an_eager_one_up_to_rounding() -> None:
+    compiled = advance(fresh(by("compiled", Tiny)()), 0, 10)
+    eager = advance(fresh(Tiny()), 0, 10)
+    assert compiled_of(compiled).compiled
+    assert metrics(compiled) == pytest.approx(metrics(eager), rel=1e-4)
+    assert metrics(compiled) != metrics(advance(fresh(Tiny()), 0, 9))
+
+
+class Weighted(Tiny):
+    """The loss reads a hyper-parameter, and so does the optimizer."""
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            model.parameters(), lr=hp["lr"], momentum=hp["momentum"], weight_decay=hp["weight_decay"]
+        )
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * self.hp["weight"]
+
+
+def changing(step: int) -> dict[str, Any]:
+    """Every value is another at each step."""
+    left = 0.1 / (step + 1)
+    return {"lr": left, "momentum": 0.9 - left, "weight_decay": left / 100, "weight": 1 + left, "batch_size": 8}
+
+
+def test_values_that_change_at_every_step_compile_nothing_anew() -> None:
+    trainable = fresh(by("compiled", Weighted)(), changing(0))
+    for step in range(2):
+        trainable.train(step, changing(step))
+    met = compiled_of(trainable).compiled
+    for step in range(2, 30):
+        trainable.train(step, changing(step))
+    assert compiled_of(trainable).compiled == met >= 1
+    assert trainable.state_dict().keys().isdisjoint({"backend"})  # type: ignore[attr-defined]
+
+    trainable.setup({**changing(0), "lr": 0.02})  # another trial, with another model
+    for step in range(5):
+        trainable.train(step, {**changing(step), "lr": 0.02 + step / 100})
+    assert compiled_of(trainable).compiled == met
+
+    eager = fresh(Weighted(), changing(0))
+    for step in range(30):
+        eager.train(step, changing(step))
+    again = fresh(by("compiled", Weighted)(), changing(0))
+    for step in range(30):
+        again.train(step, changing(step))
+    assert metrics(again) == pytest.approx(metrics(eager), rel=1e-3)
+
+
+class Own(Tiny):
+    """Clips its gradients itself."""
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return loss
+
+
+def test_of_an_update_of_the_users_own_the_loss_is_compiled() -> None:
+    trainable = advance(fresh(by("compiled", Own)()), 0, 5)
+    assert compiled_of(trainable).compiled == 1
+    assert metrics(trainable) == pytest.approx(metrics(advance(fresh(Own()), 0, 5)), rel=1e-4)
+    assert outcome(trainable) == outcome(trainable)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "decay": lambda params: torch.optim.SGD(params, lr=0.1, weight_decay=0.1),
+    "nesterov": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+    "upwards": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, maximize=True),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.1, weight_decay=0.1),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1, betas=(0.8, 0.99)),
+    "adam upwards": lambda params: torch.optim.Adam(params, lr=0.1, maximize=True, eps=1e-3),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_formulas_are_those_of_torch(name: str) -> None:
+    start = [torch.randn(3, 4), torch.randn(()), torch.randn(2)]
+    theirs = [nn.Parameter(part.clone()) for part in start]
+    ours = [nn.Parameter(part.clone()) for part in start]
+    reference, optimizer = OPTIMIZERS[name](theirs), OPTIMIZERS[name](ours)
+    assert formulas.has_formula(optimizer)
+    formula = formulas.Formula(optimizer)
+    for step in range(6):
+        gradients = [torch.randn_like(part) for part in start]
+        for param, gradient in zip(theirs, gradients, strict=True):
+            param.grad = gradient.clone()
+        reference.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+        reference.step()
+        with torch.no_grad():
+            formulas.apply(formula.groups(), gradients)
+        for param, expected in zip(ours, theirs, strict=True):
+            assert torch.allclose(param, expected, rtol=1e-4, atol=1e-6)
+    for param, expected in zip(ours, theirs, strict=True):
+        held, theirs_held = optimizer.state[param], reference.state[expected]
+        assert {key for key, value in theirs_held.items() if value is not None} == held.keys()
+        assert all(torch.allclose(held[key], theirs_held[key], rtol=1e-4, atol=1e-6) for key in held)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: torch.optim.RMSprop(params),
+        lambda params: torch.optim.Adam(params, amsgrad=True),
+        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, dampening=0.5),
+    ],
+)
+def test_other_optimizers_run_as_they_are(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    optimizer = make([nn.Parameter(torch.zeros(2))])
+    assert not formulas.has_formula(optimizer)
+
+
+def test_a_step_up_to_an_optimizer_without_a_formula_is_compiled() -> None:
+    class Slow(Tiny):
+        def group_values(self, group: dict[str, Any], hp: Mapping[str, Any]) -> dict[str, Any]:
+            return {"lr": hp["lr"] / 100}
+
+        def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+            return torch.optim.RMSprop(model.parameters(), lr=hp["lr"] / 100)
+
+    trainable = advance(fresh(by("compiled", Slow)()), 0, 5)
+    assert compiled_of(trainable).compiled == 1
+    assert metrics(trainable) == pytest.approx(metrics(advance(fresh(Slow()), 0, 5)), rel=1e-3)

@@ -1,0 +1,80 @@
+"""The numerics class: named by the trainable, part of the workload's key, and refused where it cannot be."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+
+import hpstage
+from hpstage.errors import StoreError, UsageError
+from hpstage.schedule.space import Space
+from hpstage.torch import environment
+from hpstage.training.identity.environment import describe
+from hpstage.training.trainables import as_trainable
+from tests.torch.backends.forking import by
+from tests.torch.backends.odd_programs import Tiny
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+
+
+def described(numerics: str) -> dict[str, str]:
+    return describe(as_trainable(by(numerics, Tiny)())).described
+
+
+def test_eager_adds_nothing_to_keys() -> None:
+    found = described("eager")
+    assert found["numerics"] == "eager-v1"
+    assert environment.describe("cpu").items() <= found.items()
+    assert not {"compiler", "numerics read"} & found.keys()
+
+
+@needs_compiler
+def test_a_class_is_part_of_the_key_and_the_attribute_is_not() -> None:
+    eager, compiled = described("eager"), described("compiled")
+    assert {name for name in compiled if compiled[name] != eager.get(name)} == {"numerics", "compiler"}
+    assert compiled.keys() - eager.keys() == {"compiler"}
+    ours, theirs = (describe(as_trainable(by(name, Tiny)())).identity for name in ("eager", "compiled"))
+    assert ours == theirs
+
+
+def test_a_backend_that_does_not_exist_is_named() -> None:
+    with pytest.raises(UsageError, match="numerics is 'quick'; give one of 'compiled', 'eager', 'graphed'"):
+        described("quick")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_graphs_without_a_gpu_are_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match="numerics = 'graphed' cannot be used here: CUDA graphs need a GPU"):
+        described("graphed")
+
+
+def space(trial: optuna.Trial) -> dict[str, object]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.1), "batch_size": 8, "momentum": 0.9}
+
+
+def search(numerics: str, store: Path) -> hpstage.Result:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    a_space: Space = space  # type: ignore[assignment]
+    return hpstage.optimize(
+        study,
+        by(numerics, Tiny)(),
+        a_space,
+        metric="loss",
+        steps=3,
+        n_trials=2,
+        executor=hpstage.InlineExecutor(),
+        store=store,
+    )
+
+
+@needs_compiler
+def test_a_store_of_another_class_is_refused_by_name_before_training(tmp_path: Path) -> None:
+    search("eager", tmp_path)
+    with pytest.raises(
+        StoreError, match=r"environment:numerics: 'eager-v1' there, 'compiled-v1' here.*numerics = 'eager'"
+    ):
+        search("compiled", tmp_path)
