@@ -307,6 +307,8 @@ class ChainRunner:
         """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
         self._stands_at = None
         try:
+            if (rehearse := getattr(self._trainable, "rehearse", None)) is not None:
+                rehearse(initial)
             self._trainable.setup(initial)
             return checked_metrics(self._trainable.evaluate())
         except UsageError:

@@ -52,9 +52,12 @@ class TorchTrainable(ABC):
 
     numerics: str = "eager"
     """The step backend: ``"eager"`` runs the code as it is, ``"compiled"`` compiles a step with ``torch.compile``,
-    ``"graphed"`` replays it as a CUDA graph. Each gives other bits (a *numerics class*), which is part of the keys of
-    states: a search never mixes two. ``"auto"`` measures them before the search, takes the fastest, and stays with it
-    on this store."""
+    ``"graphed"`` replays it as a CUDA graph, ``"stacked"`` trains siblings of one worker as one model. Each gives other
+    bits (a *numerics class*), which is part of the keys of states: a search never mixes two. ``"auto"`` measures them
+    before the search, takes the fastest, and stays with it on this store."""
+
+    max_stacked: int = 16
+    """With ``numerics = "stacked"``, the most siblings that a worker trains as one. It does not show in the bits."""
 
     num_workers: int = 0
     """Number of processes that make samples and batches ahead, as in torch's DataLoader; 0: the training process does.
@@ -84,7 +87,13 @@ class TorchTrainable(ABC):
     sets (tensors, arrays, named files), and of 64 samples if the data set computes them. Data that ``evaluate()`` loads
     itself are not covered."""
 
-    _without_keys: ClassVar[tuple[str, ...]] = ("num_workers", "prefetch_factor", "pin_memory", "numerics")
+    _without_keys: ClassVar[tuple[str, ...]] = (
+        "num_workers",
+        "prefetch_factor",
+        "pin_memory",
+        "numerics",
+        "max_stacked",
+    )
     _evaluates_by_library: ClassVar[bool] = False
     """Whether ``evaluate`` is another library's: what that sets on its objects is undone without a remark."""
 

@@ -32,6 +32,10 @@ def as_trainable(obj: object) -> Trainable:
         return obj  # type: ignore[return-value]
     torch_trainable = sys.modules.get("hpstage.torch.trainable")
     if torch_trainable is not None and isinstance(obj, torch_trainable.TorchTrainable):
+        if obj.numerics == "stacked":
+            from hpstage.torch.backends.lanes import StackedLoop
+
+            return StackedLoop(obj)
         from hpstage.torch.loop import TorchLoop
 
         return TorchLoop(obj)

@@ -124,8 +124,13 @@ def hp_of(id: int, step: int) -> dict[str, Any]:
     """A member's hyper-parameters: all change at every step."""
     way = 1 + 0.1 * id + 0.03 * step
     return {
-        **{"lr": 0.05 * way, "momentum": 0.8 + 0.01 * id, "weight_decay": 0.01 * way, "beta1": 0.9 - 0.01 * step},
-        **{"penalty": 0.02 * way, "seed": id, "layers": 3},
+        "lr": 0.05 * way,
+        "momentum": 0.8 + 0.01 * id,
+        "weight_decay": 0.01 * way,
+        "beta1": 0.9 - 0.01 * step,
+        "penalty": 0.02 * way,
+        "seed": id,
+        "layers": 3,
     }
 
 

@@ -1,0 +1,281 @@
+"""Siblings trained as one on the worker's side: a TorchLoop for each, whose steps are those of a bundle."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hpstage.errors import NonFiniteLoss, UsageError
+from hpstage.schedule import Scalar
+from hpstage.torch.backends.stacked import Builder, Bundle, Member, NotStackable, shape_key
+from hpstage.torch.backends.stacked.streams import generator_of
+from hpstage.torch.backends.stacked_backend import refusal
+from hpstage.torch.loop import TorchLoop
+from hpstage.torch.trainable import TorchTrainable
+from hpstage.trainable import Trainable
+from hpstage.training.randomness import rekey
+
+logger = logging.getLogger("hpstage")
+
+
+class StackedLoop(TorchLoop):
+    """Trains one chain of a TorchTrainable, in its lane beside others of the same process (``numerics="stacked"``).
+
+    A lane has a model and an optimizer of its own. While it is a member of a bundle, they are behind; they are brought
+    up to date before anything else looks at them. All lanes train the same object of the user's, which holds nothing
+    that differs between them but ``hp``.
+
+    Args:
+        stack: what the lanes share, of another lane; without it, this is the one that is asked for the others, and
+            whose :meth:`close` closes them.
+    """
+
+    def __init__(self, subject: TorchTrainable, stack: Stack | None = None) -> None:
+        super().__init__(subject)
+        self.stack = Stack(subject, self) if stack is None else stack
+        self._lent = self.stack.first._lent
+        self.member: Member | None = None
+        self.bundle: Bundle | None = None
+        self.outcomes: list[Exception | None] = []  # of a step that was trained before it is asked for
+        self._behind = False
+        self._step: Iterator[tuple[Any, int]] = iter(())
+        self.step = 0
+        self.stream = generator_of(self.device).get_state()
+
+    # --- several at a time --------------------------------------------------------------------------------
+
+    @property
+    def lanes(self) -> int:
+        return self.stack.most
+
+    def members(self) -> Sequence[Trainable]:
+        stack = self.stack
+        if not stack.lanes:
+            stack.lanes = [StackedLoop(self._user, stack) for _ in range(stack.most)]
+        return stack.lanes
+
+    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> None:
+        lanes = self.stack.lanes
+        self.stack.train({lanes[index]: due for index, due in steps.items()})
+
+    # --- the port -----------------------------------------------------------------------------------------
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        self.detach()
+        super().setup(hp)
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        if not self.outcomes:
+            self.stack.train({self: (step, hp)})
+        error = self.outcomes.pop()
+        if error is not None:
+            raise error
+
+    def load_state_dict(self, state: object) -> None:
+        self.detach()
+        super().load_state_dict(state)
+
+    def hand_over(self) -> dict[str, object]:
+        self.detach()
+        return super().hand_over()
+
+    def close(self) -> None:
+        self.detach()
+        if self is self.stack.first:
+            for lane in self.stack.lanes:
+                lane.close()
+            super().close()
+        else:
+            self._built = None
+            self._pending = True
+            self._close_batches()
+            self._world.close()
+
+    def _ready(self) -> Any:
+        built = super()._ready()
+        if self._behind and self.bundle is not None and self.member is not None:
+            self.bundle.sync(self.member)
+            self._behind = False
+        self._give_values()
+        return built
+
+    def _build(self) -> None:
+        # What model() sets on the object would be that of the last lane that was built.
+        before = dict(vars(self._user))
+        super()._build()
+        for name, value in vars(self._user).items():
+            if name != "hp" and name in self._set_by_setup(before) and value is not before.get(name):
+                raise UsageError(
+                    f"{type(self._user).__name__}.model() or optimizer() sets self.{name}, and under numerics="
+                    f"'stacked' several models of this object are trained at a time: keep it in the model, or use "
+                    f"numerics='eager'"
+                )
+
+    def _set_by_setup(self, before: Mapping[str, object]) -> set[str]:
+        return set(vars(self._user)) - self._made.keys()
+
+    def rehearse(self, hp: Mapping[str, Scalar]) -> None:
+        """Raise :class:`UsageError` if a first step cannot be stacked."""
+        self.setup(hp)
+        try:
+            self.train(0, hp)
+        except UsageError:
+            raise
+        except Exception:
+            logger.debug("the first step of a rehearsal has failed", exc_info=True)  # training will say so
+        self.close()
+
+    # --- for the stack ------------------------------------------------------------------------------------
+
+    def begin(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        """Begin a step: its batches are given by :meth:`batch`."""
+        if self._pending:
+            self._build()
+        built = self._built
+        assert built is not None
+        if hp != self._hp:
+            self._turn(hp)
+        else:
+            self._give_values()
+        built.follower.apply(self._hp)
+        batches = self._data()
+        rekey(self._seed, step)
+        self.stream = generator_of(self.device).get_state()
+        self._step = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
+        self.step = step
+
+    def batch(self) -> Any:
+        """Return the step's next batch; StopIteration after the last."""
+        batch, self._samples = next(self._step)
+        return batch
+
+    def enter(self, bundle: Bundle) -> None:
+        built = self._built
+        assert built is not None
+        self.member, self.bundle = bundle.join(built.model, built.optimizer), bundle
+
+    def detach(self) -> None:
+        """Leave the bundle."""
+        if self.bundle is not None and self.member is not None:
+            self.bundle.leave(self.member)
+        self.member = self.bundle = None
+        self._behind = False
+
+    def stepped(self, loss: float | None) -> NonFiniteLoss | None:
+        """Note that it was trained on a batch; return what that has ended in, if anything."""
+        self._behind = True
+        assert self.member is not None
+        self.stream = self.member.stream
+        if loss is not None and self._user.terminate_on_nan and not math.isfinite(loss):
+            return NonFiniteLoss(f"the training loss is {loss} in step {self.step}")
+        return None
+
+
+class Stack:
+    """What the lanes of a process share: the programs of their steps, and the bundles that they are members of."""
+
+    def __init__(self, subject: TorchTrainable, first: StackedLoop) -> None:
+        self.first = first
+        self.lanes: list[StackedLoop] = []  # besides the first
+        self.most = 1 if subject.num_workers else subject.max_stacked
+        self._subject = subject
+        self._builder = Builder(subject, first.device, self._portrait)
+        self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
+        self._tracing: tuple[StackedLoop, ...] = ()
+
+    def _portrait(self) -> dict[str, str]:
+        """Describe what a step of the lanes at hand could change."""
+        return {
+            path if not number else f"{path} of another model": text
+            for number, lane in enumerate(self._tracing)
+            for path, text in TorchLoop.portrait(lane).items()
+        }
+
+    def train(self, due: Mapping[StackedLoop, tuple[int, Mapping[str, Scalar]]]) -> None:
+        """Train a step of several lanes; each has its outcome then."""
+        going: list[StackedLoop] = []
+        for lane, (step, hp) in due.items():
+            try:
+                lane.begin(step, hp)
+            except Exception as error:
+                lane.outcomes.append(error)
+            else:
+                going.append(lane)
+        while going:
+            groups: dict[object, list[tuple[StackedLoop, Any]]] = {}
+            for lane in list(going):
+                try:
+                    batch = lane.batch()
+                except StopIteration:
+                    lane.outcomes.append(None)
+                    going.remove(lane)
+                except Exception as error:
+                    lane.outcomes.append(error)
+                    going.remove(lane)
+                else:
+                    groups.setdefault(shape_key(batch), []).append((lane, batch))
+            for shape, group in groups.items():
+                batches = dict(group)
+                for lane, raised in self._step(shape, batches):
+                    lane.outcomes.append(raised)
+                    going.remove(lane)
+
+    def _step(self, shape: object, batches: Mapping[StackedLoop, Any]) -> Iterator[tuple[StackedLoop, Exception]]:
+        """Train on one batch of each of these lanes; yield those whose step has raised."""
+        for bundle in self._bundles.get(shape, ()):
+            for lane in (self.first, *self.lanes):
+                if lane.bundle is bundle and lane not in batches:
+                    lane.detach()
+        bundles = self._bundles.setdefault(shape, [])
+        for lane in batches:
+            if lane.bundle is not None and lane.bundle not in bundles:
+                lane.detach()
+            if lane.bundle is None and (refused := self._enter(lane, bundles)) is not None:
+                yield lane, refused
+        bundles[:] = [bundle for bundle in bundles if bundle.members]
+        for bundle in list(bundles):
+            yield from self._run(bundle, [lane for lane in batches if lane.bundle is bundle], batches, bundles)
+
+    def _enter(self, lane: StackedLoop, bundles: list[Bundle]) -> Exception | None:
+        """Let a lane join a bundle, or begin one; return why it can be in none."""
+        for bundle in bundles:
+            try:
+                lane.enter(bundle)
+            except NotStackable:
+                continue  # of another kind
+            return None
+        alone = Bundle(self._builder)
+        try:
+            lane.enter(alone)
+        except NotStackable as error:
+            return refusal(self._subject, error)
+        bundles.append(alone)
+        return None
+
+    def _run(
+        self, bundle: Bundle, lanes: list[StackedLoop], batches: Mapping[StackedLoop, Any], bundles: list[Bundle]
+    ) -> Iterator[tuple[StackedLoop, Exception]]:
+        slots = {id(member): slot for slot, member in enumerate(bundle.members)}
+        lanes.sort(key=lambda lane: slots[id(lane.member)])
+        for lane in lanes:
+            assert lane.member is not None
+            lane.member.stream = lane.stream
+        self._tracing = tuple(lanes)
+        try:
+            losses = bundle.step([batches[lane] for lane in lanes], [lane._hp for lane in lanes])
+        except Exception as error:
+            for lane in lanes:
+                lane.detach()
+            if len(lanes) == 1:
+                yield lanes[0], refusal(self._subject, error) if isinstance(error, NotStackable) else error
+                return
+            for lane in lanes:  # each by itself: they differ, or the error is one's own
+                bundles.append(alone := Bundle(self._builder))
+                lane.enter(alone)
+                yield from self._run(alone, [lane], batches, bundles)
+            return
+        for lane, loss in zip(lanes, [None] * len(lanes) if losses is None else losses.tolist(), strict=True):
+            if (ending := lane.stepped(loss)) is not None:
+                yield lane, ending

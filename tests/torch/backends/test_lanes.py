@@ -1,0 +1,181 @@
+"""Searches whose siblings are trained as one: the bits are those of a stack of one, whoever trains beside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import hpstage
+import hpstage.torch
+from hpstage import schedule as s
+from hpstage.algos import ASHA, SuccessiveHalving
+from hpstage.errors import UsageError
+from hpstage.plan.facts import ChainStarted, StateReached
+from hpstage.plan.invariants import validate
+from hpstage.plan.log import read_facts
+from hpstage.store import MemoryJournal
+
+STEPS = 12
+X = torch.linspace(-2, 2, 80).reshape(20, 4)
+Y = X.sin().sum(1, keepdim=True)
+Digests = dict[tuple[int, int], tuple[float, str]]
+
+
+class Siblings(hpstage.torch.TorchTrainable):
+    device = "cpu"
+    numerics = "stacked"
+    max_stacked = 1
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Dropout(0.2), nn.Linear(7, 1))
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=hp["lr"], momentum=0.9, weight_decay=hp.get("weight_decay", 0.0))
+
+    def dataset(self) -> Any:
+        return TensorDataset(X, Y)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        return {"loss": nn.functional.mse_loss(model(X), Y).item()}
+
+
+class Epochs(Siblings):
+    """The last batch of an epoch is short."""
+
+    step_unit = "epoch"
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    """Trials differ in what is a number of the graph, in its shapes, in its formulas, and in the order of data."""
+    return {
+        "lr": s.multistep(trial.suggest_categorical("lr", [0.1, 0.05]), [trial.suggest_int("drop", 2, 8, step=3)]),
+        "batch_size": s.piecewise({0: 6, 5: trial.suggest_categorical("late", [6, 8])}),
+        "weight_decay": trial.suggest_categorical("decay", [0.0, 0.01]),
+        "seed": trial.suggest_int("seed", 0, 1),
+    }
+
+
+def search(trainable: object, stacked: int, space: Any = space, **options: Any) -> hpstage.Result:
+    trainable.max_stacked = stacked  # type: ignore[attr-defined]
+    study = options.pop("study", None) or optuna.create_study(
+        study_name="study", sampler=optuna.samplers.RandomSampler(seed=4)
+    )
+    settings: dict[str, Any] = {"metric": "loss", "steps": STEPS, "n_trials": 10, "store": MemoryJournal()}
+    settings |= {"executor": hpstage.InlineExecutor(), "checkpoint_every": 5}
+    return hpstage.optimize(study, trainable, space, **(settings | options))
+
+
+def kept(result: hpstage.Result) -> dict[str, str | None]:
+    """The digests of all states that are kept, by key."""
+    return {key: state.digest for key, state in result.plan.kept.items()}
+
+
+@pytest.mark.parametrize("kind", [Siblings, Epochs])
+@pytest.mark.parametrize("algorithm", [None, SuccessiveHalving(3, 2), ASHA(3, 2)], ids=repr)
+def test_bits_do_not_depend_on_how_many_are_trained_as_one(kind: type[Siblings], algorithm: Any) -> None:
+    alone, together = (search(kind(), stacked, algorithm=algorithm) for stacked in (1, 4))
+    validate(together.plan)
+    ours, theirs = kept(alone), kept(together)
+    common = ours.keys() & theirs.keys()
+    assert len(common) > 10 and all(ours[key] == theirs[key] for key in common)
+    if algorithm is None or algorithm.synchronous:
+        assert [trial.value for trial in alone.study.trials] == [trial.value for trial in together.study.trials]
+        assert together.savings.steps_trained == alone.savings.steps_trained == together.savings.steps_unique
+
+
+def test_shared_is_what_each_is_alone() -> None:
+    shared, separate = search(Siblings(), 3), search(Siblings(), 3, sharing=False)
+    assert [trial.value for trial in shared.study.trials] == [trial.value for trial in separate.study.trials]
+    assert shared.savings.steps_trained < separate.savings.steps_trained
+
+
+def test_every_fork_is_verified() -> None:
+    """Also while others are in the middle of their chains."""
+    result = search(Siblings(), 3, verify="all")
+    assert result.plan.verified and not result.plan.differences
+
+
+def test_a_member_whose_loss_is_not_finite_ends_alone() -> None:
+    def diverging(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": [0.05, 1e30, 0.02][trial.number], "batch_size": 5}
+
+    alone, together = (search(Siblings(), stacked, diverging, n_trials=3) for stacked in (1, 3))
+    for result in alone, together:
+        states = [trial.state for trial in result.study.trials]
+        assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
+    assert [trial.values for trial in alone.study.trials] == [trial.values for trial in together.study.trials]
+    assert all(math.isfinite(trial.value) for trial in together.study.trials if trial.values)
+
+
+def test_a_model_is_given_back(tmp_path: Path) -> None:
+    trainable = Siblings()
+    result = search(trainable, 4, store=tmp_path)
+    for trial in result.study.trials[:3]:
+        loaded = result.load(trial)
+        loaded.model.eval()
+        assert Siblings().evaluate(loaded.model)["loss"] == trial.value
+    assert set(vars(trainable)) == {"max_stacked"}
+
+
+def test_chains_of_all_lanes_were_trained() -> None:
+    journal = MemoryJournal()
+    search(Siblings(), 3, store=journal)
+    facts = list(read_facts(journal))
+    assert {fact.worker for fact in facts if isinstance(fact, ChainStarted)} == {"inline", "inline#1", "inline#2"}
+    assert any(fact.source == "live" for fact in facts if isinstance(fact, StateReached))
+
+
+class Averaging(Siblings):
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        self.average = [weight.detach().clone() for weight in model.parameters()]
+        return loss
+
+
+class Counting(Siblings):
+    calls = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.calls += 1
+        return super().loss(model, batch)
+
+
+class Keeping(Siblings):
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        self.net = super().model(hp)
+        return self.net
+
+
+class Adagrad(Siblings):
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(model.parameters(), lr=hp["lr"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (Averaging, "uses parameters after optimizer.step"),
+        (Counting, "self"),
+        (Keeping, "sets self.net"),
+        (Adagrad, "Adagrad has no stacked form"),
+    ],
+)
+@pytest.mark.parametrize("stacked", [1, 3])
+def test_what_cannot_be_stacked_is_refused_by_name(kind: type[Siblings], named: str, stacked: int) -> None:
+    with pytest.raises(UsageError, match=f"numerics ?= ?'stacked'.*{named}|{named}.*numerics ?= ?'stacked'"):
+        search(kind(), stacked, lambda trial: {"lr": 0.1, "batch_size": 5}, n_trials=3)
