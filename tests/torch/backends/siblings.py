@@ -198,5 +198,5 @@ def train_eagerly(trial: Trial) -> None:
     trial.losses.append(loss.item())
 
 
-def builder(subject: Sibling) -> Builder:
-    return Builder(subject, CPU)
+def builder(subject: Sibling, effects: Any = None) -> Builder:
+    return Builder(subject, CPU, effects)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Never
 
 import torch
@@ -58,19 +58,58 @@ class _Group(dict[str, Any]):
         raise NotStackable(f"{self._who} sets {name!r} of a param group")
 
 
-class AfterStep(TorchFunctionMode):
-    """Refuses to use parameters after the optimizer's step: in a trace they still have their values from before it."""
+_LEAVES_TORCH = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
-    def __init__(self, who: str, optimizer: StandInOptimizer) -> None:
+
+class Recorded(TorchFunctionMode):
+    """Refuses what a recording would not see, or not repeat: values that leave torch, changes to tensors of nobody's,
+    and parameters that are used after the optimizer's step, where they still have their values from before it.
+
+    Args:
+        own: tensors of the step: parameters, buffers, the batch. Tensors that it makes are added.
+    """
+
+    def __init__(self, who: str, optimizer: StandInOptimizer, own: Iterable[Tensor]) -> None:
         super().__init__()
         self._who = who
         self._optimizer = optimizer
-        self._ids = {id(leaf) for leaf in optimizer.leaves.values()}
+        self._leaves = {id(leaf) for leaf in optimizer.leaves.values()}
+        self._own = {id(tensor): tensor for tensor in own}
+        self._foreign: dict[int, tuple[Tensor, int]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._optimizer.gradients is not None and any(id(value) in self._ids for value in _flat((args, kwargs))):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        given = [value for value in _flat((args, kwargs)) if isinstance(value, Tensor)]
+        if self._optimizer.gradients is not None and any(id(tensor) in self._leaves for tensor in given):
             raise NotStackable(f"{self._who} uses parameters after optimizer.step() (an average of weights?)")
-        return func(*args, **(kwargs or {}))
+        if name in _LEAVES_TORCH:
+            raise NotStackable(f"{self._who} looks at a tensor's values in Python, by {name}()")
+        for tensor in given:
+            if id(tensor) not in self._own:
+                self._foreign.setdefault(id(tensor), (tensor, tensor._version))
+        changed = [*given[:1], kwargs.get("out")] if _is_in_place(name) else [kwargs.get("out")]
+        if any(id(tensor) in self._foreign for tensor in changed):
+            self._refuse(name)
+        result = func(*args, **kwargs)
+        for tensor in _flat(result):
+            if isinstance(tensor, Tensor) and id(tensor) not in self._foreign:
+                self._own[id(tensor)] = tensor  # held, so that no other has its identity
+        return result
+
+    def check(self) -> None:
+        """Look, at the end, whether anything else has been changed after all."""
+        if any(tensor._version != version for tensor, version in self._foreign.values()):
+            self._refuse("an operation")
+
+    def _refuse(self, name: str) -> Never:
+        raise NotStackable(f"{self._who} changes a tensor that is neither a parameter nor a buffer, by {name}")
+
+
+def _is_in_place(name: str) -> bool:
+    if name.startswith("__"):
+        return name == "__setitem__" or name.startswith("__i")
+    return name.endswith("_")
 
 
 def _flat(value: Any) -> Iterator[Any]:

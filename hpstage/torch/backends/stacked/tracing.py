@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.cleaning import clean, lift_constants
 from hpstage.torch.backends.stacked.refusal import NotStackable
-from hpstage.torch.backends.stacked.stand_ins import AfterStep, StandInOptimizer, StandInValues
+from hpstage.torch.backends.stacked.stand_ins import Recorded, StandInOptimizer, StandInValues
 from hpstage.torch.trainable import TorchTrainable
 
 Effects = Callable[[], Mapping[str, str]]
@@ -128,12 +128,15 @@ def trace(
             members[name].grad = gradient.clone()
         stand_in = StandInOptimizer(who, optimizer, {name: members[name] for name in parameters}, names)
         read.tensors = values
-        given = iter([tensor.clone() for tensor in tensors])
+        batch_tensors = [tensor.clone() for tensor in tensors]
+        given = iter(batch_tensors)
         inputs = pytree.tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
         def update(model: nn.Module) -> Any:
-            with AfterStep(who, stand_in):
-                return subject.update(model, stand_in, inputs)  # type: ignore[arg-type]
+            with Recorded(who, stand_in, (*members.values(), *batch_tensors)) as recorded:
+                loss = subject.update(model, stand_in, inputs)  # type: ignore[arg-type]
+            recorded.check()
+            return loss
 
         with torch.enable_grad():
             loss = functional_call(_Holder(model), {f"model.{k}": v for k, v in members.items()}, (update,))
@@ -194,6 +197,8 @@ def _finished(
 ) -> Trace:
     state, values, tensors, left = examples
     run, constants = lift_constants(recorded)
+    if not all(isinstance(constant, Tensor) for constant in constants):
+        raise NotStackable(f"{who} draws from a generator of its own, or uses another object of torch's")
     flat = [*state.values(), *values.values(), *tensors, *left.values(), *constants]
     graph = make_fx(functionalize(run, remove="mutations"))(*flat).graph
     clean(graph)
@@ -207,8 +212,6 @@ def _finished(
         if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
             raise NotStackable(f"{who} uses {node.target}, whose result has a shape or a value that Python must see")
         draws |= torch.Tag.nondeterministic_seeded in tags
-        if any(isinstance(argument, torch.Generator) for argument in (*node.args, *node.kwargs.values())):
-            raise NotStackable(f"{who} draws from a generator of its own, by {node.target}")
     trained = set(stepped)
     inputs = graph.find_nodes(op="placeholder")
     by_name = dict(zip((*state, *values), inputs, strict=False))
