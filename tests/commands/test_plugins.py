@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -86,26 +87,36 @@ drawer = small_plugin:open_checkpoints
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def hpstage(tmp_path: Path) -> Run:
-    """Runs a command where the distribution small-plugin is installed."""
-    installed = tmp_path / "installed"
+def install(folder: Path) -> Path:
+    """Install the distribution small-plugin, and write a script for searches. Returns where it is installed."""
+    installed = folder / "installed"
     about = installed / "small_plugin-1.2.dist-info"
     about.mkdir(parents=True)
     (installed / "small_plugin.py").write_text(PLUGIN)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: small-plugin\nVersion: 1.2\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
-    (tmp_path / "search.py").write_text(SEARCH)
+    (folder / "search.py").write_text(SEARCH)
+    return installed
+
+
+def python(folder: Path, installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(installed)])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def hpstage(tmp_path: Path) -> Run:
+    """Runs a command where the distribution small-plugin is installed."""
+    installed = install(tmp_path)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "hpstage", *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(installed)])},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        return python(tmp_path, installed, "-m", "hpstage", *words)
 
     return run
 
@@ -137,64 +148,87 @@ def test_a_plan_is_made_with_an_algorithm_of_a_plugin(hpstage: Run) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (
-            ["--algorithm", "Unheard()"],
-            "give one of ASHA, Absent, FullTraining, Hyperband, MedianStopping, Nothing, OptunaPruner, Patient,",
-        ),
-        (
-            ["--algorithm", "Absent"],
-            "the plugin 'Absent' of small-plugin 1.2 (hpstage.algorithms, there_is_no_such_module:Absent) cannot be "
-            "imported (ModuleNotFoundError: No module named 'there_is_no_such_module'); fix, update or uninstall "
-            "small-plugin",
-        ),
-        (
-            ["--algorithm", "Nothing"],
-            "the plugin 'Nothing' of small-plugin 1.2 (hpstage.algorithms, small_plugin:NoAlgorithm) is no subclass of "
-            "hpstage.algorithm.Algorithm; fix, update or uninstall small-plugin",
-        ),
-        (["--executor", "Loud()"], "--executor 'Loud()': give one of DaskExecutor, InlineExecutor, Quiet, with its"),
-        (["--executor", "Quiet()", "--n-workers", "2"], "--executor has arguments of its own"),
-        (
-            ["--executor", "Quiet()", "--store", "shelf://plan"],
-            "store: there is no store of the kind shelf://; give a folder on a local disk, or a URL of one of "
-            "broken://, drawer://, empty://, redis://, rediss://, unix://",
-        ),
-        (
-            ["--executor", "Quiet()", "--store", "broken://plan", "--checkpoints", "states"],
-            "the plugin 'broken' of small-plugin 1.2 (hpstage.stores, small_plugin:text) is no function",
-        ),
-        (
-            ["--executor", "Quiet()", "--store", "empty://plan", "--checkpoints", "states"],
-            "the plugin 'empty' of small-plugin 1.2 (hpstage.stores, small_plugin:open_nothing) returned a NoneType, "
-            "not a hpstage.store.journal.Journal; fix, update or uninstall small-plugin",
-        ),
-        (
-            ["--executor", "Quiet()", "--store", "drawer://plan", "--checkpoints", "empty://states"],
-            "(hpstage.checkpoints, small_plugin:open_nothing) returned a NoneType",
-        ),
-        (["--executor", "Quiet()", "--store", "drawer://plan"], "say with --checkpoints where all of them"),
-    ],
-    ids=[
-        "unknown",
-        "absent",
-        "no subclass",
-        "unknown executor",
-        "two executors",
-        "unknown store",
-        "no function",
-        "no journal",
-        "no checkpoints",
-        "shared",
-    ],
-)
-def test_what_is_not_known_or_broken_is_named_with_the_remedy(hpstage: Run, words: list[str], told: str) -> None:
-    done = hpstage("run", "search.py:Tape", *SPACE, *OF_A_RUN, *words)
-    assert done.returncode == 1
-    assert told in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+REFUSED = {
+    "unknown": (
+        ["--algorithm", "Unheard()"],
+        "give one of ASHA, Absent, FullTraining, Hyperband, MedianStopping, Nothing, OptunaPruner, Patient,",
+    ),
+    "absent": (
+        ["--algorithm", "Absent"],
+        "the plugin 'Absent' of small-plugin 1.2 (hpstage.algorithms, there_is_no_such_module:Absent) cannot be "
+        "imported (ModuleNotFoundError: No module named 'there_is_no_such_module'); fix, update or uninstall "
+        "small-plugin",
+    ),
+    "no subclass": (
+        ["--algorithm", "Nothing"],
+        "the plugin 'Nothing' of small-plugin 1.2 (hpstage.algorithms, small_plugin:NoAlgorithm) is no subclass of "
+        "hpstage.algorithm.Algorithm; fix, update or uninstall small-plugin",
+    ),
+    "unknown executor": (
+        ["--executor", "Loud()"],
+        "--executor 'Loud()': give one of DaskExecutor, InlineExecutor, Quiet, with its",
+    ),
+    "two executors": (
+        ["--executor", "Quiet()", "--n-workers", "2"],
+        "--executor has arguments of its own",
+    ),
+    "unknown store": (
+        ["--executor", "Quiet()", "--store", "shelf://plan"],
+        "store: there is no store of the kind shelf://; give a folder on a local disk, or a URL of one of "
+        "broken://, drawer://, empty://, redis://, rediss://, unix://",
+    ),
+    "no function": (
+        ["--executor", "Quiet()", "--store", "broken://plan", "--checkpoints", "states"],
+        "the plugin 'broken' of small-plugin 1.2 (hpstage.stores, small_plugin:text) is no function",
+    ),
+    "no journal": (
+        ["--executor", "Quiet()", "--store", "empty://plan", "--checkpoints", "states"],
+        "the plugin 'empty' of small-plugin 1.2 (hpstage.stores, small_plugin:open_nothing) returned a NoneType, "
+        "not a hpstage.store.journal.Journal; fix, update or uninstall small-plugin",
+    ),
+    "no checkpoints": (
+        ["--executor", "Quiet()", "--store", "drawer://plan", "--checkpoints", "empty://states"],
+        "(hpstage.checkpoints, small_plugin:open_nothing) returned a NoneType",
+    ),
+    "shared": (
+        ["--executor", "Quiet()", "--store", "drawer://plan"],
+        "say with --checkpoints where all of them",
+    ),
+}
+# One process for all of them: to import Optuna and Dask takes seconds.
+REFUSING = """
+import contextlib, io, json, sys
+from hpstage.cli.app import main
+
+found = {}
+for name, words in json.loads(sys.argv[1]).items():
+    sys.argv[1:] = words
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        try:
+            main()
+        except SystemExit as ended:
+            found[name] = ended.code, told.getvalue()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """What each of REFUSED ends with, and says on stderr."""
+    folder = tmp_path_factory.mktemp("refused")
+    wanted = {name: ["run", "search.py:Tape", *SPACE, *OF_A_RUN, *words] for name, (words, _) in REFUSED.items()}
+    done = python(folder, install(folder), "-c", REFUSING, json.dumps(wanted))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, tuple[int, str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_or_broken_is_named_with_the_remedy(refusals: dict[str, tuple[int, str]], name: str) -> None:
+    status, told = refusals[name]
+    assert status == 1
+    assert REFUSED[name][1] in told
+    assert len(told.splitlines()) == 1
 
 
 def test_two_distributions_that_use_one_name_are_told_apart_by_nobody(hpstage: Run, tmp_path: Path) -> None:
