@@ -177,34 +177,32 @@ from torch import nn
 
 torch.set_num_threads(1)
 model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(.3), nn.Linear(144, 3))
-model.load_state_dict(load_file(sys.argv[1]))
 model.eval()
 x, y = torch.randn(30, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
-with torch.no_grad(), safe_open(sys.argv[1], "pt") as file:
-    print(json.dumps([float(nn.functional.cross_entropy(model(x), y)), file.metadata()]))
+for path in sys.argv[1:]:
+    model.load_state_dict(load_file(path))
+    with torch.no_grad(), safe_open(path, "pt") as file:
+        print(json.dumps([float(nn.functional.cross_entropy(model(x), y)), file.metadata()]))
 assert "hpstage" not in sys.modules
 """
 
 
 def test_exported_weights_evaluate_to_the_reported_value_without_hpstage(found: hpstage.Result, tmp_path: Path) -> None:
-    for words, trial in (
-        ([], found.best_trial.number),
-        (["--trial", "study/1"], 1),
-        (["--trial", "2", "--step", "8"], 2),
-    ):
-        path = tmp_path / f"{trial}.safetensors"
-        done = subprocess.run(
-            [sys.executable, "-m", "hpstage", "export", str(found.store), "weights", *words, str(path)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
+    wanted: list[tuple[int, list[str]]] = [
+        (found.best_trial.number, []),
+        (1, ["--trial", "study/1"]),
+        (2, ["--trial", "2", "--step", "8"]),
+    ]
+    paths = [str(tmp_path / f"{number}.safetensors") for number in range(len(wanted))]
+    for (trial, words), path in zip(wanted, paths, strict=True):
+        done = CliRunner().invoke(app, ["export", str(found.store), "weights", *words, path])
+        assert done.exit_code == 0, done.output
         assert f"trial study/{trial} after step 8" in done.stdout
-        alone = subprocess.run(
-            [sys.executable, "-c", ALONE, str(path)], capture_output=True, text=True, timeout=300, check=True
-        )
-        loss, about = json.loads(alone.stdout)
+    alone = subprocess.run(
+        [sys.executable, "-c", ALONE, *paths], capture_output=True, text=True, timeout=300, check=True
+    )
+    for (trial, _), line in zip(wanted, alone.stdout.splitlines(), strict=True):
+        loss, about = json.loads(line)
         assert loss == found.study.trials[trial].value
         assert about["trial"] == f"study/{trial}" and float(about["loss"]) == loss
 
