@@ -103,10 +103,30 @@ class Slender(Compiled):
         return torch.compile(model, backend=self.backend)  # type: ignore[return-value]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by inductor itself
-@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a compiler")
-@pytest.mark.skipif(OLD, reason="torch 2.5 draws other numbers in the first run of a process")
+def machine_code(test: Callable[[], None]) -> Callable[[], None]:
+    for mark in (
+        pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # by inductor itself
+        pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a compiler"),
+        pytest.mark.skipif(OLD, reason="torch 2.5 draws other numbers in the first run of a process"),
+    ):
+        test = mark(test)
+    return test
+
+
+@machine_code
 def test_a_model_compiled_to_machine_code_goes_on_exactly() -> None:
+    straight: Any = advance(fresh(Slender("inductor")), 0, FORK)
+    state = reread(straight.state_dict())
+    expected = outcome(advance(straight, FORK, STEPS))
+    torch._dynamo.reset()  # as in another process
+    other: Any = fresh(Slender("inductor"))
+    other.load_state_dict(state)
+    assert outcome(advance(other, FORK, STEPS)) == expected
+
+
+@pytest.mark.slow  # compiled five times
+@machine_code
+def test_a_model_compiled_to_machine_code_goes_on_exactly_in_every_way() -> None:
     check(lambda: Slender("inductor"))
 
 
