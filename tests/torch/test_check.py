@@ -62,7 +62,8 @@ def one_line(text: object) -> str:
 
 # Found, refused and named as others here: as what a local variable holds, as an iterator, as a name in the code.
 ALIKE = {name for name, (_, told) in list(NAMED.items())[2:] if told.startswith("local variable")}
-ALIKE |= {"a generator function", "the position of a reader", "an address", "entropy"}
+ALIKE |= {"a generator function", "the position of a reader", "an address", "entropy", "hash() of a string"}
+ALIKE |= {"a generator without a seed", "seeding by the clock", "a thread beside training", "seeding with a constant"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in ALIKE else []) for n in NAMED])
@@ -74,7 +75,13 @@ def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) 
     assert re.search(match, one_line(report.differences[0])), str(report)
 
 
-@pytest.mark.parametrize("name", [*EXACT, *(pytest.param(n, marks=pytest.mark.slow) for n in (*CASES, *PATTERNS))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] if n in ALIKE or n not in EXACT else [])
+        for n in (*EXACT, *CASES, *PATTERNS)
+    ],
+)
 def test_what_is_exact_raises_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:
     report = check({**CASES, **PATTERNS, **EXACT}[name]())
     assert report.ok, str(report)
@@ -90,7 +97,7 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_optimizers_raise_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:
     report = check(Small(OPTIMIZERS[name]))
     assert report.ok, str(report)
@@ -199,7 +206,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("trainable", "script"),
-    [("Digits", "demo_digits"), ("train", "example_function"), ("LinearDigits", "example_sklearn")],
+    [("LinearDigits", "example_sklearn"), ("train", "example_function"), ("Digits", "demo_digits")],
 )
 @pytest.mark.one_in(3)
 def test_the_demo_and_the_examples_are_exact(trainable: str, script: str, children: Children) -> None:

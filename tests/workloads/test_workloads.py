@@ -64,7 +64,11 @@ def trained(trainable: Any, values_at: Callable[[int], dict[str, Any]], start: i
     return trainable
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=[] if name == "recommender" else pytest.mark.slow) for name in CASES],
+    indirect=True,
+)
 def test_check_finds_nothing(case: Case, files: Path, children: Children) -> None:
     report = hpstage.check(case.make(files), case.space, steps=4, n_forks=1, children=children)
     assert report.ok, str(report)
