@@ -100,8 +100,8 @@ def a_place(where: str, folder: Path) -> Iterator[str]:
     ("where", "times"),
     [
         ("inline", 2),
-        ("local", 1),
         ("client", 1),
+        pytest.param("local", 1, marks=pytest.mark.slow),
         pytest.param("inline", 10, marks=pytest.mark.slow),
         pytest.param("local", 5, marks=pytest.mark.slow),
         pytest.param("client", 5, marks=pytest.mark.slow),

@@ -89,6 +89,7 @@ def test_a_driver_killed_at_random_finishes_with_the_same_study_when_run_again(u
     assert steps_trained(tmp_path) <= undisturbed["unique"] + kills * CHAINS * INTERVAL
 
 
+@pytest.mark.slow  # each way of dying once: tests/dask/test_deaths.py
 def test_workers_killed_at_random_cost_nothing_that_was_reported(undisturbed, tmp_path):
     rng = random.Random(11)
     process = start(tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+import pytest
 import torch
 from distributed import Client
 from torch import nn
@@ -120,6 +121,7 @@ def alone(trainable: object, result: hpstage.Result, number: int) -> float:
     return float(dict(net.evaluate())["sum"])
 
 
+@pytest.mark.slow  # in this process: tests/torch/test_loading_processes.py
 def test_functions_whose_batches_processes_make_give_what_trials_give_alone(client: Client, tmp_path: Path) -> None:
     result = search(script(2), client, tmp_path)
     assert result.savings.steps_trained < result.savings.steps_asked

@@ -66,6 +66,7 @@ def two_studies(client: Client, folder: Path, expected: dict[int, Trials], momen
         return [differing(study.result(150), expected[seed]) for seed, study in zip(SEEDS, studies, strict=True)]
 
 
+@pytest.mark.slow
 def test_two_studies_on_one_cluster_and_store_do_not_draw_each_others_numbers(
     busy: Client, expected: dict[int, Trials], tmp_path: Path
 ) -> None:

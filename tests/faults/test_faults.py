@@ -231,6 +231,7 @@ def test_a_mount_that_is_missing_on_one_worker_benches_it_and_loses_nothing(site
     assert site.misplaced() == [] and written_off(site) == before
 
 
+@pytest.mark.slow
 def test_storage_that_refuses_a_worker_or_is_away_for_everybody_is_waited_for(site: Site) -> None:
     before = written_off(site)
     trial = Trial(site, trials=30).start()
@@ -281,7 +282,8 @@ def holders(site: Site) -> set[str]:
     return {chain.driver for chain in oracles.Fold(raw(site)).chains.values()}
 
 
-@pytest.mark.parametrize("shift", [HOUR, pytest.param(-HOUR, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [HOUR, -HOUR])
 def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(site: Site, shift: float) -> None:
     # The clocks of one driver and of one worker are wrong, in opposite directions.
     site.restart_worker(0, clock=-shift)
