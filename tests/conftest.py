@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of the cases of a test that is marked ``one_in(n)`` the first, the n+1-th and so on are in the default suite; the
-    others are slow, and so many that they find the same again."""
+    others are slow, and so many that they find the same again. Notebooks that search are slow as well."""
     met: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("one_in")
@@ -50,10 +50,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if met[name] % mark.args[0]:
                 item.add_marker(pytest.mark.slow)
             met[name] += 1
+        if item.nodeid.startswith(_LONG_NOTEBOOKS):
+            item.add_marker(pytest.mark.slow)
     # The longest first, so that no processor is left idle at the end.
     items.sort(key=lambda item: item.nodeid.startswith(_LONG), reverse=True)
 
 
+_LONG_NOTEBOOKS = ("notebooks/quickstart.ipynb", "notebooks/warmup_stable_decay.ipynb")  # .ci/run has them, too
 _LONG = tuple(f"tests/{folder}/" for folder in ("hosts", "faults", "dask", "studies", "commands"))
 
 

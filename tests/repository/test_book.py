@@ -14,9 +14,13 @@ import hpstage
 
 ROOT = Path(hpstage.__file__).parent.parent
 PAGES = sorted((ROOT / "notebooks").glob("*.md"))
+SHORT = {"models", "optuna", "wsd"}
+"""Pages in the default suite. The others train longer, or import Lightning or transformers: .ci/run has them, too."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.stem, marks=[] if p.stem in SHORT else pytest.mark.slow) for p in PAGES]
+)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}_page.py"
     script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)))
