@@ -210,12 +210,18 @@ class DaskExecutor(Executor):
         self._checkpoints = pickle.dumps(checkpoints)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        return self._ask_one(initial, self._checkpoints)
+
+    def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        return self._ask_one(initial, None)
+
+    def _ask_one(self, initial: Mapping[str, Scalar], checkpoints: bytes | None) -> dict[str, float] | None:
         if not self._inbox.workers:
             return None
         worker = self._inbox.workers[0]
         self._trying.clear()
         key = self._new_key()
-        future = self._submit(worker, key, side.try_out, self._run, key, encode(dict(initial)), self._checkpoints)
+        future = self._submit(worker, key, side.try_out, self._run, key, encode(dict(initial)), checkpoints)
         # In a thread, since a result that is lost with its worker is waited for without end. Not result(timeout=...):
         # each timeout leaves a future behind whose error Dask's loop logs.
         result: futures.Future[dict[str, float] | None] = futures.Future()

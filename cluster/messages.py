@@ -70,10 +70,13 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class TryOut(msgspec.Struct, frozen=True, tag=True):
-    """Set up and evaluate untrained. Replied to with metrics, or none. ``checkpoints``: the store, pickled."""
+    """Set up and evaluate untrained. Replied to with metrics, or none.
+
+    ``checkpoints``: the store, pickled; with ``None`` the step backends are measured instead.
+    """
 
     initial: dict[str, Scalar]
-    checkpoints: bytes
+    checkpoints: bytes | None
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):

@@ -47,6 +47,7 @@ from hpstage.cluster.messages import (
 from hpstage.cluster.script import import_script
 from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.flight import Control
+from hpstage.execution.runner import measured
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded
 from hpstage.trainable import Trainable
@@ -198,7 +199,11 @@ class _Training:
         match request:
             case Load():
                 return self._load(request)
+            case TryOut(checkpoints=None):
+                assert self._trainable is not None, "a worker with a problem measures nothing"
+                return measured(self._trainable, request.initial)
             case TryOut():
+                assert request.checkpoints is not None
                 return self._bundle_for(request.checkpoints).try_out(request.initial)
             case Train():
                 self._bundle_for(request.checkpoints).start(request.lane, request.chain, control)

@@ -226,7 +226,7 @@ class Site:
             raise TrainingProcessLost("could not be started again")
         return self._trainer
 
-    async def try_out(self, key: str, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:
+    async def try_out(self, key: str, initial: bytes, checkpoints: bytes | None) -> dict[str, float] | None:
         async with self._turn():
             self._worker.log_event(self._name, {"trying": True})
             if key in self._abandoned:
@@ -338,8 +338,8 @@ async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, lane: 
     return await _site(run).train(key, chain, checkpoints, lane)
 
 
-async def try_out(run: str, key: str, initial: bytes, checkpoints: bytes) -> dict[str, float] | None:
-    """Dask task: set up and evaluate untrained."""
+async def try_out(run: str, key: str, initial: bytes, checkpoints: bytes | None) -> dict[str, float] | None:
+    """Dask task: set up and evaluate untrained, or without ``checkpoints`` measure the step backends."""
     return await _site(run).try_out(key, initial, checkpoints)
 
 

@@ -83,6 +83,14 @@ class Executor(ABC):
         everything can be evaluated before it is trained.
         """
 
+    def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        """Measure the step backends of a trainable on a worker, under the values at step 0; may take minutes.
+
+        Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; ``None`` if
+        nothing could be measured.
+        """
+        return None
+
     @abstractmethod
     def start(self, worker: WorkerId, chain: Chain) -> None: ...
 

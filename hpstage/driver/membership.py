@@ -39,6 +39,7 @@ def join_plan(
     sharing: bool,
     checkpoint_every: int | None,
     verify: Verify,
+    numerics: str,
     eviction: Eviction,
     workers: Iterable[WorkerId] = (),
 ) -> Iterator[Driver]:
@@ -46,6 +47,7 @@ def join_plan(
 
     Args:
         executor: opened, with ``checkpoints`` in use.
+        numerics: the step backend, where the trainable leaves the choice to the search, else ``""``.
         eviction: the eviction of ``checkpoints``.
         workers: workers that an earlier driver has left idle.
 
@@ -58,7 +60,9 @@ def join_plan(
     plan = open_plan(journal, workload, described, loaded, sharing=sharing)
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     leases = DriverLeases(journal, me) if isinstance(journal, Leases) else None
-    scheduler = Scheduler(plan, driver=me, pool=executor.pool, checkpoint_every=checkpoint_every, verify=verify)
+    scheduler = Scheduler(
+        plan, driver=me, pool=executor.pool, checkpoint_every=checkpoint_every, verify=verify, numerics=numerics
+    )
     driver = Driver(
         plan,
         scheduler,

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.flight import Control
+from hpstage.execution.runner import measured
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Report, WorkerJoined, names_of
@@ -48,6 +49,10 @@ class InlineExecutor(Executor):
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         assert self._bundle is not None, "use() comes first"
         return self._bundle.try_out(initial)
+
+    def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        assert self._trainable is not None, "open() comes first"
+        return measured(self._trainable, initial)
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         assert self._bundle is not None, "use() comes first"

@@ -41,6 +41,12 @@ _VERIFICATIONS = 8
 Running = Generator[ChainReport | Due | None, float | None, None]
 
 
+def measured(trainable: Trainable, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+    """Return what :meth:`hpstage.executor.Executor.measure` is to return, for a trainable in this process."""
+    measure: Callable[[Mapping[str, Scalar]], dict[str, float]] | None = getattr(trainable, "measure_backends", None)
+    return None if measure is None else measure(initial)
+
+
 class ChainRunner:
     """Runs chains one after the other on one trainable.
 
@@ -321,6 +327,8 @@ class ChainRunner:
     def _enter(self, chain: Chain, flight: Flight) -> None:
         """Bring the trainable to the chain's source, and record how."""
         began = time.perf_counter()
+        if chain.numerics and (train_by := getattr(self._trainable, "train_by", None)) is not None:
+            self._stands_at = self._stands_at if train_by(chain.numerics) else None
         flight.source = self._go_to(chain.source, chain.initial)
         flight.load_seconds = time.perf_counter() - began
 

@@ -79,6 +79,8 @@ class Chain(msgspec.Struct, frozen=True):
     time_first: bool = False
     verify_new: bool = False
     """Whether to verify a fork wherever training begins to change something that it had not changed before."""
+    numerics: str = ""
+    """The step backend, where the trainable leaves the choice to the search."""
 
 
 class Amendment(msgspec.Struct, frozen=True):

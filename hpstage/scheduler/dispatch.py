@@ -32,6 +32,7 @@ class Dispatch:
     Args:
         driver: makes the ids of chains unique.
         verify_new: whether chains verify a fork wherever training begins to change something new.
+        numerics: the step backend, where the trainable leaves the choice to the search.
         workers: the workers of the driver's executor.
         running: the orders of the driver's chains.
     """
@@ -46,6 +47,7 @@ class Dispatch:
         workers: Workers,
         running: Mapping[ChainId, Orders],
         verify_new: bool,
+        numerics: str,
     ) -> None:
         self._plan = plan
         self._tree = tree
@@ -55,6 +57,7 @@ class Dispatch:
         self._workers = workers
         self._running = running
         self._verify_new = verify_new
+        self._numerics = numerics
         self.started = 0  # number of this driver's chains
 
     # --- proposing: changes nothing -----------------------------------------------------------------------
@@ -176,6 +179,7 @@ class Dispatch:
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),
                 verify_new=self._verify_new,
+                numerics=self._numerics,
                 keep_every=self._builder.checkpoint_every,
                 keep_seconds=self._builder.checkpoint_seconds,
                 time_first=self._builder.checkpoint_seconds is not None and not self._plan.totals.steps_trained,

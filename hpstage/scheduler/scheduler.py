@@ -91,6 +91,7 @@ class Scheduler:
         checkpoint_seconds: the maximum work lost with a worker, in seconds of training.
         checkpoint_every: instead of that, the multiple of steps at which states are kept.
         verify: which forks are verified (see :mod:`hpstage.execution.verification`).
+        numerics: the step backend, where the trainable leaves the choice to the search.
         max_losses: number of consecutive worker deaths at the same place after which its trials fail.
     """
 
@@ -103,6 +104,7 @@ class Scheduler:
         checkpoint_seconds: float = 60.0,
         checkpoint_every: int | None = None,
         verify: Verify = "off",
+        numerics: str = "",
         max_losses: int = 3,
     ) -> None:
         self._plan = plan
@@ -123,7 +125,7 @@ class Scheduler:
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
         self._dispatch = Dispatch(
-            plan, self._tree, builder, self._preemption, driver, self.workers, self._running, verify != "off"
+            plan, self._tree, builder, self._preemption, driver, self.workers, self._running, verify != "off", numerics
         )
         self.draining = False  # start and prolong no more chains
         self.leaving = False  # also end the running chains as soon as possible

@@ -23,6 +23,7 @@ from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key
 from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS, check_costs
+from hpstage.search.numerics import choose, is_open
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
@@ -139,10 +140,13 @@ def open_call(
         described = dict(environment.identity or code_identity(request.trainable))
         described["sharing"] = "on" if request.sharing else "off"
         described |= {f"environment:{name}": text for name, text in environment.described.items()}
+        name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
+        numerics = ""
+        if is_open(described):
+            numerics, described = choose(described, workers, request, store, name)
         # A non-deterministic environment means that the user allows equal steps to give different bits.
         exact = environment.described.get("deterministic") != "no"
         workload = workload_key(described)
-        name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
         places = open_places(store, checkpoints, name=name, workload=workload, closing=closing)
         workers.use(places.checkpoints)
         closing.enter_context(workers.show(places.journal))
@@ -172,6 +176,7 @@ def open_call(
                 sharing=request.sharing,
                 checkpoint_every=request.checkpoint_every,
                 verify=request.verify if exact else "off",
+                numerics=numerics,
                 eviction=eviction,
                 workers=idle,
             ),

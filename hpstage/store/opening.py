@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import StoreError, UsageError
 from hpstage.plan.facts import StateKey
-from hpstage.plan.log import open_existing_plan
+from hpstage.plan.log import open_existing_plan, read_header
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import Journal, SQLiteJournal, plugins
 from hpstage.store.redaction import shown
@@ -72,7 +72,7 @@ def open_places(
     """
     check_places(store, checkpoints)
     folder: Path | None = None
-    own = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name) or 'plan'}-{workload[:12]}"
+    own = _own(name, workload)
     if isinstance(store, Journal):
         journal = store
     elif (opener := _opener(store)) is not None:
@@ -95,6 +95,32 @@ def open_places(
     kept.check()
     kept.identity()
     return Places(journal, kept, folder, lasting=checkpoints is not None or folder is not None)
+
+
+def made_with(
+    store: str | os.PathLike[str] | Journal | None, name: str, workloads: Mapping[str, StateKey]
+) -> str | None:
+    """Return which of several workloads the plan in a store is of; ``None`` if there is no plan, or it is of another.
+
+    Args:
+        store, name: as for :func:`open_places`. Nothing is made there.
+        workloads: keys by the name to return. If there are plans of several, the first counts.
+    """
+    for chosen, workload in workloads.items():
+        with ExitStack() as closing:
+            if isinstance(store, Journal):
+                journal = store
+            elif (opener := _opener(store)) is not None:
+                journal = opener(str(store), _own(name, workload))
+                closing.callback(journal.close)
+            else:
+                folder = Path(DEFAULT_ROOT) / _own(name, workload) if store is None else Path(store)
+                if not (folder / _FILE).is_file():
+                    continue
+                journal = open_journal(folder, closing=closing, read_only=True)
+            if len(journal) and read_header(journal).workload == workload:
+                return chosen
+    return None
 
 
 def open_existing(
@@ -153,6 +179,11 @@ def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only
         journal = SQLiteJournal(folder / _FILE, read_only=read_only)
     closing.callback(journal.close)
     return journal
+
+
+def _own(name: str, workload: StateKey) -> str:
+    """Return the name of a workload's own plan."""
+    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name) or 'plan'}-{workload[:12]}"
 
 
 def _scheme(location: str | os.PathLike[str] | None) -> str | None:

@@ -15,7 +15,8 @@ from hpstage.errors import NonFiniteLoss, StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.backends.backend import StepBackend
-from hpstage.torch.backends.lookup import AUTO, usable_backend
+from hpstage.torch.backends.lookup import AUTO, choices, usable, usable_backend
+from hpstage.torch.backends.measuring import measure
 from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_of
 from hpstage.torch.data import Batches, batches_of
 from hpstage.torch.follow import Follower
@@ -248,6 +249,7 @@ class TorchLoop(Adapter):
             **environment.describe(self.device),
             "numerics": AUTO if auto else backend.numerics,
             **backend.describe(),
+            **(choices(self.device) if auto else {}),
             "deterministic": "yes" if self.device.type == "cpu" or self._user.deterministic else "no",
             "step": self._user.step_unit,
             **{
@@ -256,14 +258,25 @@ class TorchLoop(Adapter):
             },
         }
 
-    def train_by(self, numerics: str) -> None:
-        """Train by the step backend of this name, for a trainable that leaves the choice to the search.
+    def train_by(self, numerics: str) -> bool:
+        """Train by the step backend of this name, for a trainable that leaves the choice to the search. Return whether
+        it was trained by it before, so that the present state stays.
 
         Raises:
             UsageError: there is no such backend, or it cannot run here.
         """
-        if numerics != self._numerics:
-            self._numerics, self._backend, self._pending = numerics, None, True
+        if numerics == self._numerics:
+            return True
+        self._numerics, self._backend, self._pending = numerics, None, True
+        self._steps_by()
+        return False
+
+    def measure_backends(self, initial: Mapping[str, Scalar]) -> dict[str, float]:
+        """Return the seconds of a step by each backend, and leave the choice open again."""
+        try:
+            return measure(self, usable(self.device), initial)
+        finally:
+            self.train_by(AUTO)
 
     def _steps_by(self) -> StepBackend:
         if self._backend is None:
@@ -285,6 +298,7 @@ class TorchLoop(Adapter):
                 environment.use_deterministic_algorithms()
             torch.cuda.init()  # type: ignore[no-untyped-call]  # so that its generators can be keyed
         self._built = None  # frees the memory of the previous one first
+        backend = self._steps_by()
         self._lent.take()
         self._data()  # before anything else: what it sets on the object belongs to no trial
         self._world.reset()
@@ -296,7 +310,7 @@ class TorchLoop(Adapter):
         self._world.begin()
         self._turn(self._initial)
         self._samples = 0
-        self._steps_by().begin(self._initial)
+        backend.begin(self._initial)
         self._data().go_to(None)
         self._data().settle()
         self._pending = False

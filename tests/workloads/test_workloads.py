@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import hpstage
 from hpstage.checking import Children
 from hpstage.checkpoints.state_tree import clone, digest
 from hpstage.cli.naming import space_named, trainable_named
+from hpstage.torch import TorchTrainable
 from hpstage.torch.environment import pin
 from hpstage.training.identity.workload import identify
 from hpstage.training.trainables import as_trainable
@@ -71,6 +73,19 @@ def trained(trainable: Any, values_at: Callable[[int], dict[str, Any]], start: i
 )
 def test_check_finds_nothing(case: Case, files: Path, children: Children) -> None:
     report = hpstage.check(case.make(files), case.space, steps=4, n_forks=1, children=children)
+    assert report.ok, str(report)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "recommender" else pytest.mark.slow) for name in CASES]
+)
+def test_check_finds_nothing_in_compiled_steps(name: str, files: Path, children: Children) -> None:
+    trainable = CASES[name].make(files)
+    if not isinstance(trainable, TorchTrainable):
+        pytest.skip("it is a function, or an object with a training loop of its own")
+    trainable.numerics = "compiled"
+    report = hpstage.check(trainable, CASES[name].space, steps=4, n_forks=1, children=children)
     assert report.ok, str(report)
 
 

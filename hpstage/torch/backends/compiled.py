@@ -81,8 +81,7 @@ class CompiledBackend(StepBackend):
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         super().__init__(subject, device)
-        import torch._dynamo.config  # noqa: F401  # so that there is something to set
-
+        _start_compiler()
         compile_by_arguments_alone()
         self.compiled = 0
         """How many graphs were compiled."""
@@ -271,6 +270,12 @@ def _settings() -> Iterator[None]:
     finally:
         for (module, name, _), value in zip(named, before, strict=True):
             setattr(module, name, value)
+
+
+@functools.cache
+def _start_compiler() -> None:
+    """Compile something. The first time, torch replaces functions of its own, which training must not seem to do."""
+    torch.compile(torch.neg, backend="eager")(torch.zeros(1))
 
 
 @functools.cache

@@ -33,6 +33,22 @@ def backend_named(name: object) -> type[StepBackend]:
     return plugins.subclass(_GROUP, name, StepBackend)  # type: ignore[type-abstract]
 
 
+def usable(device: torch.device) -> list[str]:
+    """Return the names of the backends that can run here, for a search to choose from."""
+    return [name for name in names() if backend_named(name).missing(device) is None]
+
+
+def choices(device: torch.device) -> dict[str, str]:
+    """Describe the backends that can run here, one entry for each thing that decides bits, as in
+    ``{"auto compiled numerics": "compiled-v1", ...}``: of these, a search takes those of the one that it chooses."""
+    described = {}
+    for name in usable(device):
+        backend = backend_named(name)
+        for key, text in {"numerics": backend.numerics, **backend.describe()}.items():
+            described[f"{AUTO} {name} {key}"] = text
+    return described
+
+
 def usable_backend(name: object, device: torch.device) -> type[StepBackend]:
     """Return the backend that ``numerics`` names, to train with on ``device``.
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import optuna
 import pytest
 import torch
 
-import hpstage
 from hpstage.errors import StoreError, UsageError
-from hpstage.schedule.space import Space
 from hpstage.torch import environment
 from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 from tests.torch.backends.forking import by
 from tests.torch.backends.odd_programs import Tiny
+from tests.torch.backends.searches import search
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 
@@ -50,25 +48,6 @@ def test_a_backend_that_does_not_exist_is_named() -> None:
 def test_graphs_without_a_gpu_are_refused_with_the_remedy() -> None:
     with pytest.raises(UsageError, match="numerics = 'graphed' cannot be used here: CUDA graphs need a GPU"):
         described("graphed")
-
-
-def space(trial: optuna.Trial) -> dict[str, object]:
-    return {"lr": trial.suggest_float("lr", 0.01, 0.1), "batch_size": 8, "momentum": 0.9}
-
-
-def search(numerics: str, store: Path) -> hpstage.Result:
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    a_space: Space = space  # type: ignore[assignment]
-    return hpstage.optimize(
-        study,
-        by(numerics, Tiny)(),
-        a_space,
-        metric="loss",
-        steps=3,
-        n_trials=2,
-        executor=hpstage.InlineExecutor(),
-        store=store,
-    )
 
 
 @needs_compiler

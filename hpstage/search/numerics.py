@@ -1,0 +1,107 @@
+"""Choosing the step backend of a search, where the trainable says ``numerics = "auto"``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+import optuna
+
+from hpstage.executor import Executor
+from hpstage.optuna.quiet import quiet_optuna
+from hpstage.plan.keys import workload_key
+from hpstage.plan.log import NUMERICS
+from hpstage.schedule import Scalar
+from hpstage.schedule.space import describe, points_of
+from hpstage.search.request import Request
+from hpstage.store import Journal
+from hpstage.store.opening import made_with
+from hpstage.training.randomness import generators_restored
+
+logger = logging.getLogger("hpstage")
+
+_AUTO = "auto"
+_CHOICE = f"environment:{_AUTO} "
+_GAIN = 0.95
+"""Another backend than eager is chosen if it takes at most this share of the time: less is within what is measured."""
+_SHARE = 0.25
+"""Share of the steps of all trials that one process is taken to train, and so to spread the beginning over: trials
+share steps, and workers share trials."""
+
+
+def is_open(described: Mapping[str, str]) -> bool:
+    """Return whether a workload's description leaves the choice to the search."""
+    return described.get(NUMERICS) == _AUTO
+
+
+def choose(
+    described: Mapping[str, str],
+    executor: Executor,
+    request: Request,
+    store: str | os.PathLike[str] | Journal | None,
+    name: str,
+) -> tuple[str, dict[str, str]]:
+    """Return the name of a step backend, and the description of the workload trained by it.
+
+    The one that the store's plan was made with wins; otherwise they are measured on a worker.
+
+    Args:
+        described: the workload, with all that can be chosen.
+        store, name: as for :func:`hpstage.store.opening.open_places`.
+
+    Raises:
+        TrainingError, UsageError: training fails at its first steps; the trainable's own errors are raised, too.
+    """
+    candidates = _candidates(described)
+    workloads = {backend: workload_key(fixed) for backend, fixed in candidates.items()}
+    chosen = made_with(store, name, workloads)
+    if chosen is None:
+        found = executor.measure(_initial(request)) or {}
+        chosen = fastest(found, request.steps * max(1.0, _SHARE * (request.n_trials or 1)))
+        _say(chosen, found)
+        # Another process may have measured meanwhile.
+        chosen = made_with(store, name, workloads) or chosen
+    return chosen, candidates[chosen]
+
+
+def _candidates(described: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the description of the workload by each backend that the workers have."""
+    common = {name: text for name, text in described.items() if not name.startswith(_CHOICE)}
+    candidates: dict[str, dict[str, str]] = {}
+    for name, text in described.items():
+        if name.startswith(_CHOICE):
+            backend, _, key = name.removeprefix(_CHOICE).partition(" ")
+            candidates.setdefault(backend, dict(common))[f"environment:{key}"] = text
+    return candidates
+
+
+def _initial(request: Request) -> dict[str, Scalar]:
+    """Return the values at step 0 of a trial of the space."""
+    with quiet_optuna(), generators_restored():
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        for point in points_of(request.space)[:1]:
+            study.enqueue_trial(point)
+        schedules = describe(request.space, study.ask(), request.steps, cut=True).schedules
+    return {name: schedule.value(0) for name, schedule in schedules.items()}
+
+
+def fastest(found: Mapping[str, float], steps: float) -> str:
+    """Return the step backend that takes the least time for so many steps.
+
+    Args:
+        found: as :meth:`hpstage.executor.Executor.measure` returns it; may be empty.
+    """
+    taken = {name: found[name] + found[f"{name} begins"] / steps for name in found if f"{name} begins" in found}
+    best = min(taken, key=lambda name: taken[name], default="eager")
+    return best if taken.get(best, 0.0) <= _GAIN * taken.get("eager", float("inf")) else "eager"
+
+
+def _say(chosen: str, found: Mapping[str, float]) -> None:
+    told = [
+        f"{name} {1000 * found[name]:.3g} ms a step, and {found[f'{name} begins']:.1f} s to begin"
+        for name in sorted(found)
+        if f"{name} begins" in found
+    ]
+    why = f"measured: {'; '.join(told)}" if told else "since no worker could measure"
+    logger.warning("numerics = 'auto': this plan is trained by %r (%s)", chosen, why)

@@ -1,0 +1,137 @@
+"""``numerics = "auto"``: measured once, before a plan is made, and the same ever after."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpstage.cluster import DaskExecutor
+from hpstage.errors import UsageError
+from hpstage.plan.log import NUMERICS, read_header
+from hpstage.search.numerics import fastest
+from hpstage.store import MemoryJournal, SQLiteJournal
+from hpstage.torch.backends.measuring import measure
+from hpstage.torch.loop import TorchLoop
+from tests.torch.backends.forking import by
+from tests.torch.backends.odd_programs import Tiny
+from tests.torch.backends.searches import search
+from tests.torch.trainables import advance, fresh, hp_at
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+
+BEGUN = {"eager begins": 0.0, "compiled begins": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "best"),
+    [
+        ({"eager": 0.010, "compiled": 0.004, **BEGUN}, 100_000, "compiled"),
+        ({"eager": 0.010, "compiled": 0.004, **BEGUN}, 1_000, "eager"),  # compiling takes longer than it saves
+        ({"eager": 0.010, "compiled": 0.0099, **BEGUN}, 10_000_000, "eager"),
+        ({"eager": 0.004, "compiled": 0.010, **BEGUN}, 100_000, "eager"),
+        ({"eager": 0.004, "eager begins": 0.0}, 100_000, "eager"),
+        ({}, 100_000, "eager"),
+    ],
+)
+def test_a_backend_that_loses_is_not_chosen(seconds: dict[str, float], steps: int, best: str) -> None:
+    assert fastest(seconds, steps) == best
+
+
+def numerics_of(store: Path) -> str:
+    journal = SQLiteJournal(store / "plan.sqlite", read_only=True)
+    try:
+        return read_header(journal).described[NUMERICS]
+    finally:
+        journal.close()
+
+
+def measurements(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("measured" in record.getMessage() for record in caplog.records)
+
+
+def test_it_is_measured_once_for_a_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        first = search("auto", tmp_path)
+        assert measurements(caplog) == 1
+        chosen = numerics_of(tmp_path)
+        assert chosen in ("eager-v1", "compiled-v1")
+        again = search("auto", tmp_path)
+        stated = search(chosen.partition("-")[0], tmp_path)
+    assert measurements(caplog) == 1
+    assert [result.savings.steps_trained for result in (first, again, stated)] == [6, 0, 0]
+    assert [trial.value for trial in again.study.trials] == [trial.value for trial in first.study.trials]
+
+
+@needs_compiler
+@pytest.mark.parametrize("made_with", ["eager", "compiled"])
+def test_what_a_plan_was_made_with_wins(
+    made_with: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the default store: a folder per workload
+    search(made_with, None)
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        search("auto", None)
+    assert measurements(caplog) == 0
+    [folder] = (tmp_path / ".hpstage").iterdir()
+    assert numerics_of(folder) == f"{made_with}-v1"
+
+
+@pytest.mark.slow
+def test_workers_measure_and_train_by_what_was_chosen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        found = search("auto", tmp_path, DaskExecutor())
+        assert measurements(caplog) == 1
+        here = search("auto", tmp_path)  # in this process, which has not measured
+    assert measurements(caplog) == 1
+    assert [trial.value for trial in here.study.trials] == [trial.value for trial in found.study.trials]
+    assert here.savings.steps_trained == 0
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_workers_train_compiled_what_a_plan_has_compiled(tmp_path: Path) -> None:
+    expected = search("compiled", tmp_path / "here")
+    search("compiled", tmp_path / "there", DaskExecutor())
+    found = search("auto", tmp_path / "there", DaskExecutor())
+    assert found.savings.steps_trained == 0
+    assert [trial.value for trial in found.study.trials] == [trial.value for trial in expected.study.trials]
+    assert numerics_of(tmp_path / "there") == "compiled-v1"
+
+
+def test_a_journal_of_ones_own_is_looked_at_too(caplog: pytest.LogCaptureFixture) -> None:
+    journal = MemoryJournal()
+    search("eager", journal)
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        search("auto", journal)
+    assert measurements(caplog) == 0
+
+
+def test_measuring_leaves_no_trace_in_training() -> None:
+    expected = advance(fresh(Tiny()), 0, 6).state_dict()
+    trainable = TorchLoop(by("auto", Tiny)())
+    found = trainable.measure_backends(hp_at(0))
+    assert {"eager", "eager begins"} <= found.keys()
+    assert all(seconds >= 0 for seconds in found.values())
+    trainable.train_by("eager")
+    trainable.setup(hp_at(0))
+    assert str(advance(trainable, 0, 6).state_dict()) == str(expected)
+
+
+def test_a_backend_that_fails_is_left_out_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(TorchLoop):
+        def train(self, step: int, hp: object) -> None:
+            if self._numerics == "graphed":
+                raise UsageError("no graph here")
+            super().train(step, hp)  # type: ignore[arg-type]
+
+        def train_by(self, numerics: str) -> bool:
+            self._numerics = numerics
+            return False
+
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        found = measure(Failing(Tiny()), ["graphed", "eager"], hp_at(0))
+    assert found.keys() == {"eager", "eager begins"}
+    assert "numerics = 'graphed' is not considered: UsageError: no graph here" in caplog.text
