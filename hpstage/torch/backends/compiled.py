@@ -215,13 +215,13 @@ class CompiledBackend(StepBackend):
         return self._functions[function]
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.compiled += 1
-        if self.compiled > _MOST:
+        if self.compiled == _MOST:
             raise UsageError(
                 f"{type(self.subject).__name__}: a step was compiled {_MOST} times, since shapes or numbers that "
                 f"loss() reads are others again and again; give numerics = 'eager'"
             )
-        made = self.lower(graph, inputs)
+        made = self.lower(graph, inputs)  # torch may interrupt it, and begin again with fewer constants
+        self.compiled += 1
 
         def run(*args: Any) -> Any:
             self._runs = True

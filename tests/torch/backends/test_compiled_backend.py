@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +39,20 @@ def test_a_compiled_step_is_an_eager_one_up_to_rounding() -> None:
     assert compiled_of(compiled).compiled
     assert metrics(compiled) == pytest.approx(metrics(eager), rel=1e-4)
     assert metrics(compiled) != metrics(advance(fresh(Tiny()), 0, 9))
+
+
+@pytest.mark.slow
+def test_what_was_compiled_before_does_not_show(tmp_path: Path) -> None:
+    expected = forks_exactly(by("compiled", Tiny))
+    for attempt in range(2):  # with nothing in torch's caches on disk, and with what the first has left there
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.torch.backends.elsewhere"],
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == [2, expected], attempt
 
 
 class Weighted(Tiny):
