@@ -35,7 +35,8 @@ def backend_named(name: object) -> type[StepBackend]:
 
 def usable(device: torch.device) -> list[str]:
     """Return the names of the backends that can run here, for a search to choose from."""
-    return [name for name in names() if backend_named(name).missing(device) is None]
+    found = {name: backend_named(name) for name in names()}
+    return [name for name, backend in found.items() if backend.chosen_alone and backend.missing(device) is None]
 
 
 def choices(device: torch.device) -> dict[str, str]:
