@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpstage.torch.backends.stacked.planning import Plan, plan, same
-from hpstage.torch.backends.stacked.probes import probes
+from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
 from hpstage.torch.backends.stacked.refusal import NotStackable
 from hpstage.torch.backends.stacked.streams import Streams
@@ -54,7 +54,7 @@ class Builder:
         return self._programs[key]
 
     def _build(self, trace: Trace, width: int, example: Sequence[Tensor]) -> Program:
-        members = probes(trace, example, width, _SEEDS[0])
+        members = _probes(trace, example, width, _SEEDS[0])
         planned = plan(trace, members, self._streams(width))
         made = program(trace, planned)
         if width == 1:
@@ -68,7 +68,7 @@ class Builder:
 
     def _agrees(self, trace: Trace, made: Program, example: Sequence[Tensor]) -> bool:
         """Return whether a program gives each of other members what it is given alone."""
-        members = probes(trace, example, made.width, _SEEDS[1])
+        members = _probes(trace, example, made.width, _SEEDS[1])
         alone = self.program(trace, 1, example)
         together = _run(trace, made, members, self._streams(made.width))
         for slot, member in enumerate(members):
@@ -84,6 +84,13 @@ class Builder:
             generator = torch.Generator(self.device)
             states.append(generator.manual_seed(slot).get_state())
         return Streams(self.device, states)
+
+
+def _probes(trace: Trace, example: Sequence[Tensor], width: int, seed: int) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    states = len(trace.trained) + len(trace.kept)
+    batch = len(example) - states - len(trace.values)
+    return [probe(example, generator, states, batch, moved=trace.movable) for _ in range(width)]
 
 
 def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Streams) -> list[list[Tensor]]:

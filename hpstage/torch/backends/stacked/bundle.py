@@ -177,7 +177,8 @@ class Bundle:
         return before[1]
 
     def _column(self, values: Sequence[Any]) -> Tensor:
-        return torch.tensor([float(value) for value in values], dtype=torch.float64, device=self._builder.device)
+        dtype = next(iter(self._groups.values())).weight.dtype
+        return torch.tensor([float(value) for value in values], dtype=dtype, device=self._builder.device)
 
 
 def _fixed(trace: Trace, hp: Sequence[Mapping[str, Scalar]]) -> list[list[Scalar]]:

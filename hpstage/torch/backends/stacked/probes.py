@@ -7,31 +7,34 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hpstage.torch.backends.stacked.tracing import Trace
 
+def probe(
+    example: Sequence[Tensor], generator: torch.Generator, states: int, batch: int, *, moved: bool
+) -> list[Tensor]:
+    """Return inputs of a made-up member, near a real one's.
 
-def probes(trace: Trace, example: Sequence[Tensor], width: int, seed: int) -> list[list[Tensor]]:
-    """Return inputs of ``width`` made-up members, near a member's, ``example``.
+    Numbers of the model are changed in their ratio, so that what is positive stays so. The batch keeps its values,
+    since others may not be allowed; its samples change places.
 
-    Numbers are changed by up to a fifth, in their ratio, so that what is positive stays so; whole numbers, which may be
-    indices, stay in their range: they change places.
+    Args:
+        example: a member's inputs: ``states`` tensors of its model, hyper-parameters, ``batch`` tensors of its batch.
+        moved: whether samples change places.
     """
-    generator = torch.Generator().manual_seed(seed)
-    batch_begins = len(trace.trained) + len(trace.kept) + len(trace.values)
-    return [
-        [_near(tensor, generator, moved=index >= batch_begins) for index, tensor in enumerate(example)]
-        for _ in range(width)
-    ]
+    first = len(example) - batch
+    made = [_near(tensor, generator) for tensor in example[:states]]
+    made += [tensor.clone() for tensor in example[states:first]]
+    tensors = example[first:]
+    samples = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
+    order = torch.randperm(samples, generator=generator)
+    for tensor in tensors:
+        if moved and tensor.dim() and tensor.shape[0] == samples:
+            tensor = tensor[order.to(tensor.device)]
+        made.append(tensor.contiguous().clone())
+    return made
 
 
-def _near(tensor: Tensor, generator: torch.Generator, *, moved: bool) -> Tensor:
-    if tensor.is_floating_point():
-        factor = 0.8 + 0.4 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
-        noise = (
-            torch.zeros(()) if not moved else 0.05 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-        )
-        return (tensor * factor.to(tensor.device) + noise.to(tensor)).contiguous()
-    if moved and tensor.dim():
-        order = torch.randperm(tensor.shape[0], generator=generator)
-        return tensor[order.to(tensor.device)].contiguous()
-    return tensor.clone()
+def _near(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    factor = 0.8 + 0.4 * torch.rand(tensor.shape, generator=generator)
+    return (tensor * factor.to(tensor)).contiguous()

@@ -128,16 +128,18 @@ class StandInValues(Mapping[str, Any]):
 
     def __init__(self, hp: Mapping[str, Scalar]) -> None:
         self._hp = dict(hp)
-        self.tensors: Mapping[str, Tensor] = {}
+        self.tensors: Mapping[str, Tensor] | None = None
+        """What stands for floats, or None: then these are themselves, too."""
         self.fixed: dict[str, Scalar] = {}
         self._last: str | None = None
 
     def __getitem__(self, name: str) -> Any:
         value = self._hp[name]
-        if type(value) is float:
+        if type(value) is not float:
+            self.fixed[name] = value
+        elif self.tensors is not None:
             self._last = name
             return self.tensors[name]
-        self.fixed[name] = value
         return value
 
     def __iter__(self) -> Iterator[str]:

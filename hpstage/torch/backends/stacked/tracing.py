@@ -10,21 +10,21 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, functionalize
-from torch.fx import Graph, GraphModule, Node
+from torch.func import functionalize
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.cleaning import clean, lift_constants
+from hpstage.torch.backends.stacked.one_step import OneStep
+from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.refusal import NotStackable
-from hpstage.torch.backends.stacked.stand_ins import Recorded, StandInOptimizer, StandInValues
 from hpstage.torch.trainable import TorchTrainable
 
 Effects = Callable[[], Mapping[str, str]]
@@ -35,7 +35,7 @@ Effects = Callable[[], Mapping[str, str]]
 class Trace:
     """The graph of one member's step, up to the gradients.
 
-    Its inputs are, in this order, the tensors named in ``trained`` and ``kept``, one float64 tensor without dimensions
+    Its inputs are, in this order, the tensors named in ``trained`` and ``kept``, one tensor without dimensions
     for each of ``values``, the tensors of the batch, and ``constants``. Its outputs are the loss (None if ``update()``
     returns none), a gradient for each of ``trained``, and the new value of each of ``kept``.
     """
@@ -57,6 +57,8 @@ class Trace:
     """How often each of these has been changed."""
     draws: bool
     """Whether it draws random numbers from torch's generator."""
+    movable: bool = True
+    """Whether ``update()`` also trains on a batch whose samples are in another order."""
 
     @property
     def inputs(self) -> list[Node]:
@@ -99,107 +101,37 @@ def trace(
     Raises:
         NotStackable: ``update()`` needs Python at each step, or does more than compute gradients and step.
     """
-    who = f"{type(subject).__name__}.update()"
-    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    order = [(names.get(id(p)), index) for index, group in enumerate(optimizer.param_groups) for p in group["params"]]
-    if any(name is None for name, _ in order):
-        raise NotStackable(f"{type(optimizer).__name__} trains parameters that the model does not have")
-    for name, parameter in parameters.items():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise NotStackable(f"the parameter {name} has hooks, which see no gradients of a stack")
-    state = {name: tensor.detach().clone() for name, tensor in (parameters | buffers).items()}
-    numbers = {name: float(value) for name, value in hp.items() if type(value) is float}
-    leaves, spec = pytree.tree_flatten(batch)
-    tensors = [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
-    read = StandInValues(hp)
-    stepped: list[str] = []
-
-    def step(
-        state: dict[str, Tensor], values: dict[str, Tensor], tensors: list[Tensor], left: dict[str, Tensor]
-    ) -> list[Tensor | None]:
-        members = {
-            name: tensor.detach().requires_grad_(parameters[name].requires_grad)
-            if name in parameters
-            else tensor.clone()
-            for name, tensor in state.items()
-        }
-        for name, gradient in left.items():
-            members[name].grad = gradient.clone()
-        stand_in = StandInOptimizer(who, optimizer, {name: members[name] for name in parameters}, names)
-        read.tensors = values
-        batch_tensors = [tensor.clone() for tensor in tensors]
-        given = iter(batch_tensors)
-        inputs = pytree.tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-
-        def update(model: nn.Module) -> Any:
-            with Recorded(who, stand_in, (*members.values(), *batch_tensors)) as recorded:
-                loss = subject.update(model, stand_in, inputs)  # type: ignore[arg-type]
-            recorded.check()
-            return loss
-
-        with torch.enable_grad():
-            loss = functional_call(_Holder(model), {f"model.{k}": v for k, v in members.items()}, (update,))
-        if stand_in.gradients is None:
-            raise NotStackable(f"{who} has trained without a call of optimizer.step()")
-        if loss is not None and not isinstance(loss, Tensor):
-            raise NotStackable(f"{who} returned {type(loss).__name__}, where a stack needs a tensor")
-        stepped[:] = [name for name, gradient in stand_in.gradients.items() if gradient is not None]
-        kept = [members[name].detach() for name in members if name not in stepped]
-        gradients = [stand_in.gradients[name] for name in stepped]
-        return [None if loss is None else loss.detach().reshape(()), *gradients, *kept]
-
+    one = OneStep(subject, model, optimizer, batch, hp)
     before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
-    described = None if effects is None else dict(effects())
-    values = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
-    left = {name: torch.zeros_like(state[name]) for name, parameter in parameters.items() if parameter.requires_grad}
-    hp_before = subject.hp
-    object.__setattr__(subject, "hp", read)
+    described = {} if effects is None else dict(effects())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            graph = make_fx(step, decomposition_table=_IN_PLACE)(state, values, tensors, left)
+            recorded = make_fx(one, decomposition_table=_IN_PLACE)(one.state, one.values, one.tensors, one.left)
+            if random.getstate() != before[0] or not _same_state(np.random.get_state(), before[1]):
+                raise NotStackable(
+                    f"{one.who} draws from the generator of Python's random or of NumPy, not from torch's"
+                )
+            made = _finished(one, recorded)
+            return replace(made, movable=compared(made, one, before[2]))
     except NotStackable:
         raise
     except Exception as error:
-        raise NotStackable(f"{who} needs Python at each step{read.blamed()}: {_first_line(error)}") from error
+        raise NotStackable(f"{one.who} needs Python at each step{one.read.blamed()}: {_first_line(error)}") from error
     finally:
-        object.__setattr__(subject, "hp", hp_before)
-        drew = random.getstate() != before[0] or not _same_state(np.random.get_state(), before[1])
         random.setstate(before[0])
         np.random.set_state(before[1])
         torch.set_rng_state(before[2])
-    if drew:
-        raise NotStackable(f"{who} draws from the generator of Python's random or of NumPy, not from torch's")
-    if described is not None:
-        _no_effects(who, described, dict(effects()))  # type: ignore[misc]
-    return _finished(who, graph, (state, values, tensors, left), order, stepped, read)
+        if effects is not None:
+            _no_effects(one.who, described, dict(effects()))
 
 
-class _Holder(nn.Module):
-    """Calls a function of a model whose parameters are replaced meanwhile."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
-        return function(self.model)
-
-
-def _finished(
-    who: str,
-    recorded: GraphModule,
-    examples: tuple[dict[str, Tensor], dict[str, Tensor], list[Tensor], dict[str, Tensor]],
-    order: list[tuple[str | None, int]],
-    stepped: list[str],
-    read: StandInValues,
-) -> Trace:
-    state, values, tensors, left = examples
+def _finished(one: OneStep, recorded: GraphModule) -> Trace:
+    who, state, values, left, stepped = one.who, one.state, one.values, one.left, one.stepped
     run, constants = lift_constants(recorded)
     if not all(isinstance(constant, Tensor) for constant in constants):
         raise NotStackable(f"{who} draws from a generator of its own, or uses another object of torch's")
-    flat = [*state.values(), *values.values(), *tensors, *left.values(), *constants]
+    flat = [*state.values(), *values.values(), *one.tensors, *left.values(), *constants]
     graph = make_fx(functionalize(run, remove="mutations"))(*flat).graph
     clean(graph)
     draws = False
@@ -225,10 +157,9 @@ def _finished(
     kept = tuple(name for name in state if name not in trained)
     for name in reversed((*stepped, *kept)):
         graph._root.append(by_name[name])  # the order that is promised
-    index = {name: index for name, index in order if name is not None}
     versions = tuple(constant._version for constant in constants)
-    groups = tuple(index[name] for name in stepped)
-    return Trace(graph, tuple(stepped), groups, kept, used, read.fixed, tuple(constants), versions, draws)
+    groups = tuple(one.groups[name] for name in stepped)
+    return Trace(graph, tuple(stepped), groups, kept, used, dict(one.read.fixed), tuple(constants), versions, draws)
 
 
 def _batch_norm(
@@ -263,3 +194,50 @@ def _no_effects(who: str, before: dict[str, str], after: dict[str, str]) -> None
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def compared(made: Trace, one: OneStep, stream: Tensor) -> bool:
+    """Compare a recording with ``update()`` itself, on other parameters and on a batch in another order.
+
+    Returns:
+        Whether ``update()`` takes a batch in another order; else it is compared on that of the recording.
+
+    Raises:
+        NotStackable: they differ by more than rounding.
+    """
+    example = [one.state[name] for name in (*made.trained, *made.kept)]
+    example += [one.values[name] for name in made.values] + one.tensors
+    generator = torch.Generator().manual_seed(0)
+    for moved in (True, False):
+        inputs = probe(example, generator, len(made.trained) + len(made.kept), len(one.tensors), moved=moved)
+        state = dict(zip((*made.trained, *made.kept), inputs, strict=False))
+        torch.set_rng_state(stream)
+        try:
+            expected = one(
+                {name: state[name] for name in one.state}, None, inputs[len(inputs) - len(one.tensors) :], one.left
+            )
+        except NotStackable:
+            raise
+        except Exception:
+            if not moved:
+                raise
+            continue
+        break
+    torch.set_rng_state(stream)
+    found = Interpreter(GraphModule({}, made.graph)).run(*inputs, *made.constants, enable_io_processing=False)
+    if one.stepped != list(made.trained) or not all(map(_close, found, expected)):
+        raise NotStackable(
+            f"{one.who} does other things with other values: Python decides in it by what a recording cannot see"
+        )
+    return moved
+
+
+def _close(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    scale = b.nan_to_num().abs().max() if b.numel() else torch.zeros(())
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(scale) + 1e-12, equal_nan=True)
