@@ -32,6 +32,17 @@ _ROUNDS = 100  # in which they are made, at most
 
 _getitem = operator.getitem
 
+# BLAS takes other paths for operands at other addresses, and few values show it.
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+    torch.ops.aten.mv.default,
+    torch.ops.aten.addmv.default,
+    torch.ops.aten.dot.default,
+}
+
 VECTOR = 32
 """Elements after which no vectorised loop has a remainder, which may be computed in another way."""
 
@@ -99,6 +110,8 @@ def plan(trace: Trace, members: list[list[Tensor]], streams: Streams) -> Plan:
 def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dict[Node, Any]) -> None:
     reference = alone[node]
     inputs = [arg for arg in node.all_input_nodes if arg not in plan.constants]
+    if node.target in _PRODUCTS and not all(_fits(part) for part in (reference[0], *(alone[arg][0] for arg in inputs))):
+        return
     if node.target is _getitem:
         source = inputs[0]
         if source in plan.stacked:
@@ -130,6 +143,11 @@ def _propose(plan: Plan, node: Node, alone: dict[Node, list[Any]], together: dic
     plan.together[node] = seconds
     if isinstance(outcome, Tensor):
         plan.strides[node] = outcome.stride(0) * outcome.element_size()
+
+
+def _fits(example: Tensor) -> bool:
+    """Return whether members are as aligned in a stack as they are alone, whatever its layout."""
+    return example.numel() * example.element_size() % ALIGNMENT == 0
 
 
 def _holds(
