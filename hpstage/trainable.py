@@ -20,7 +20,8 @@ class Trainable(Protocol):
     that step (whole numbers are ``int``, others ``float``, ``str``, ``bool`` or ``None``).
 
     Optional methods are called if defined: ``synchronize()`` before time is measured, ``announce(report)`` before
-    each step with whether the state after it will be evaluated or kept, ``close()`` at the end, ``portrait()`` (paths
+    each step with whether the state after it will be evaluated or kept, ``foresee(names)`` before each stretch of
+    training with the hyper-parameters that change in it, ``close()`` at the end, ``portrait()`` (paths
     and short strings of everything that training has changed, by which two runs are compared), ``describe_data()`` (a
     short string) and ``describe_environment()`` (a dict of short strings) for anything else that affects bits.
     """

@@ -24,7 +24,7 @@ from hpstage.errors import (
     StopTraining,
     UsageError,
 )
-from hpstage.execution.flight import Control, Due, Flight, Values
+from hpstage.execution.flight import Control, Due, Flight, Values, changing
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ForkVerified, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
@@ -83,6 +83,7 @@ class ChainRunner:
         self._stands_at: StateKey | None = None  # the trainable's current state, if it has a key
         self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
+        self._foresee: Callable[[frozenset[str]], None] | None = getattr(trainable, "foresee", None)
         self._unverified: Callable[[], frozenset[str]] | None = getattr(trainable, "unverified", None)
         self._verifications_left = _VERIFICATIONS
         self._end_is_verified = False
@@ -92,6 +93,8 @@ class ChainRunner:
         flight = Flight(chain)
         try:
             self._checkpoints.enter(lambda: bool(control.stopped) or control.paused)
+            if self._foresee is not None:
+                self._foresee(changing(chain))
             self._enter(chain, flight)
         except CheckpointError as error:
             yield self._over(flight, _outcome(error), message=str(error))

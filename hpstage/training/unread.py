@@ -15,6 +15,7 @@ from hpstage.training.capture.reach import functions_reached
 
 _READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2"}
 _SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever they were passed on to
+_THROUGH = {"items", "keys", "values", "update"}  # methods of a dict
 _PARTS = re.compile(r"[\W_]")
 
 _CODE = (type, types.FunctionType, types.MethodType, functools.partial)
@@ -45,6 +46,14 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str]:
         words |= _optimizers_fields()
     close = {name: difflib.get_close_matches(name, sorted(words), n=1) for name in unknown if name not in words}
     return {name: found[0] for name, found in close.items() if found}
+
+
+def may_read(code: object, name: str) -> bool:
+    """Whether the user's code, a class or function with all that it leads to, mentions a hyper-parameter, or takes all
+    values one by one or passes them on, so that any may be read."""
+    functions = functions_reached(code)
+    words = {word for function in functions for word in _words(function.__code__)}
+    return not functions or any(map(_spreads, functions)) or bool(words & _THROUGH) or _mentioned(name, words)
 
 
 def _mentioned(name: str, words: set[str]) -> bool:

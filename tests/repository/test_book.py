@@ -35,7 +35,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in ended.stderr and "is deprecated" not in ended.stderr
     assert not re.search("^(WARNING|Trial .* failed)", ended.stderr, re.MULTILINE)
 
 

@@ -220,6 +220,24 @@ def test_a_scheduler_and_a_schedule_of_one_field_are_refused_where_they_meet() -
         trainer.train(EPOCH + 1, {**HP, "lr": 0.02})
 
 
+def test_a_scheduler_and_a_schedule_of_the_rate_are_refused_at_the_first_step(tmp_path: Path) -> None:
+    study = optuna.create_study()
+    with pytest.raises(TrainingError, match=r"'lr', and a StepLR of configure_optimizers\(\): let one of them decide"):
+        hpstage.optimize(
+            study,
+            CASES["step per epoch"].trainable(),
+            lambda trial: {**HP, "lr": s.multistep(0.1, [7], gamma=0.1)},
+            metric="val_loss",
+            steps=10,
+            n_trials=1,
+            catch=(),
+            executor=hpstage.InlineExecutor(),
+            store=tmp_path,
+        )
+    assert study.trials[0].user_attrs["hpstage:steps"] == 10
+    assert hpstage.open(tmp_path).plan.totals.steps_trained == 0
+
+
 @pytest.mark.filterwarnings("ignore:.*no `validation_step`")
 def test_a_change_that_nothing_reads_is_refused() -> None:
     class Fixed(L.LightningModule):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("transformers")
 
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from hpstage.torch.transformers.trainable import _say_unused
 from tests.torch.hugging_face import (
     OUTPUT,
     Stopping,
@@ -77,6 +79,21 @@ def test_a_hyper_parameter_that_nothing_reads_is_refused_by_name(hp: dict[str, A
         trained(fresh(setup(), hp), lambda step: hp, 0, 1)
 
 
+def passes_on(hp: dict[str, Any]) -> Any:
+    return bert({**hp, "width": 8})
+
+
+@pytest.mark.parametrize(
+    ("model_init", "name", "meant"),
+    [(bert, "lr", "learning_rate"), (bert, "weight_decy", "weight_decay"), (passes_on, "lr", None), (bert, "z", None)],
+)
+def test_a_misspelt_field_is_refused_though_model_init_takes_values(model_init: Any, name: str, meant: Any) -> None:
+    hp = {name: 0.1, "width": 8}
+    refused = pytest.raises(UsageError, match=f"'{name}'.*did you mean '{meant}'.*model_init does not mention it")
+    with refused if meant else nullcontext():
+        trained(fresh(setup(model_init=model_init), hp), lambda step: hp, 0, 1)
+
+
 @pytest.mark.parametrize(
     ("make", "hp_at", "told"),
     [
@@ -96,7 +113,11 @@ def test_what_cannot_go_on_is_said(make: Callable[[], Any], hp_at: Callable[[int
         trained(fresh(make(), hp_at(0)), hp_at, 0, 4)
 
 
-def test_a_scheduler_that_is_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_scheduler_that_is_not_used_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    told = "lr_scheduler_type='cosine' of TrainingArguments is not used"
+    _say_unused.cache_clear()
     with caplog.at_level(logging.WARNING, "hpstage"):
-        fresh(setup(args=arguments(lr_scheduler_type="cosine")), {"learning_rate": 0.1}).evaluate()
-    assert "lr_scheduler_type='cosine' of TrainingArguments is not used" in caplog.text
+        for kind in ("cosine", "cosine", "linear"):  # the last by default
+            fresh(setup(args=arguments(lr_scheduler_type=kind)), {"learning_rate": 0.1}).evaluate()
+    assert [record.getMessage().startswith("learning_rate follows") for record in caplog.records] == [True]
+    assert told in caplog.text

@@ -1,5 +1,10 @@
 """Lightning: LightningModule and LightningDataModule, trained by Lightning's own Trainer, forkable at any step."""
 
+import warnings
+
 from hpstage.torch.lightning.trainable import LightningTrainable
+
+# Lightning 2.6 under torch 2.13: of its own code, told again in each process of a search.
+warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning, r"lightning\.pytorch\.utilities\._pytree")
 
 __all__ = ["LightningTrainable"]

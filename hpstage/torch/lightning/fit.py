@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,6 +99,12 @@ class Session:
         self._progress.load_state_dict(state)
         self._batches.samples, self._batches.batch_size = state["samples"], state["batch_size"]
         self._steering.hp, self._steering.steered = state["hp"], set(state["steered"])
+
+    def refuse_scheduled_twice(self, names: Collection[str]) -> None:
+        """Raise :class:`UsageError` if one of these hyper-parameters, which change, is a rate that a scheduler sets."""
+        assert self._steering is not None
+        for config in self.trainer.strategy.lr_scheduler_configs:
+            self._steering.refuse_scheduled_twice(names, config.scheduler)
 
     def end(self) -> None:
         """Pause where training is over. There is no step after it."""

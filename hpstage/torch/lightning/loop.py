@@ -40,6 +40,7 @@ class LightningLoop(FunctionTrainable):
         self._name = subject.name
         self._data: Data | None = None
         self._contents: Contents | None = None
+        self._foreseen: frozenset[str] = frozenset()
         # The roots must not refer to self, as in FunctionTrainable. The model is the first, since others lead to it.
         self._reached: dict[str, object] = {"module": subject.module, "callbacks": subject.callbacks}
         attached, reached = self._attached, self._reached
@@ -48,9 +49,14 @@ class LightningLoop(FunctionTrainable):
     def announce(self, report: bool) -> None:
         """Do nothing: a state can be validated at any time."""
 
+    def foresee(self, names: frozenset[str]) -> None:
+        self._foreseen = names
+
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        super().train(step, hp)
+        self._begun()
         session: Session = self._attached["fit"]
+        session.refuse_scheduled_twice(self._foreseen)
+        super().train(step, hp)
         if session.ended:
             raise StopTraining(f"{session.why()} in step {step}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,23 @@ class Steering:
                             f"the hyper-parameter {unread!r} is {value!r}, but configure_optimizers() has built a "
                             f"param group with {field}={plain(group[field])!r}: {takes}; make it an argument of that"
                         )
+
+    def refuse_scheduled_twice(self, names: Collection[str], scheduler: Any) -> None:
+        """Refuse schedules of a learning rate that a scheduler of ``configure_optimizers`` sets, too.
+
+        Args:
+            names: the hyper-parameters that change.
+
+        Raises:
+            UsageError: there is one.
+        """
+        for name in names:
+            if any("lr" in _values(group, {name: 0}) for group in scheduler.optimizer.param_groups):
+                raise UsageError(
+                    f"the learning rate has a schedule, the hyper-parameter {name!r}, and a {type(scheduler).__name__} "
+                    f"of configure_optimizers(): let one of them decide. Keep the hyper-parameter constant, or put the "
+                    f"whole course into its schedule"
+                )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
         """Let the values of a step take effect.

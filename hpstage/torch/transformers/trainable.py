@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import logging
 import math
@@ -22,6 +23,7 @@ from hpstage.torch.trainable import TorchTrainable
 from hpstage.torch.transformers.arguments import Arguments, detach
 from hpstage.torch.transformers.groups import built, group_values
 from hpstage.torch.transformers.refusals import see_callbacks, see_trainer
+from hpstage.training.unread import may_read
 
 logger = logging.getLogger("hpstage")
 
@@ -159,12 +161,8 @@ class TrainerTrainable(TorchTrainable):
         if "learning_rate" not in hp:
             trainer.state.max_steps = self._length(trainer.args)
             trainer.create_scheduler(num_training_steps=trainer.state.max_steps)
-        elif trainer.args.lr_scheduler_type != "constant":
-            logger.warning(
-                "learning_rate follows its schedule; lr_scheduler_type=%r of TrainingArguments is not used "
-                "(lr_scheduler_type='constant' says so)",
-                trainer.args.lr_scheduler_type.value,
-            )
+        elif self.arguments.fields.get("lr_scheduler_type", "constant") != "constant":  # given, and not by default
+            _say_unused(self.arguments.fields["lr_scheduler_type"])
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = model, trainer.optimizer, trainer.lr_scheduler
         trainer.is_in_train = True
@@ -230,15 +228,16 @@ class TrainerTrainable(TorchTrainable):
     def _see_names(self, hp: Mapping[str, Scalar]) -> None:
         """Refuse hyper-parameters that nothing reads."""
         fields = self.arguments.named(hp)
-        if self.model_init is not None and _takes_values(self.model_init):
-            return
+        given = self.model_init is not None and _takes_values(self.model_init)
         for name in hp:
-            if name not in fields:
-                raise UsageError(
-                    f"nothing reads the hyper-parameter {name!r}: it is no field of {self.arguments.kind.__name__}"
-                    f"{self.arguments.suggestion(name)}, and there is no model_init that takes an argument. For one "
-                    f"that your Trainer reads, add a field to a subclass of TrainingArguments"
-                )
+            meant = self.arguments.suggestion(name)
+            if name in fields or (given and (not meant or may_read(self.model_init, name))):
+                continue  # names unlike any field may be read in ways that cannot be followed
+            without = "model_init does not mention it" if given else "there is no model_init that takes an argument"
+            raise UsageError(
+                f"nothing reads the hyper-parameter {name!r}: it is no field of {self.arguments.kind.__name__}{meant}, "
+                f"and {without}. For one that your Trainer reads, add a field to a subclass of TrainingArguments"
+            )
 
     def _follow(self) -> None:
         """Set the fields of ``trainer.args`` that hyper-parameters name to the present values."""
@@ -294,6 +293,16 @@ class _Samples:
 
 
 _OF_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
+
+
+@functools.cache
+def _say_unused(scheduler: str) -> None:
+    """Say it once in a process, not for each trial."""
+    logger.warning(
+        "learning_rate follows its schedule; lr_scheduler_type=%r of TrainingArguments is not used "
+        "(lr_scheduler_type='constant' says so)",
+        scheduler,
+    )
 
 
 def _takes_values(model_init: Callable[..., Any]) -> bool:
