@@ -21,8 +21,9 @@ _DTYPES = frozenset(
 
 
 def is_array(value: object) -> bool:
+    """Whether this is an array of JAX or of its keys, and not a value that ``jax.jit`` or ``jax.grad`` traces."""
     jax = sys.modules.get("jax")
-    return jax is not None and isinstance(value, jax.Array)
+    return jax is not None and isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
 
 
 def split(value: Any) -> tuple[Described, Any] | str:
@@ -31,8 +32,8 @@ def split(value: Any) -> tuple[Described, Any] | str:
     import jax
     import numpy
 
-    if isinstance(value, jax.core.Tracer):
-        return "is a traced value of jax.jit or jax.grad, not an array"
+    if value.is_deleted():
+        return "is an array of JAX that was donated to a jitted function, and is gone"
     if not value.is_fully_addressable or len(value.devices()) > 1:
         return "is an array of JAX on several devices"
     if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):

@@ -14,6 +14,7 @@ import hpstage
 from hpstage.checkpoints.state_tree import clone, digest, reread
 from hpstage.errors import StateError
 from hpstage.testing import TrainableContract
+from hpstage.testing.trainable import fresh, trained
 from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 
@@ -84,6 +85,22 @@ def test_states_differ_by_dtype_weakness_and_kind_of_keys() -> None:
     assert len({*map(digest, states)}) == len(states)
 
 
+def donated(array: Any) -> Any:
+    array.delete()
+    return array
+
+
+class Constant(Digits):  # type: ignore[misc]
+    """Holds what no state could, and does not change it."""
+
+    def __init__(self) -> None:
+        self.held = [jnp.ones(2, jnp.float8_e4m3fn), jnp.broadcast_to(jnp.asarray(1.0), (3,)), donated(jnp.ones(2))]
+
+
+def test_arrays_that_cannot_be_state_may_be_held() -> None:
+    trained(fresh(Constant(), hp_at), hp_at, 0, 2)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -92,6 +109,7 @@ def test_states_differ_by_dtype_weakness_and_kind_of_keys() -> None:
             r"an array of JAX with a weak dtype \(float32\): give it one",
         ),
         (lambda: jnp.ones(2, jnp.float8_e4m3fn), "an array of JAX of dtype float8_e4m3fn"),
+        (lambda: donated(jnp.ones(2)), "an array of JAX that was donated"),
     ],
 )
 def test_what_cannot_be_restored_is_refused_by_its_path(make: Callable[[], Any], reason: str) -> None:

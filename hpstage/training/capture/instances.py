@@ -14,6 +14,7 @@ import xxhash
 
 from hpstage.checkpoints import jax_arrays
 from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import StateError
 from hpstage.training.capture.imports import loaded
 from hpstage.training.capture.kind import (
     LEADS_NOWHERE,
@@ -211,8 +212,11 @@ class Foreign(Instance):
 
 
 def _inside(obj: Any) -> bytes | str | None:
-    if jax_arrays.is_array(obj) and not obj.is_deleted():
-        return digest(obj)  # of all of it, once: an array of JAX never changes
+    if jax_arrays.is_array(obj):
+        try:
+            return digest(obj)  # of all of it, once: an array of JAX never changes
+        except StateError:
+            return pickled(obj) or "gone"  # none that a state could hold
     try:
         with memoryview(obj) as memory:
             if not memory.readonly and memory.nbytes <= _LONGEST:

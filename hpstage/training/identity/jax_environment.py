@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 _SETTINGS = ("enable_x64", "default_matmul_precision", "default_prng_impl", "threefry_partitionable")
 
@@ -19,5 +20,5 @@ def describe() -> dict[str, str]:
         "jax settings": ", ".join(f"{name} {getattr(jax.config, f'jax_{name}')}" for name in _SETTINGS),
     }
     if device.platform == "cpu":
-        described["jax threads"] = str(len(os.sched_getaffinity(0)))
+        described["jax threads"] = str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())
     return described
