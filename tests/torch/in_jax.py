@@ -1,4 +1,4 @@
-"""JAX through the five methods: arrays and keys are state, forked bit for bit."""
+"""JAX through the five methods: arrays and keys are state, forked bit for bit. Run by test_jax_and_keras.py."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def hp_at(step: int) -> dict[str, Any]:
     return {"lr": 0.1 if step < 3 else 0.01, "noise": 0 if step < 1 else 0.2, "seed": 1}
 
 
+@pytest.mark.slow  # to compile; the search below forks, too
 class TestDigitsInJAX(TrainableContract):
     steps, fork = 5, 2
 
@@ -40,6 +41,7 @@ class TestDigitsInJAX(TrainableContract):
         return hp_at
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "make",
     [

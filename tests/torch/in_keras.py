@@ -1,4 +1,4 @@
-"""Keras through the five methods: its variables are the state, forked bit for bit."""
+"""Keras through the five methods: its variables are the state, forked bit for bit. Run by test_jax_and_keras.py."""
 
 from __future__ import annotations
 
