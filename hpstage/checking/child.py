@@ -23,7 +23,7 @@ from hpstage.checking.snapshot import snapshot
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import HpstageError
-from hpstage.execution.runner import outcome_of
+from hpstage.execution.outcomes import outcome_of
 from hpstage.plan.facts import StateKey
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics, noisy_of

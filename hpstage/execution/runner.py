@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
-import traceback
 from collections.abc import Callable, Generator, Mapping
 from typing import Literal
 
@@ -15,16 +13,13 @@ from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import (
-    CheckpointCorrupt,
     CheckpointError,
-    CheckpointFull,
-    CheckpointMissing,
     NonFiniteLoss,
     StateError,
-    StopTraining,
     UsageError,
 )
 from hpstage.execution.flight import Control, Due, Flight, Values, changing
+from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ForkVerified, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
@@ -97,23 +92,23 @@ class ChainRunner:
                 self._foresee(changing(chain))
             self._enter(chain, flight)
         except CheckpointError as error:
-            yield self._over(flight, _outcome(error), message=str(error))
+            yield self._over(flight, outcome_of_store(error), message=str(error))
             return
         except Exception as error:
             if chain.source is None and outcome_of(error) == "pruned":
                 yield from self._end(flight, error)
                 yield self._over(flight, "done")
             else:
-                yield self._over(flight, "failed", failure=_failure(error))
+                yield self._over(flight, "failed", failure=failure_of(error, __file__))
             return
         try:
             outcome = yield from self._train(flight, control)
         except CheckpointError as error:
-            yield self._over(flight, _outcome(error), message=str(error))
+            yield self._over(flight, outcome_of_store(error), message=str(error))
         except Exception as error:
             if flight.at_boundary:
                 flight.step -= 1  # the state cannot be taken, as if the step before it had failed
-            yield self._over(flight, "failed", failure=_failure(error))
+            yield self._over(flight, "failed", failure=failure_of(error, __file__))
         else:
             yield self._over(flight, outcome)
 
@@ -378,7 +373,7 @@ class ChainRunner:
             except Exception as error:
                 if is_last:
                     raise
-                failure = _failure(error)
+                failure = failure_of(error, __file__)
         evaluated = time.perf_counter()
         if boundary.keep:
             self._stands_at = boundary.key
@@ -435,33 +430,3 @@ class ChainRunner:
             wasted_steps=max(0, flight.step - flight.since),
             wasted_seconds=flight.train_seconds + flight.load_seconds,
         )
-
-
-def _outcome(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]:
-    """Return how a chain ends after an error of its checkpoints. Unknown errors are treated as temporary."""
-    if isinstance(error, CheckpointMissing | CheckpointCorrupt):
-        return "unreadable"
-    return "full" if isinstance(error, CheckpointFull) else "cut_off"
-
-
-def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
-    """Return how an exception of the user's code ends training, ``None`` for a failure."""
-    if isinstance(error, StopTraining):
-        return "complete"
-    optuna = sys.modules.get("optuna")
-    is_pruned = optuna is not None and isinstance(error, optuna.TrialPruned)
-    return "pruned" if is_pruned or isinstance(error, NonFiniteLoss) else None
-
-
-def _failure(error: BaseException) -> UserFailure:
-    """Convert an exception to text, its traceback cut to the user's frames."""
-    frames = error.__traceback__
-    here = __file__
-    while frames is not None and frames.tb_frame.f_code.co_filename == here:
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
-    summary = traceback.format_exception_only(type(error), error)[-1].strip()
-    if isinstance(error, StopTraining):
-        summary += " (raise it in a training step, or leave the loop of a function: it ends no setup and no evaluation)"
-    return UserFailure(summary=summary, traceback=text, kinds=kinds)

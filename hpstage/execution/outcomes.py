@@ -1,0 +1,46 @@
+"""What an exception in a chain means: how training ends, how the chain does, and what the user is told."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Literal
+
+from hpstage.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointFull,
+    CheckpointMissing,
+    NonFiniteLoss,
+    StopTraining,
+)
+from hpstage.plan.facts import UserFailure
+
+
+def outcome_of_store(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]:
+    """Return how a chain ends after an error of its checkpoints. Unknown errors are treated as temporary."""
+    if isinstance(error, CheckpointMissing | CheckpointCorrupt):
+        return "unreadable"
+    return "full" if isinstance(error, CheckpointFull) else "cut_off"
+
+
+def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
+    """Return how an exception of the user's code ends training, ``None`` for a failure."""
+    if isinstance(error, StopTraining):
+        return "complete"
+    optuna = sys.modules.get("optuna")
+    is_pruned = optuna is not None and isinstance(error, optuna.TrialPruned)
+    return "pruned" if is_pruned or isinstance(error, NonFiniteLoss) else None
+
+
+def failure_of(error: BaseException, within: str) -> UserFailure:
+    """Convert an exception to text, its traceback cut to what follows the frames of the file ``within``: the user's."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == within:
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
+    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    if isinstance(error, StopTraining):
+        summary += " (raise it in a training step, or leave the loop of a function: it ends no setup and no evaluation)"
+    return UserFailure(summary=summary, traceback=text, kinds=kinds)
