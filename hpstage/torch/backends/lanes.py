@@ -102,19 +102,13 @@ class StackedLoop(TorchLoop):
         return built
 
     def _build(self) -> None:
-        # What model() sets on the object would be that of the last lane that was built.
-        before = dict(vars(self._user))
         super()._build()
-        for name, value in vars(self._user).items():
-            if name != "hp" and name in self._set_by_setup(before) and value is not before.get(name):
-                raise UsageError(
-                    f"{type(self._user).__name__}.model() or optimizer() sets self.{name}, and under numerics="
-                    f"'stacked' several models of this object are trained at a time: keep it in the model, or use "
-                    f"numerics='eager'"
-                )
-
-    def _set_by_setup(self, before: Mapping[str, object]) -> set[str]:
-        return set(vars(self._user)) - self._made.keys()
+        # What model() sets on the object would be that of the last lane that was built.
+        for name in self._world.set_since_reset("self"):
+            raise UsageError(
+                f"{type(self._user).__name__}.model() or optimizer() sets self.{name}, and under numerics = 'stacked' "
+                f"several models of this object are trained at a time: keep it in the model, or give numerics = 'eager'"
+            )
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
         """Raise :class:`UsageError` if a first step cannot be stacked."""

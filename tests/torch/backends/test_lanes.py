@@ -137,6 +137,22 @@ def test_chains_of_all_lanes_were_trained() -> None:
     assert any(fact.source == "live" for fact in facts if isinstance(fact, StateReached))
 
 
+class Named(Siblings):
+    """Has attributes of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def dataset(self) -> Any:
+        self.held_out = X, Y
+        return super().dataset()
+
+
+def test_an_object_with_attributes_is_trained_by_all_lanes() -> None:
+    alone, together = (search(Named("it"), stacked, n_trials=4) for stacked in (1, 3))
+    assert [trial.value for trial in alone.study.trials] == [trial.value for trial in together.study.trials]
+
+
 class Averaging(Siblings):
     def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
