@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--stacked", type=int, default=16, metavar="K", help="siblings as one at most (default: 16)")
+    parser.add_argument("--stacked", type=int, default=8, metavar="K", help="siblings as one at most (default: 8)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--inline", action="store_true", help="in this process, instead of on Dask workers")
     parser.add_argument("--rounds", type=int, default=3)

@@ -56,7 +56,7 @@ class TorchTrainable(ABC):
     bits (a *numerics class*), which is part of the keys of states: a search never mixes two. ``"auto"`` measures them
     before the search, takes the fastest, and stays with it on this store."""
 
-    max_stacked: int = 16
+    max_stacked: int = 8
     """With ``numerics = "stacked"``, the most siblings that a worker trains as one. It does not show in the bits."""
 
     num_workers: int = 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpstage.errors import NonFiniteLoss, UsageError
 from hpstage.schedule import Scalar
+from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked_backend import refusal
@@ -100,6 +101,10 @@ class StackedLoop(TorchLoop):
             self._behind = False
         self._give_values()
         return built
+
+    def _steps_by(self) -> StepBackend:
+        first = self.stack.first
+        return super()._steps_by() if self is first else first._steps_by()
 
     def _build(self) -> None:
         super()._build()
