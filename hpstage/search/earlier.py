@@ -57,6 +57,7 @@ def lengthened(
             continue  # a fork that could not be made
         origins[planned.id] = planned.id if proposed.extends is None else origins[proposed.extends]
         schedules, length, keep_at = dict(planned.schedules), planned.steps, planned.keep_at
+        plateaus = dict(planned.plateaus)
         if length < steps:
             try:
                 first = int(str(origins[planned.id]).rpartition("/")[2])
@@ -70,25 +71,31 @@ def lengthened(
                     f"proposed with ({error}); extend a search with its own space"
                 ) from error
             schedules, length, keep_at = dict(described.schedules), described.steps, described.keep_at
+            plateaus = dict(described.plateaus)
             if length < planned.steps:
                 raise UsageError(
                     f"trial {frozen.number} had {planned.steps} steps, and the space now gives it {length}; an "
                     f"extension continues what was trained: let space() return as many steps or more"
                 )
-            for name, plateau in described.plateaus.items():
+            for name, plateau in plateaus.items():
                 if _without_end(planned.plateaus.get(name)) == _without_end(plateau):
                     schedules[name] = _held(planned.schedules[name], length)
+                elif plateau.looks(planned.steps):
+                    raise _another(frozen.number, name, planned.steps)  # it may have decided otherwise
             if proposed.fork is not None:
                 schedules = grown(longer[proposed.fork.donor].schedules, proposed.fork.step, schedules)
             for name, before in planned.schedules.items():
                 if name not in schedules or schedules[name].until(planned.steps) != before:
-                    raise UsageError(
-                        f"trial {frozen.number} had another schedule of {name!r} in its first {planned.steps} "
-                        f"steps; an extension continues what was trained: let space() return the same schedules "
-                        f"up to there"
-                    )
-        longer[planned.id] = TrialAdded(planned.id, schedules, length, keep_at, dict(planned.plateaus))
+                    raise _another(frozen.number, name, planned.steps)
+        longer[planned.id] = TrialAdded(planned.id, schedules, length, keep_at, plateaus)
     return list(longer.values())
+
+
+def _another(trial: int, name: str, steps: int) -> UsageError:
+    return UsageError(
+        f"trial {trial} had another schedule of {name!r} in its first {steps} steps; an extension continues what was "
+        f"trained: let space() return the same schedules up to there"
+    )
 
 
 def _without_end(plateau: Plateau | None) -> Plateau | None:

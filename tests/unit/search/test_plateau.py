@@ -205,6 +205,45 @@ def test_an_extended_search_is_the_longer_one(tmp_path: Path) -> None:
     assert longer.plan.totals.steps_trained == at_once.savings.steps_trained
 
 
+def _hasty(**changes: Any) -> Plateau:
+    return s.plateau(1.0, factor=0.5, **({"patience": 1, "metric": "loss"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (_hasty().until(6), _hasty().until(14)),
+        (_hasty().until(6), _hasty()),
+        (1.0, s.constant(1.0).until(6).then(_hasty())),
+        (1.0, s.constant(1.0).until(7).then(_hasty(patience=0))),
+        (_hasty(patience=9), s.multistep(1.0, milestones=[8], gamma=0.5)),
+    ],
+    ids=["bounded", "no longer bounded", "from its end on", "later", "fixed"],
+)
+def test_an_extension_goes_on_as_the_space_now_says(before: object, after: object, tmp_path: Path) -> None:
+    short = search(lambda trial: {"lr": before}, n_trials=1, steps=6, store=tmp_path)
+    longer = search(lambda trial: {"lr": after}, n_trials=1, steps=14, store=tmp_path, study=short.study, extend=True)
+    at_once = search(lambda trial: {"lr": after}, n_trials=1, steps=14)
+    assert longer.schedules(1) == at_once.schedules(0)
+    assert longer.study.trials[1].value == at_once.study.best_value
+    assert len(set(at_once.schedules(0)["lr"].values(14))) > 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (_hasty(patience=9), _hasty(patience=0)),
+        (_hasty(patience=9), _hasty(patience=9, metric="score")),
+        (1.0, _hasty(patience=0)),
+    ],
+    ids=["patience", "metric", "constant"],
+)
+def test_an_extension_does_not_decide_anew_what_is_trained(before: object, after: object, tmp_path: Path) -> None:
+    short = search(lambda trial: {"lr": before}, n_trials=1, steps=6, store=tmp_path)
+    with pytest.raises(UsageError, match="trial 0 had another schedule of 'lr' in its first 6 steps"):
+        search(lambda trial: {"lr": after}, n_trials=1, steps=14, store=tmp_path, study=short.study, extend=True)
+
+
 def test_alone_without_sharing_it_is_the_same() -> None:
     shared, separate = search(n_trials=5), search(n_trials=5, sharing=False)
     assert [trial.value for trial in shared.study.trials] == [trial.value for trial in separate.study.trials]
