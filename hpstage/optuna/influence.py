@@ -10,7 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from hpstage.optuna.private import Drawn, contains
 from hpstage.schedule import Schedule, agreement
-from hpstage.schedule.space import Space, describe
+from hpstage.schedule.space import Described, Space, describe
 
 Draw = Callable[[str, BaseDistribution], Any]
 
@@ -40,6 +40,15 @@ def parting(a: Mapping[str, Schedule], b: Mapping[str, Schedule], steps: int) ->
     return steps
 
 
+def _parting_of(a: Described, b: Described, steps: int) -> int:
+    """Return the same of two trials; where a metric decides their schedules, the first step at which it can."""
+    for name, plateau in a.plateaus.items():
+        other = b.plateaus.get(name, plateau)
+        if other != plateau:
+            steps = min(steps, plateau.first_drop, other.first_drop)
+    return parting(a.schedules, b.schedules, steps)
+
+
 def _parting(a: Schedule, b: Schedule, steps: int) -> int:
     ours, theirs = a.pieces(), b.pieces()
     step = i = j = 0
@@ -61,9 +70,9 @@ def begins(
     """Return the step from which each parameter matters near these values; ``steps`` if it does not.
 
     A number is moved by ``radius`` up and down in its scale, a choice to each of the others. The result is the first
-    step at which a schedule then differs. A number takes two evaluations of the space.
+    step at which a schedule then differs, or may if a metric decides it. A number takes two evaluations of the space.
     """
-    known = describe(space, Probe(lambda name, _: params[name], 0), steps).schedules
+    known = describe(space, Probe(lambda name, _: params[name], 0), steps)
     found = {}
     for name, distribution in distributions.items():
         first = steps
@@ -71,11 +80,11 @@ def begins(
             if first == 0:
                 break
             try:
-                moved = describe(space, Probe(_with(params, name, other), 0), steps).schedules
+                moved = describe(space, Probe(_with(params, name, other), 0), steps)
             except Exception:
                 # The space may end or raise next to the proposal; then there is no neighbour to share with.
                 continue
-            first = min(first, parting(known, moved, first))
+            first = min(first, _parting_of(known, moved, first))
         found[name] = first
     return found
 

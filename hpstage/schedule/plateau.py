@@ -43,6 +43,11 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True):
         assert length is not None
         return length
 
+    @property
+    def first_drop(self) -> int:
+        """The first step whose value the metric can have reduced: its first look is the best so far."""
+        return self.start + self.every * (self.patience + 2)
+
     def until(self, step: int) -> Plateau | Schedule:
         """Return the first ``step`` steps; ScheduleError if there are fewer."""
         stop = count("step", step)

@@ -241,6 +241,21 @@ def test_a_value_that_says_when_something_happens_matters_from_then_on() -> None
     assert begins(space, STEPS, {"drop": 10, "low": 0.1}, numbers, 0.01) == {"drop": 10, "low": 10}
 
 
+def test_what_a_metric_decides_by_matters_from_the_first_step_at_which_it_can() -> None:
+    def space(trial: Any) -> Mapping[str, Any]:
+        factor, patience = trial.suggest_float("factor", 0.1, 0.9), trial.suggest_int("patience", 1, 9)
+        plateau = s.plateau(trial.suggest_float("lr", 0.1, 1.0), factor=factor, patience=patience, every=5)
+        return {"lr": s.linear(0.1, total_iters=10).until(10).then(plateau)}
+
+    numbers: dict[str, BaseDistribution] = {
+        "factor": FloatDistribution(0.1, 0.9),
+        "patience": IntDistribution(1, 9),
+        "lr": FloatDistribution(0.1, 1.0),
+    }
+    found = begins(space, STEPS, {"factor": 0.5, "patience": 3, "lr": 0.5}, numbers, 0.1)
+    assert found == {"lr": 10, "patience": 10 + 5 * (1 + 2 + 1), "factor": 10 + 5 * (1 + 3 + 1)}
+
+
 def test_a_parameter_without_effect_is_not_in_the_way() -> None:
     def space(trial: Any) -> Mapping[str, Any]:
         trial.suggest_float("unused", 0, 1)
