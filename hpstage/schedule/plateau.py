@@ -60,6 +60,9 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True):
             "nothing can follow s.plateau(...), since its last value is not known before; let it be the last schedule"
         )
 
+    def since(self, step: int) -> Schedule:
+        raise ScheduleError("s.plateau(...) has no rest that is known before; cut it with .until(step), or not at all")
+
     def after(self, before: Schedule) -> Plateau:
         """Return this schedule as the continuation of another; its steps count from the joint."""
         joint = before.length
@@ -150,15 +153,16 @@ def plateau(
 
     Args:
         value: the first value.
-        mode: whether the metric is to fall (``"min"``) or to rise. By default the direction of the study, if ``metric``
-            is its (first) objective, else ``"min"``.
+        mode: whether the metric is to fall (``"min"``) or to rise. By default its direction in the study, and ``"min"``
+            if it is no objective.
         threshold: by how much a metric must be better than the best; relative to it, or with ``threshold_mode="abs"``
             as it stands.
         cooldown: looks after a reduction at which nothing counts as bad.
         min_lr: the value does not fall below it, whatever hyper-parameter it is of.
         eps: smaller reductions are left out.
         metric: one that ``evaluate`` returns; by default the study's (first) objective.
-        every: steps from one look to the next.
+        every: steps from one look to the next. Each look is at an evaluated state, and those are kept: with large
+            models, look less often, or give a ``checkpoint_budget``.
     """
     ratio = real("factor", factor)
     if not ratio < 1.0:

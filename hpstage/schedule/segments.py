@@ -233,4 +233,8 @@ def shifted(segments: Iterable[Segment], by: int) -> tuple[Segment, ...]:
 
 def as_schedule(x: Schedule | Scalar) -> Schedule:
     """Return a schedule unchanged, and a plain value as a constant schedule."""
-    return x if isinstance(x, Schedule) else Schedule((Segment(Constant(x)),))
+    if isinstance(x, Schedule):
+        return x
+    if hasattr(x, "after"):
+        raise ScheduleError("s.plateau(...) is the last part of a schedule: .until(step).then(s.plateau(...))")
+    return Schedule((Segment(Constant(x)),))

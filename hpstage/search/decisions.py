@@ -15,7 +15,7 @@ from hpstage.errors import UsageError
 from hpstage.plan.facts import TrialAdded, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.schedule import Plateau, Schedule
-from hpstage.schedule.plateau import Descent
+from hpstage.schedule.plateau import Descent, Mode
 from hpstage.schedule.space import Described
 from hpstage.scheduler.scheduler import Answer
 
@@ -25,13 +25,12 @@ class Observed:
     """What the schedules of a search may observe.
 
     Args:
-        metric: the study's first objective, which is to rise if ``maximize``.
+        rising: the study's objectives, the first of them first, and whether each is to rise.
         noisy: metrics that measure the machine as well.
         forks: whether the algorithm forks trials from one another.
     """
 
-    metric: str
-    maximize: bool
+    rising: Mapping[str, bool]
     noisy: tuple[str, ...]
     forks: bool
 
@@ -45,7 +44,7 @@ class Observed:
         return dataclasses.replace(described, plateaus=bound)
 
     def _of(self, plateau: Plateau, trial: str, name: str) -> Plateau:
-        metric = plateau.metric or self.metric
+        metric = plateau.metric or next(iter(self.rising))
         who = f"{trial}, hyper-parameter {name!r}"
         if self.forks:
             raise UsageError(
@@ -57,7 +56,7 @@ class Observed:
                 f"{who}: {metric!r} measures the machine as well as the model, and would decide otherwise in another "
                 f"run; let s.plateau(metric=...) name one that does not"
             )
-        default = ("max" if self.maximize else "min") if metric == self.metric else "min"
+        default: Mode = "max" if self.rising.get(metric, False) else "min"
         return msgspec.structs.replace(plateau, metric=metric, mode=plateau.mode or default)
 
 

@@ -103,8 +103,10 @@ class Request:
     @property
     def observed(self) -> Observed:
         return Observed(
-            metric=self.metrics[0],
-            maximize=self.setting.maximize,
+            rising={
+                name: direction == optuna.study.StudyDirection.MAXIMIZE
+                for name, direction in zip(self.metrics, self.study.directions, strict=True)
+            },
             noisy=noisy_of(self.trainable),
             forks=self.algorithm.forks,
         )

@@ -198,7 +198,9 @@ class Session:
             if trial.finished or self._interruption.asked:
                 continue
             attrs = {"hpstage:ended": "study.stop()"}
-            if trial.values is not None:
+            for answer in self._targets.known(trial.index):
+                self._pass(trial, answer)
+            if trial.values is not None or trial.reported:
                 self._ledger.note(trial.storage_id, attrs)
                 self._finish(trial, TrialState.PRUNED)
                 continue

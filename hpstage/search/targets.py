@@ -59,6 +59,10 @@ class Targets:
                 if answer.step in self._steps[index, step] and self._is_complete((index, step)):
                     self._order.append((index, step))
 
+    def known(self, index: int) -> list[Answer]:
+        """Return the answers to a trial's open targets so far, by step."""
+        return [answer for _, answer in sorted(self._answers.get(index, {}).items())]
+
     def next(self) -> tuple[int, list[Answer]] | None:
         """Remove the next target that is answered; return its step and the answers that it waited for, its own the
         last."""

@@ -44,6 +44,8 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str]:
     unknown = [name for name in names if not _mentioned(name, words)]
     if unknown:
         words |= _optimizers_fields()
+    # Of two letters, most are like some other.
+    unknown = [name for name in unknown if len(name) > 2]
     close = {name: difflib.get_close_matches(name, sorted(words), n=1) for name in unknown if name not in words}
     return {name: found[0] for name, found in close.items() if found}
 

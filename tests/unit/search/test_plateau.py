@@ -16,13 +16,14 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, PopulationBasedTraining, SuccessiveHalving
-from hpstage.errors import UsageError
+from hpstage.errors import ScheduleError, UsageError
 from hpstage.plan.facts import TrialAdded
 from hpstage.plan.invariants import validate
 from hpstage.schedule import Plateau, Scalar
 from hpstage.search.trials import Roster
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
+from tests.bundled import Tapes
 from tests.unit.search.test_resume import Fuse
 
 STEPS = 16
@@ -327,3 +328,44 @@ def test_preflight_rehearses_it_with_other_metrics() -> None:
     assert not estimate.exact
     assert estimate.rehearsals == 3
     assert estimate.trials.median == 8
+
+
+def test_each_objective_is_looked_at_in_its_own_direction() -> None:
+    def two(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": s.plateau(0.5, metric="score", patience=0, factor=0.5, every=2), "a": 1}
+
+    study = optuna.create_study(study_name="study", directions=["minimize", "maximize"])
+    result = search(two, Rise(), study=study, metric=["loss", "score"], n_trials=1, steps=8)
+    assert list(result.schedules(0)["lr"].values(8)) == [0.5] * 8
+
+
+class Rise(Tape):
+    version = "rise"
+
+    def evaluate(self) -> Mapping[str, float]:
+        self.looked = getattr(self, "looked", 0)
+        return {"loss": 1.0, "score": self.score + len(self.digest)}
+
+
+def test_a_stopped_study_keeps_what_was_looked_at() -> None:
+    """Three trials are trained side by side; the shortest ends the study when the others have been looked at."""
+
+    def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        study.stop()
+
+    result = search(
+        lambda trial: {"lr": s.plateau(0.5), "a": trial.number, "steps": 9 if trial.number else 3},
+        Tapes(Tape()),
+        callbacks=[stop],
+        n_trials=3,
+    )
+    assert [trial.state for trial in result.study.trials] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
+    for trial in result.study.trials:
+        looked = [state.step for state in result.trial(trial).planned.states() if state.metrics is not None]
+        assert sorted(trial.intermediate_values) == looked != []
+
+
+@pytest.mark.parametrize("wrong", [lambda: s.piecewise({0: 1, 5: s.plateau(0.1)}), lambda: s.plateau(0.1).since(3)])  # type: ignore[dict-item]
+def test_what_a_plateau_cannot_be_part_of_is_said(wrong: Callable[[], object]) -> None:
+    with pytest.raises(ScheduleError, match=r"s\.plateau\(\.\.\.\).*\.until\(step\)"):
+        wrong()
