@@ -47,7 +47,9 @@ class Bundle:
         """
         member = Member(model, optimizer)
         if self.members and not member.steps_like(self.members[0]):
-            raise NotStackable("the members' optimizers differ in more than the values of their hyper-parameters")
+            raise NotStackable(
+                "the members' models differ, or their optimizers in more than the values of their hyper-parameters"
+            )
         if self._trace is not None:
             self._enter(member)
         self.members.append(member)
@@ -118,8 +120,9 @@ class Bundle:
         if self._trace is not None:
             self._trace.check_constants()
         keys = [shape_key(batch) for batch in batches]
-        if self._program is not None and self._trace is not None and self._prepared == (keys, _fixed(self._trace, hp)):
-            return self._program, self._trace
+        known = self._trace
+        if self._program is not None and known is not None and self._prepared == keys and all(map(known.fits, hp)):
+            return self._program, known
         if any(key != keys[0] for key in keys):
             raise NotStackable("the members' batches differ in shape at this step")
         tracer = self._builder.tracer
@@ -141,7 +144,7 @@ class Bundle:
             *tensors_of(batches[0]),
         ]
         self._program = self._builder.program(trace, len(self.members), example)
-        self._prepared = (keys, _fixed(trace, hp))
+        self._prepared = keys
         return self._program, trace
 
     def _allocate(self, trace: Trace) -> None:
@@ -179,10 +182,6 @@ class Bundle:
     def _column(self, values: Sequence[Any]) -> Tensor:
         dtype = next(iter(self._groups.values())).weight.dtype
         return torch.tensor([float(value) for value in values], dtype=dtype, device=self._builder.device)
-
-
-def _fixed(trace: Trace, hp: Sequence[Mapping[str, Scalar]]) -> list[list[Scalar]]:
-    return [[of[name] for name in trace.fixed] for of in hp]
 
 
 def _parts(value: Value) -> Sequence[Tensor]:

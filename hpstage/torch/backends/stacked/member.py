@@ -23,6 +23,9 @@ class Member:
         self.model, self.optimizer = model, optimizer
         self.parameters = dict(model.named_parameters())
         self.formulas = [formula_of(optimizer, group) for group in optimizer.param_groups]
+        self._form: list[object] = [(name, tensor.shape, tensor.dtype) for name, tensor in self.tensors().items()]
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        self._form += [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
         self.taken = 0
         """Steps since it joined."""
         self._steps: dict[int, int] = {}
@@ -32,14 +35,22 @@ class Member:
         """The state of torch's generator from which the next step draws. Set it before each step."""
 
     def steps_like(self, other: Member) -> bool:
-        """Return whether the same formulas step both."""
-        return len(self.formulas) == len(other.formulas) and all(map(equal, self.formulas, other.formulas))
+        """Return whether the same formulas step both, and their tensors have the same names and shapes."""
+        return (
+            len(self.formulas) == len(other.formulas)
+            and all(map(equal, self.formulas, other.formulas))
+            and self._form == other._form
+        )
+
+    def fits(self) -> bool:
+        """Return whether the formulas that it has joined with still step it."""
+        groups = self.optimizer.param_groups
+        return all(formula.fits(group) for formula, group in zip(self.formulas, groups, strict=True))
 
     def check_formulas(self) -> None:
         """Raise :class:`NotStackable` if a value has become zero, or is no longer: that is another formula."""
-        for formula, group in zip(self.formulas, self.optimizer.param_groups, strict=True):
-            if not formula.fits(group):
-                raise NotStackable("momentum or weight decay has become zero, or is no longer: leave, and join again")
+        if not self.fits():
+            raise NotStackable("momentum or weight decay has become zero, or is no longer: leave, and join again")
 
     def numbers(self, index: int) -> list[float]:
         """Return the numbers of a param group's next step."""

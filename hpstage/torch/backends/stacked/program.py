@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -73,11 +74,21 @@ class _Writer:
         loss, *gradients = [self._value(node, True) for node in outputs[:first]]
         kept_inputs = inputs[len(trace.trained) : len(trace.trained) + len(trace.kept)]
         kept_stacked = tuple(layout.is_stacked(node) for node in kept_inputs)
-        kept = [self._value(node, form) for node, form in zip(outputs[first:], kept_stacked, strict=True)]
+        kept = [self._kept(node, form) for node, form in zip(outputs[first:], kept_stacked, strict=True)]
         self._lines.append(f"return {loss}, [{', '.join(gradients)}], [{', '.join(kept)}]")
         source = "\n    ".join(["def run(inputs, streams):", *self._lines]) + "\n"
         exec(compile(source, f"<step of {plan.width}>", "exec"), self._names)
         return Program(plan.width, self._names["run"], kept_stacked, source)
+
+    def _kept(self, node: Any, stacked: bool) -> str:
+        """Return an expression for what is kept until the next step: not the memory of parameters, or of a batch."""
+        name = self._value(node, stacked)
+        origin = _origin(node)
+        first = len(self._trace.trained)
+        safe = self._trace.inputs[first : first + len(self._trace.kept)]  # never changed in place
+        if origin is None or origin in safe:
+            return name
+        return f"{name}.clone()" if stacked else f"[x.clone() for x in {name}]"
 
     def _stacked_input(self, node: Node, index: int) -> bool:
         trace = self._trace
@@ -183,3 +194,12 @@ class _Writer:
                     seen.add(arg)
                     last.setdefault(node, []).append(arg)
         return last
+
+
+def _origin(node: Any) -> Node | None:
+    """Return the input that a value is a view of, if any."""
+    while isinstance(node, Node) and node.op == "call_function":
+        if node.target is not operator.getitem and not getattr(node.target, "is_view", False):
+            return None
+        node = node.args[0]
+    return node if isinstance(node, Node) and node.op == "placeholder" else None

@@ -21,7 +21,12 @@ class Signature:
         self.text = "\n".join(self._lines(model))
 
     def _lines(self, model: nn.Module) -> Iterator[str]:
-        for path, module in model.named_modules():
+        first: dict[int, str] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            if first.setdefault(id(module), path) != path:
+                yield f"{path} is {first[id(module)]}"
+                continue
+            self.objects.append(type(module))
             yield f"{path}: {type(module).__module__}.{type(module).__qualname__} {id(type(module))}"
             for name, value in sorted(vars(module).items()):
                 if name == "_modules":
@@ -32,9 +37,10 @@ class Signature:
                 else:
                     yield f"  {name}: {self._told(value)}"
         tied: dict[int, str] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            if tied.setdefault(id(parameter), name) != name:
-                yield f"{name} is {tied[id(parameter)]}"
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        for name, tensor in named:
+            if tied.setdefault(id(tensor), name) != name:
+                yield f"{name} is {tied[id(tensor)]}"
 
     def _told(self, value: Any) -> str:
         if type(value) in _PLAIN:

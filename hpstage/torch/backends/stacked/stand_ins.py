@@ -131,9 +131,15 @@ class StandInValues(Mapping[str, Any]):
         self.tensors: Mapping[str, Tensor] | None = None
         """What stands for floats, or None: then these are themselves, too."""
         self.fixed: dict[str, Scalar] = {}
+        self.absent: set[str] = set()
+        """Names that were asked for, and that there are none of."""
+        self.listed = False
+        """Whether it matters which names there are."""
         self._last: str | None = None
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self._hp:
+            self.absent.add(name)
         value = self._hp[name]
         if type(value) is not float:
             self.fixed[name] = value
@@ -143,9 +149,11 @@ class StandInValues(Mapping[str, Any]):
         return value
 
     def __iter__(self) -> Iterator[str]:
+        self.listed = True
         return iter(self._hp)
 
     def __len__(self) -> int:
+        self.listed = True
         return len(self._hp)
 
     def blamed(self) -> str:

@@ -38,7 +38,8 @@ class Tracer:
         key = (signature.text, groups, floats, shape_key(batch))
         known = self._traces.setdefault(key, [])
         for found, _ in known:
-            if all(name in hp and hp[name] == value for name, value in found.fixed.items()):
+            if found.fits(hp):
+                found.check_constants()
                 return found
         made = trace(self.subject, model, optimizer, batch, hp, self._effects)
         self.traced += 1

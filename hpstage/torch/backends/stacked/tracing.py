@@ -51,6 +51,10 @@ class Trace:
     """Hyper-parameters that ``update()`` reads and that may differ between members."""
     fixed: Mapping[str, Scalar]
     """Hyper-parameters that it reads and that are part of the graph."""
+    absent: frozenset[str]
+    """Those that it asks for and that there are none of."""
+    names: frozenset[str] | None
+    """All that there are, if it goes through them."""
     constants: tuple[Tensor, ...]
     """Tensors of the user's that the step reads and that belong to no member."""
     versions: tuple[int, ...]
@@ -73,13 +77,24 @@ class Trace:
                     "model's, has been changed between steps"
                 )
 
+    def fits(self, hp: Mapping[str, Scalar]) -> bool:
+        """Return whether a step under these hyper-parameters is this one, as far as they decide it."""
+        return (
+            all(name in hp and _equal(hp[name], value) for name, value in self.fixed.items())
+            and all(type(hp.get(name)) is float for name in self.values)
+            and self.absent.isdisjoint(hp)
+            and (self.names is None or self.names == hp.keys())
+        )
+
     def same(self, other: Trace) -> bool:
         """Return whether another member takes the same step."""
         return (
             str(self.graph) == str(other.graph)
             and (self.trained, self.groups, self.kept, self.values)
             == (other.trained, other.groups, other.kept, other.values)
-            and self.fixed == other.fixed
+            and self.fixed.keys() == other.fixed.keys()
+            and all(_equal(value, other.fixed[name]) for name, value in self.fixed.items())
+            and (self.absent, self.names) == (other.absent, other.names)
             and len(self.constants) == len(other.constants)
             and all(
                 a is b or (a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all()))
@@ -159,7 +174,12 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
         graph._root.append(by_name[name])  # the order that is promised
     versions = tuple(constant._version for constant in constants)
     groups = tuple(one.groups[name] for name in stepped)
-    return Trace(graph, tuple(stepped), groups, kept, used, dict(one.read.fixed), tuple(constants), versions, draws)
+    read = one.read
+    names = frozenset(read) if read.listed else None
+    return Trace(
+        *(graph, tuple(stepped), groups, kept, used, dict(read.fixed), frozenset(read.absent), names),
+        *(tuple(constants), versions, draws),
+    )
 
 
 def _batch_norm(
@@ -179,6 +199,10 @@ def _batch_norm(
 
 
 _IN_PLACE: dict[Any, Callable[..., Any]] = {torch.ops.aten.native_batch_norm.default: _batch_norm}
+
+
+def _equal(a: Scalar, b: Scalar) -> bool:
+    return type(a) is type(b) and a == b  # True is no 1
 
 
 def _same_state(a: Any, b: Any) -> bool:
