@@ -7,18 +7,37 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
+
 from hpstage.errors import NonFiniteLoss, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked_backend import refusal
+from hpstage.torch.data import Batches
+from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loop import TorchLoop
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.trainable import Trainable
+from hpstage.training.capture.kind import same_value
+from hpstage.training.capture.kinds import CACHE, MODULES
+from hpstage.training.capture.reach import OF_CODE
+from hpstage.training.capture.survey import Record
 from hpstage.training.randomness import rekey
 
 logger = logging.getLogger("hpstage")
+
+
+def _changed(record: Record) -> str:
+    """Return the path of what has changed in an object: of an attribute or an item, if it is one."""
+    present = record.read()
+    if isinstance(record.content, Mapping) and isinstance(present, Mapping):
+        for name in {**present, **record.content}:
+            if not (name in present and name in record.content and same_value(record.content[name], present[name])):
+                return f"{record.path}.{name}"
+    return record.path
 
 
 class StackedLoop(TorchLoop):
@@ -61,6 +80,14 @@ class StackedLoop(TorchLoop):
         lanes = self.stack.lanes
         self.stack.train({lanes[index]: due for index, due in steps.items()})
 
+    def _data(self) -> Batches | StreamBatches:
+        first = self.stack.first
+        if self._batches is None and self is not first:
+            shared = first._data()
+            if isinstance(shared, Batches) and shared.processes is None:
+                self._batches, self._made = shared, first._made
+        return super()._data()
+
     # --- the port -----------------------------------------------------------------------------------------
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
@@ -73,6 +100,16 @@ class StackedLoop(TorchLoop):
         error = self.outcomes.pop()
         if error is not None:
             raise error
+
+    def evaluate(self) -> Mapping[str, float]:
+        metrics = super().evaluate()
+        self._see_shared("training")
+        return metrics
+
+    def state_dict(self) -> object:
+        state = super().state_dict()
+        self._see_shared("training")
+        return state
 
     def load_state_dict(self, state: object) -> None:
         self.detach()
@@ -108,18 +145,26 @@ class StackedLoop(TorchLoop):
 
     def _build(self) -> None:
         super()._build()
-        # What model() sets on the object would be that of the last lane that was built.
-        for name in self._world.set_since_reset("self"):
-            raise UsageError(
-                f"{type(self._user).__name__}.model() or optimizer() sets self.{name}, and under numerics = 'stacked' "
-                f"several models of this object are trained at a time: keep it in the model, or give numerics = 'eager'"
-            )
+        self._see_shared("model() or optimizer()")
+
+    def _see_shared(self, what: str) -> None:
+        """Raise :class:`UsageError` if anything has changed that all lanes share: to the others it would happen, too,
+        and recorded steps hold its first value."""
+        for record in self._world.pristine or ():
+            own = record.path.partition(".")[0] in ("self", "dataset") or OF_CODE.match(record.path)
+            if own and record.kind not in (CACHE, MODULES) and record.changed():
+                raise UsageError(
+                    f"{what} of {type(self._user).__name__} changes {_changed(record)}, and under numerics='stacked' "
+                    f"several models of this object are trained at a time: keep it in the model, or use "
+                    f"numerics='eager'"
+                )
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
         """Raise :class:`UsageError` if a first step cannot be stacked."""
         self.setup(hp)
         try:
             self.train(0, hp)
+            self._see_shared("training")
         except UsageError:
             raise
         except Exception:
@@ -148,12 +193,20 @@ class StackedLoop(TorchLoop):
     def batch(self) -> Any:
         """Return the step's next batch; StopIteration after the last."""
         batch, self._samples = next(self._step)
-        return batch
+        if self.stack.most == 1:
+            return batch
+        # The user's code may fill one and the same buffer for each batch, and the next one is another lane's.
+        return pytree.tree_map_only(torch.Tensor, torch.clone, batch)
 
     def enter(self, bundle: Bundle) -> None:
         built = self._built
         assert built is not None
         self.member, self.bundle = bundle.join(built.model, built.optimizer), bundle
+
+    def fits(self) -> bool:
+        """Return whether it is still stepped as when it joined: not where a momentum or a decay has become zero."""
+        assert self.member is not None
+        return self.member.fits()
 
     def detach(self) -> None:
         """Leave the bundle."""
@@ -178,7 +231,9 @@ class Stack:
     def __init__(self, subject: TorchTrainable, first: StackedLoop) -> None:
         self.first = first
         self.lanes: list[StackedLoop] = []  # besides the first
-        self.most = 1 if subject.num_workers else subject.max_stacked
+        # Whoever accounts for the state of an object does that for one trial.
+        answered = type(subject).extra_state is not TorchTrainable.extra_state
+        self.most = 1 if subject.num_workers or answered else subject.max_stacked
         self._subject = subject
         self._builder = Builder(subject, first.device, self._portrait)
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
@@ -229,7 +284,7 @@ class Stack:
                     lane.detach()
         bundles = self._bundles.setdefault(shape, [])
         for lane in batches:
-            if lane.bundle is not None and lane.bundle not in bundles:
+            if lane.bundle is not None and (lane.bundle not in bundles or not lane.fits()):
                 lane.detach()
             if lane.bundle is None and (refused := self._enter(lane, bundles)) is not None:
                 yield lane, refused
