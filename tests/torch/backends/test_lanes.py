@@ -187,7 +187,7 @@ class Adagrad(Siblings):
     [
         (Averaging, "uses parameters after optimizer.step"),
         (Counting, "self"),
-        (Keeping, "sets self.net"),
+        (Keeping, "changes self.net"),
         (Adagrad, "Adagrad has no stacked form"),
     ],
 )
