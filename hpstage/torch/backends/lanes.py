@@ -84,8 +84,15 @@ class StackedLoop(TorchLoop):
         first = self.stack.first
         if self._batches is None and self is not first:
             shared = first._data()
-            if isinstance(shared, Batches) and shared.processes is None:
-                self._batches, self._made = shared, first._made
+            if self.stack.most == 1:
+                return super()._data()
+            if not isinstance(shared, Batches) or shared.processes is not None:
+                raise UsageError(
+                    f"{type(self._user).__name__} reads a stream, or data that processes load, of which each of "
+                    f"several models trained at a time would need its own: give max_stacked = 1, or data that are "
+                    f"loaded here (num_workers = 0)"
+                )
+            self._batches, self._made = shared, first._made
         return super()._data()
 
     # --- the port -----------------------------------------------------------------------------------------

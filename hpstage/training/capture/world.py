@@ -98,15 +98,6 @@ class World:
             for record in self.pristine:
                 _put_back(record, "a trial would begin with what another has left")
 
-    def set_since_reset(self, path: str) -> list[str]:
-        """Return the attributes that have been set, to another value than before, of the object at a path."""
-        found = []
-        for record in self.pristine or ():
-            if record.path == path and record.changed():
-                present = record.read()
-                found += [name for name in present if not _same(record.content, present, name)]
-        return found
-
     def _note_filled(self) -> None:
         """Record the caches of functions that were filled after setup."""
         for record in self.base or ():

@@ -164,6 +164,7 @@ def test_other_optimizers_run_as_they_are(make: Callable[[Any], torch.optim.Opti
     assert not formulas.has_formula(optimizer)
 
 
+@pytest.mark.slow
 def test_a_step_up_to_an_optimizer_without_a_formula_is_compiled() -> None:
     class Slow(Tiny):
         def group_values(self, group: dict[str, Any], hp: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from optuna.trial import TrialState
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import hpstage
 import hpstage.torch
@@ -82,6 +82,7 @@ def kept(result: hpstage.Result) -> dict[str, str | None]:
     return {key: state.digest for key, state in result.plan.kept.items()}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [Siblings, Epochs])
 @pytest.mark.parametrize("algorithm", [None, SuccessiveHalving(3, 2), ASHA(3, 2)], ids=repr)
 def test_bits_do_not_depend_on_how_many_are_trained_as_one(kind: type[Siblings], algorithm: Any) -> None:
@@ -151,6 +152,43 @@ class Named(Siblings):
 def test_an_object_with_attributes_is_trained_by_all_lanes() -> None:
     alone, together = (search(Named("it"), stacked, n_trials=4) for stacked in (1, 3))
     assert [trial.value for trial in alone.study.trials] == [trial.value for trial in together.study.trials]
+
+
+class Words(Siblings):
+    """One sibling has an index beyond the table, where its neighbour's rows are."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return nn.Sequential(nn.Embedding(16, 16), nn.Flatten(), nn.Linear(32, 1))
+
+    def dataset(self) -> Any:
+        return TensorDataset(torch.arange(40).reshape(20, 2) % 16, Y)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(model(batch[0] + self.hp["beyond"] * (batch[0] == 15)), batch[1])
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        return {"loss": sum(weight.double().sum().item() for weight in model.parameters())}
+
+
+def test_an_index_beyond_a_table_is_an_error_of_that_sibling() -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        return {"lr": [0.01, 0.02, 0.03][trial.number], "beyond": [0, 1, 0][trial.number], "batch_size": 20}
+
+    alone, together = (search(Words(), stacked, space, n_trials=3) for stacked in (1, 3))
+    for result in alone, together:
+        states = [trial.state for trial in result.study.trials]
+        assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
+        assert "IndexError" in result.study.trials[1].user_attrs["hpstage:failure"]
+    assert [trial.values for trial in alone.study.trials] == [trial.values for trial in together.study.trials]
+
+
+def test_data_that_processes_load_are_for_one_at_a_time() -> None:
+    class Loaded(Siblings):
+        def dataset(self) -> Any:
+            return DataLoader(list(zip(X, Y, strict=True)), batch_size=5, num_workers=1)  # type: ignore[arg-type]
+
+    with pytest.raises(UsageError, match="max_stacked = 1"):
+        search(Loaded(), 2, lambda trial: {"lr": 0.1}, n_trials=1)
 
 
 class Averaging(Siblings):

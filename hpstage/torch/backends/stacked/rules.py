@@ -197,19 +197,6 @@ def _clone(site: Site) -> Call | None:
     return _call(site, site.node.args)
 
 
-def _embedding(site: Site) -> Call | None:
-    table, indices, *rest = site.node.args
-    if not site.is_stacked(table) or any(value not in (-1, False) for value in rest):
-        return None
-    rows = site.examples[table].shape[0]  # type: ignore[index]
-    offset = Call(_offsets, (site.width, rows, site.examples[indices]))  # type: ignore[index]
-    return Call(_aten.embedding.default, (Call(Tensor.flatten, (table, 0, 1)), Call(torch.add, (indices, offset))))
-
-
-def _offsets(width: int, rows: int, indices: Tensor) -> Tensor:
-    return (torch.arange(width, device=indices.device) * rows).reshape(width, *[1] * indices.dim())
-
-
 def _same(site: Site) -> Call | None:
     return _call(site, site.node.args)
 
@@ -241,7 +228,6 @@ _RULES: dict[Any, Rule] = {
     _aten.mm.default: _mm,
     _aten.addmm.default: _addmm,
     _aten.bmm.default: _bmm,
-    _aten.embedding.default: _embedding,
 }
 
 _EXACT = {
