@@ -240,6 +240,8 @@ class Stack:
         self.lanes: list[StackedLoop] = []  # besides the first
         # Whoever accounts for the state of an object does that for one trial.
         answered = type(subject).extra_state is not TorchTrainable.extra_state
+        if type(subject.max_stacked) is not int or subject.max_stacked < 1:
+            raise UsageError(f"max_stacked is {subject.max_stacked!r}; it must be a whole number of at least 1")
         self.most = 1 if subject.num_workers or answered else subject.max_stacked
         self._subject = subject
         self._builder = Builder(subject, first.device, self._portrait)

@@ -191,6 +191,12 @@ def test_data_that_processes_load_are_for_one_at_a_time() -> None:
         search(Loaded(), 2, lambda trial: {"lr": 0.1}, n_trials=1)
 
 
+@pytest.mark.parametrize("stacked", [0, 2.0, True])
+def test_how_many_are_stacked_is_a_number_of_models(stacked: Any) -> None:
+    with pytest.raises(UsageError, match="max_stacked is"):
+        search(Siblings(), stacked)
+
+
 class Averaging(Siblings):
     def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
