@@ -185,6 +185,7 @@ class _Training:
         try:
             report = bundle.go_on()
         except Exception as error:
+            self._bundle = None
             for chain in bundle.close():
                 self._tell(_raised(error, chain))
             return

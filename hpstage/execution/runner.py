@@ -170,6 +170,7 @@ class ChainRunner:
             values.move(flight.step)
             if self._bundled:
                 flight.stop_clock()
+                self._stands_at = None  # it is trained before the chain goes on, which may then be closed
                 flight.train_seconds += (yield Due(flight.step, values)) or 0.0
                 flight.start_clock()
             ending = None

@@ -98,6 +98,7 @@ class StackedLoop(TorchLoop):
     # --- the port -----------------------------------------------------------------------------------------
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
+        self.outcomes.clear()  # of a step that nobody has asked for, since its chain was ended
         self.detach()
         super().setup(hp)
 

@@ -18,11 +18,13 @@ import hpstage
 import hpstage.torch
 from hpstage import schedule as s
 from hpstage.algos import ASHA, SuccessiveHalving
+from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import UsageError
 from hpstage.plan.facts import ChainStarted, StateReached
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
+from hpstage.torch.backends.lanes import StackedLoop
 
 STEPS = 12
 X = torch.linspace(-2, 2, 80).reshape(20, 4)
@@ -189,6 +191,23 @@ def test_data_that_processes_load_are_for_one_at_a_time() -> None:
 
     with pytest.raises(UsageError, match="max_stacked = 1"):
         search(Loaded(), 2, lambda trial: {"lr": 0.1}, n_trials=1)
+
+
+def test_a_step_that_nobody_has_asked_for_is_none_of_the_next_chain() -> None:
+    """Where a chain is closed after its step was trained with others'."""
+    subject = Siblings()
+    subject.max_stacked = 2
+    first, second = StackedLoop(subject).members()
+    hp = {"lr": 0.1, "batch_size": 5}
+    for lane in first, second:
+        lane.setup(hp)
+    loop = first.stack.first  # type: ignore[attr-defined]
+    loop.train_together({0: (0, hp), 1: (0, hp)})
+    first.train(0, hp)
+    second.setup(hp)  # its chain was closed
+    second.train(0, hp)
+    assert digest(first.state_dict()) == digest(second.state_dict())
+    loop.close()
 
 
 @pytest.mark.parametrize("stacked", [0, 2.0, True])
