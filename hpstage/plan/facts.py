@@ -78,7 +78,7 @@ class UserFailure(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = ()
 
 
-ChainOutcome = Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "lost"]
+ChainOutcome = Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "apart", "lost"]
 Departure = Literal["died", "closed", "unreachable"]
 StateLoss = Literal["evicted", "unreadable"]
 
@@ -122,6 +122,11 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
     ``train_seconds`` counts from ``start``: the chain's previous boundary, or the start of its stage. ``source``, set
     for the first state that a chain reaches, is what the chain started from. ``peak_bytes``: the most memory of CUDA
     devices that was allocated while these steps were trained, if they were and there are any.
+
+    All seconds are those of workers: if a gang of W workers has trained the steps, W times the time that has passed; if
+    a worker trained k chains side by side, the chain's share of it. ``workers`` is how many workers the chain had
+    meanwhile, W or 1/k. ``alone_seconds``: the estimated ``train_seconds`` of one worker that trains nothing else; not
+    set if they are the same.
     """
 
     chain: ChainId
@@ -138,6 +143,20 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
     metrics: Metrics | None = None
     kept: Kept | None = None
     peak_bytes: int | None = None
+    workers: float = 1.0
+    alone_seconds: float | None = None
+
+    @property
+    def own_seconds(self) -> float:
+        """Seconds of training on one worker that trains nothing else."""
+        return self.train_seconds if self.alone_seconds is None else self.alone_seconds
+
+    @property
+    def began(self) -> float:
+        """When the chain set out for this state."""
+        share = max(1.0, self.workers)  # in a bundle, others wait while it loads, evaluates or saves
+        at = self.at - self.save_seconds / share - self.evaluate_seconds / share
+        return at - self.train_seconds / self.workers - self.load_seconds / share
 
 
 class StateLost(msgspec.Struct, frozen=True, tag=True):
@@ -215,7 +234,7 @@ class TrainingEnded(msgspec.Struct, frozen=True, tag=True):
 
 class ChainLost(msgspec.Struct, frozen=True, tag=True):
     """Training after a chain's last boundary was discarded. ``outcome`` and ``message``: how the chain ended
-    (:class:`ChainEnded`) or how its worker left (:class:`WorkerLeft`)."""
+    (:class:`ChainEnded`) or how its worker left (:class:`WorkerLeft`). ``seconds`` are those of all its ``workers``."""
 
     chain: ChainId
     worker: WorkerId
@@ -226,6 +245,12 @@ class ChainLost(msgspec.Struct, frozen=True, tag=True):
     seconds: float
     steps: int
     message: str = ""
+    workers: float = 1.0
+
+    @property
+    def began(self) -> float:
+        """When the training began that was discarded."""
+        return self.at - self.seconds / self.workers
 
     @property
     def blames(self) -> bool:
@@ -257,13 +282,15 @@ class DriverLeft(msgspec.Struct, frozen=True, tag=True):
 
 class ChainStarted(msgspec.Struct, frozen=True, tag=True):
     """A driver's right to train these spans until the chain is closed or the driver is gone. It is written before
-    the chain is started, on the condition that the driver has read all earlier records."""
+    the chain is started, on the condition that the driver has read all earlier records. ``gang``: further workers that
+    train its steps together with ``worker``, which leads them."""
 
     chain: ChainId
     driver: DriverId
     worker: WorkerId
     spans: tuple[Span, ...]
     at: float
+    gang: tuple[WorkerId, ...] = ()
 
 
 class ChainProlonged(msgspec.Struct, frozen=True, tag=True):

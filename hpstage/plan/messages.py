@@ -66,6 +66,9 @@ class Chain(msgspec.Struct, frozen=True):
     A chain also keeps its state between boundaries on its own, since no message could reach it at the right step:
     ``keep_every``: at each multiple of this many steps, counted from the start of training; ``keep_seconds``: at most
     this many seconds after it last kept one. ``time_first``: it reports its first step, to measure a step's duration.
+
+    ``gang``: further workers that train each step together with the chain's own. That one alone evaluates, keeps states
+    and reports.
     """
 
     id: ChainId
@@ -81,6 +84,7 @@ class Chain(msgspec.Struct, frozen=True):
     """Whether to verify a fork wherever training begins to change something that it had not changed before."""
     numerics: str = ""
     """The step backend, where the trainable leaves the choice to the search."""
+    gang: tuple[WorkerId, ...] = ()
 
 
 class Amendment(msgspec.Struct, frozen=True):
@@ -132,7 +136,8 @@ class ChainEnded(msgspec.Struct, frozen=True, tag=True):
     ``done``: trained to its end. ``stopped``: on request. ``failed``: the user's training code raised at ``step`` of
     ``node``. ``unreadable``: the source could not be loaded (missing or corrupt). ``cut_off``: the worker cannot access
     the checkpoint location, which says nothing about the checkpoints in it. ``full``: there was no room for a
-    checkpoint. ``lost``: the worker or its task vanished. ``wasted_seconds`` and ``wasted_steps`` count training after
+    checkpoint. ``apart``: the workers of its gang did not meet, and nothing was trained. ``lost``: the worker, another
+    of its gang, or its task vanished. ``wasted_seconds`` (of all its workers) and ``wasted_steps`` count training after
     the last boundary that is not reported elsewhere.
     """
 

@@ -23,12 +23,17 @@ class OpenChain:
     spans: list[Span]  # one per node, in order
     since: float  # time of its last report, or of its start
     kept: int  # step at which it last kept a state: if the worker dies, training continues from there
+    gang: tuple[WorkerId, ...] = ()  # further workers that train it
     reached: State | None = None  # the last state reported; by then the source has been loaded
 
     @classmethod
     def begun(cls, fact: ChainStarted) -> OpenChain:
         spans = list(fact.spans)
-        return cls(fact.chain, fact.driver, fact.worker, spans, since=fact.at, kept=spans[0].start)
+        return cls(fact.chain, fact.driver, fact.worker, spans, since=fact.at, kept=spans[0].start, gang=fact.gang)
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        return self.worker, *self.gang
 
     @property
     def at(self) -> int:

@@ -201,7 +201,7 @@ class SearchPlan:
             for tally in self.tallies.values():
                 tally.repace(node, fact)
         node.trained += fact.step - fact.start
-        node.seconds += fact.train_seconds
+        node.seconds += fact.own_seconds
         self.totals.reach(fact)
         totals = self.tally_of(charge.trial).totals
         totals.reach(fact)

@@ -76,5 +76,5 @@ class Tally:
         """Update estimates before folding ``fact``, which changes the seconds per step of a node trained before."""
         steps = self._answered.get(node.id)
         if steps:
-            after = (node.seconds + fact.train_seconds) / (node.trained + fact.step - fact.start)
+            after = (node.seconds + fact.own_seconds) / (node.trained + fact.step - fact.start)
             self.totals.alone_train_seconds += steps * (after - node.seconds / node.trained)

@@ -30,11 +30,6 @@ from hpstage.store import Journal
 _PIECE = 10_000
 
 
-def began(fact: StateReached) -> float:
-    """Return when the worker started the work reported by ``fact``; ``fact.at`` is the time when all of it was done."""
-    return fact.at - fact.save_seconds - fact.evaluate_seconds - fact.train_seconds - fact.load_seconds
-
-
 class Ask(msgspec.Struct, frozen=True):
     """``trial`` was asked for ``step``, farther than ever before. ``at`` is the latest time on the workers' clock
     reported before, ``None`` if there was none."""

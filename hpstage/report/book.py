@@ -12,13 +12,23 @@ from operator import le
 from typing import Protocol, runtime_checkable
 
 from hpstage.errors import UsageError
-from hpstage.plan.facts import DriverId, Fact, NodeId, PlanCreated, SearchStarted, TrialId, WorkerId
+from hpstage.plan.facts import (
+    ChainLost,
+    DriverId,
+    Fact,
+    NodeId,
+    PlanCreated,
+    SearchStarted,
+    StateReached,
+    TrialId,
+    WorkerId,
+)
 from hpstage.plan.log import shares
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.payments import Charge, Waste, rounded, rounded_sum
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import answered_steps, seconds_alone
-from hpstage.report.account import Account, began, new_account, uncollected
+from hpstage.report.account import Account, new_account, uncollected
 from hpstage.report.lanes import Lane, lanes_of, ranking
 from hpstage.report.measured import Measured, measured, merit
 from hpstage.report.pauses import Pauses, Period, united
@@ -91,7 +101,7 @@ class Book:
     @cached_property
     def began(self) -> list[float]:
         """When the worker started each of :attr:`charges`."""
-        return [began(charge.fact) for charge in self.charges]
+        return [charge.fact.began for charge in self.charges]
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -102,17 +112,16 @@ class Book:
             first, last = min((its.first for its in works), default=0.0), max((its.last for its in works), default=0.0)
             return [Call(first, last, set(self.workers))] if works else []
         facts = [charge.fact for charge in self.charges]
-        done = [(account.driver_of(f.chain), b, f.at, f.worker) for b, f in zip(self.began, facts, strict=True)]
-        done += [
-            (account.driver_of(w.fact.chain), w.fact.at - w.fact.seconds, w.fact.at, w.fact.worker) for w in self.wastes
-        ]
+        done: list[tuple[StateReached | ChainLost, float]] = list(zip(facts, self.began, strict=True))
+        done += [(waste.fact, waste.fact.began) for waste in self.wastes]
         found: dict[DriverId | None, Call] = {}
-        for driver, start, stop, worker in done:
+        for fact, start in done:
+            driver = account.driver_of(fact.chain)
             call = found.get(driver)
             if call is None:
-                call = found[driver] = Call(start, stop, set())
-            call.first, call.last = min(call.first, start), max(call.last, stop)
-            call.workers.add(worker)
+                call = found[driver] = Call(start, fact.at, set())
+            call.first, call.last = min(call.first, start), max(call.last, fact.at)
+            call.workers.update(self.team(fact))
         return list(found.values())
 
     @cached_property
@@ -132,22 +141,29 @@ class Book:
     @cached_property
     def workers(self) -> dict[WorkerId, Worked]:
         """The workers that did some work for the book."""
-        works = [
-            (c.fact.worker, start, c.fact.at, c.seconds) for start, c in zip(self.began, self.charges, strict=True)
+        works: list[tuple[StateReached | ChainLost, float, float]] = [
+            (charge.fact, start, charge.seconds) for start, charge in zip(self.began, self.charges, strict=True)
         ]
-        works += [(w.fact.worker, w.fact.at - w.fact.seconds, w.fact.at, w.seconds) for w in self.wastes]
+        works += [(waste.fact, waste.fact.began, waste.seconds) for waste in self.wastes]
         found: dict[WorkerId, Worked] = {}
-        for worker, start, stop, seconds in works:
-            its = found.get(worker)
-            if its is None:
-                found[worker] = Worked(start, stop, seconds)
-                continue
-            if start < its.first:
-                its.first = start
-            if stop > its.last:
-                its.last = stop
-            its.seconds += seconds
+        for fact, start, seconds in works:
+            team = self.team(fact)
+            for worker in team:
+                its = found.get(worker)
+                if its is None:
+                    found[worker] = Worked(start, fact.at, seconds / len(team))
+                    continue
+                if start < its.first:
+                    its.first = start
+                if fact.at > its.last:
+                    its.last = fact.at
+                its.seconds += seconds / len(team)
         return found
+
+    def team(self, fact: StateReached | ChainLost) -> tuple[WorkerId, ...]:
+        """The workers that did the work of a fact."""
+        chain = self.account.chains.get(fact.chain)
+        return (fact.worker,) if chain is None or fact.workers <= 1 else (fact.worker, *chain.gang)
 
     @cached_property
     def answered(self) -> dict[TrialId, list[int]]:

@@ -41,6 +41,7 @@ class ChainRecord(msgspec.Struct):
     began: float
     ended: float | None = None
     outcome: str | None = None
+    gang: tuple[WorkerId, ...] = ()
 
 
 class Observer:
@@ -67,7 +68,7 @@ class Observer:
     def _start(self, fact: ChainStarted) -> None:
         self.plan.apply(fact)
         self.now = fact.at
-        self.chains[fact.chain] = ChainRecord(fact.worker, fact.driver, fact.at)
+        self.chains[fact.chain] = ChainRecord(fact.worker, fact.driver, fact.at, gang=fact.gang)
 
     def _reached(self, fact: StateReached) -> Charge:
         paid = self.plan.apply(fact)

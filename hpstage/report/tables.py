@@ -21,7 +21,6 @@ import msgspec
 
 from hpstage.plan.facts import ChainId, Fact, ForkedFrom, StateRef, UserFailure
 from hpstage.plan.payments import rounded
-from hpstage.report.account import began
 from hpstage.report.book import Book
 from hpstage.schedule import Schedule
 
@@ -141,7 +140,7 @@ def stages(book: Book) -> Table:
         [fact.step for fact in facts],
         [fact.worker for fact in facts],
         [fact.chain for fact in facts],
-        [began(fact) for fact in facts],
+        [fact.began for fact in facts],
         [fact.at for fact in facts],
         [rounded(fact.train_seconds) for fact in facts],
         [rounded(fact.load_seconds) for fact in facts],

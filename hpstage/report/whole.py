@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hpstage.plan.facts import ChainId, ChainLost, ChainStarted, DriverId, Fact, StateReached
-from hpstage.report.account import began
 from hpstage.report.pauses import Pauses
 
 
@@ -19,10 +18,8 @@ def seconds_at_work(facts: Iterable[Fact]) -> float:
             case ChainStarted():
                 drivers[fact.chain] = fact.driver
                 continue
-            case StateReached():
-                start = began(fact)
-            case ChainLost():
-                start = fact.at - fact.seconds
+            case StateReached() | ChainLost():
+                start = fact.began
             case _:
                 continue
         whose = drivers.get(fact.chain)

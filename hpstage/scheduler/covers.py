@@ -43,15 +43,18 @@ class Covers:
         self.extend(id, chain.spans)
         if chain.reached is not None:
             self.advance(id, chain.reached.step)
-        worker = self._workers.get(chain.worker)
-        if worker is not None and self._in_pool(chain):
-            worker.chain = id
+        if self._in_pool(chain):
+            for worker in self._present(chain):
+                worker.chain = id
 
     def find_on(self, worker: Worker) -> None:
         """Assign to a worker that has joined the chain that already runs on it, if any."""
         for id, chain in self._plan.chains.items():
-            if chain.worker == worker.id and self._in_pool(chain):
+            if worker.id in chain.workers and self._in_pool(chain):
                 worker.chain = id
+
+    def _present(self, chain: OpenChain) -> list[Worker]:
+        return [self._workers[id] for id in chain.workers if id in self._workers]
 
     def _in_pool(self, chain: OpenChain) -> bool:
         joined = self._plan.drivers.get(chain.driver)
@@ -87,6 +90,6 @@ class Covers:
         chain = self._plan.chains[id]
         for span in reversed(chain.spans):
             self._tree.uncover(id, self._tree.line_of(span))
-        worker = self._workers.get(chain.worker)
-        if worker is not None and worker.chain == id:
-            worker.chain = None
+        for worker in self._present(chain):
+            if worker.chain == id:
+                worker.chain = None

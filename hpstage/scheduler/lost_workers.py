@@ -58,9 +58,10 @@ def facts_of_loss(
         step=step,
         at=at,
         outcome=how,
-        seconds=max(0.0, at - chain.since),
+        seconds=max(0.0, at - chain.since) * len(chain.workers),
         steps=0,
         message=message,
+        workers=len(chain.workers),
     )
     facts: list[Fact] = [ChainClosed(chain.id, at), lost]
     if lost.blames:

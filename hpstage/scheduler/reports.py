@@ -106,6 +106,7 @@ class Reports:
                     outcome=report.outcome,
                     seconds=report.wasted_seconds,
                     steps=report.wasted_steps,
+                    workers=len(chain.workers),
                 )
             )
         source = self._plan.source_of(chain)

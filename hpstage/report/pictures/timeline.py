@@ -178,28 +178,31 @@ def bars(book: Book) -> Iterator[Bar]:
     stages: dict[WorkerId, int] = {}
     for at, charge in zip(book.began, book.charges, strict=True):
         fact = charge.fact
-        stage = stages[fact.worker] = stages.get(fact.worker, 0) + 1
+        team = book.team(fact)
+        for worker in team:
+            stages[worker] = stages.get(worker, 0) + 1
         for activity, seconds in _activities(fact):
-            yield Bar(fact.worker, activity, at, seconds, stage)
+            for worker in team:
+                yield Bar(worker, activity, at, seconds, stages[worker])
             at += seconds
     for waste in book.wastes:
         lost = waste.fact
         if lost.seconds > 0:
-            yield Bar(lost.worker, WASTED, lost.at - lost.seconds, lost.seconds, 0)
+            for worker in book.team(lost):
+                yield Bar(worker, WASTED, lost.began, lost.seconds / lost.workers, 0)
 
 
 def _activities(fact: StateReached) -> list[tuple[str, float]]:
-    """Return the activities that took time, with their seconds, in order; ``fact.at`` is the end of the last."""
-    found = []
-    if fact.load_seconds > 0:
-        found.append((LOAD, fact.load_seconds))
-    if fact.train_seconds > 0:
-        found.append((TRAIN, fact.train_seconds))
-    if fact.evaluate_seconds > 0:
-        found.append((EVALUATE, fact.evaluate_seconds))
-    if fact.save_seconds > 0:
-        found.append((SAVE, fact.save_seconds))
-    return found
+    """Return the activities that took time, with the seconds that passed, in order; ``fact.at`` is the end of the
+    last."""
+    share = max(1.0, fact.workers)
+    took = (
+        (LOAD, fact.load_seconds / share),
+        (TRAIN, fact.train_seconds / fact.workers),
+        (EVALUATE, fact.evaluate_seconds / share),
+        (SAVE, fact.save_seconds / share),
+    )
+    return [(activity, seconds) for activity, seconds in took if seconds > 0]
 
 
 def timeline_of(book: Book) -> Timeline | None:
