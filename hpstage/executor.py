@@ -55,6 +55,9 @@ class Executor(ABC):
     worker_timeout: float = 60.0
     """Seconds without any worker, while there is work to do, after which the driver gives up."""
 
+    widest: int = 1
+    """After ``open``: the most workers that can train a chain together (``Chain.gang``)."""
+
     @abstractmethod
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         """Prepare the workers and return the environment that they share.

@@ -61,7 +61,13 @@ def join_plan(
     me = DriverId(f"{os.getpid():x}-{time.time_ns():x}")
     leases = DriverLeases(journal, me) if isinstance(journal, Leases) else None
     scheduler = Scheduler(
-        plan, driver=me, pool=executor.pool, checkpoint_every=checkpoint_every, verify=verify, numerics=numerics
+        plan,
+        driver=me,
+        pool=executor.pool,
+        checkpoint_every=checkpoint_every,
+        verify=verify,
+        numerics=numerics,
+        widest=executor.widest,
     )
     driver = Driver(
         plan,

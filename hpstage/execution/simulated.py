@@ -53,6 +53,7 @@ class _Flight:
     kept_at: float  # time of ``kept``
     load: float
     source: Literal["fresh", "continued", "live", "disk"] | None
+    speed: float = 1.0  # how many times as fast as one worker its workers train
     own: int | None = None  # a boundary ahead that the chain has set itself
     halt: int | None = None  # step at which it has been asked to stop
     keep: bool = False  # whether to keep its state there
@@ -64,6 +65,9 @@ class SimulatedExecutor(Executor):
 
     Args:
         workers: number of workers.
+        virtual_nodes: the most workers that train a chain together.
+        speedup: how many times as fast as one worker so many train it; by default each adds what one alone does.
+        gather_seconds: time that they need to find each other.
         step_seconds: seconds per step, or a function of the values at that step.
         evaluate_seconds, load_seconds, save_seconds: cost of each such operation.
         measure: returns the metrics of a state; by default ``{"value": ...}`` from its key.
@@ -75,6 +79,9 @@ class SimulatedExecutor(Executor):
         self,
         workers: int,
         *,
+        virtual_nodes: int = 1,
+        speedup: Callable[[int], float] = float,
+        gather_seconds: float = 0.0,
         step_seconds: float | StepSeconds = 1.0,
         evaluate_seconds: float = 0.0,
         load_seconds: float = 0.0,
@@ -83,6 +90,9 @@ class SimulatedExecutor(Executor):
         state_bytes: int = 0,
         kept: set[StateKey] | None = None,
     ) -> None:
+        self.widest = virtual_nodes
+        self._speedup = speedup
+        self._gather_seconds = gather_seconds
         self._step_seconds = step_seconds
         self._evaluate_seconds = evaluate_seconds
         self._load_seconds = load_seconds
@@ -120,8 +130,14 @@ class SimulatedExecutor(Executor):
             if worker not in self._stand:
                 return []
             del self._stand[worker]
-            self._flights = {id: flight for id, flight in self._flights.items() if flight.worker != worker}
-            return [WorkerLeft(worker, self._now)]
+            reports: list[Report] = [WorkerLeft(worker, self._now)]
+            for id, flight in list(self._flights.items()):
+                if flight.worker == worker:
+                    del self._flights[id]
+                elif worker in flight.chain.gang:
+                    del self._flights[id]
+                    reports.append(ChainEnded(id, flight.worker, "lost", self._now, message=f"{worker} died"))
+            return reports
 
         self._at(after, die)
 
@@ -140,8 +156,10 @@ class SimulatedExecutor(Executor):
         return None
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
-        if worker not in self._stand or any(f.worker == worker for f in self._flights.values()):
-            raise InternalError(f"{chain.id} was started on {worker}, which is not an idle worker")
+        workers = {worker, *chain.gang}
+        busy = {other for flight in self._flights.values() for other in (flight.worker, *flight.chain.gang)}
+        if len(workers) <= len(chain.gang) or workers & busy or not workers <= self._stand.keys():
+            raise InternalError(f"{chain.id} was started on {sorted(workers)}, which are not all idle workers")
         source: Literal["fresh", "continued", "live", "disk"] = "fresh"
         load = 0.0
         if chain.source is not None:
@@ -151,10 +169,13 @@ class SimulatedExecutor(Executor):
                 return
             continued = self._stand[worker] == chain.source
             source, load = ("continued", 0.0) if continued else ("disk", self._load_seconds)
+        if chain.gang:
+            load += self._gather_seconds
         course = Course(chain)
         start = course.stages[0].start
         begins = self._now + load
-        flight = _Flight(chain, worker, course, start, begins, start, start, begins, load, source)
+        speed = self._speedup(len(workers))
+        flight = _Flight(chain, worker, course, start, begins, start, start, begins, load, source, speed)
         self._flights[chain.id] = flight
         self._aim(flight, extra=load)
 
@@ -221,7 +242,7 @@ class SimulatedExecutor(Executor):
             else:
                 seconds += sum(self._step_seconds_at(stage, step) for step in range(start, until))
             start = until
-        return seconds
+        return seconds / flight.speed
 
     def _walk(self, flight: _Flight, step: int, last: int, seconds: float) -> tuple[int, float]:
         """Return the step, at most ``last``, that training from ``step`` reaches in ``seconds``, and the time left."""
@@ -233,7 +254,7 @@ class SimulatedExecutor(Executor):
                 seconds, step = seconds - whole, stop
                 continue
             even = self._is_even(stage)
-            while seconds >= (each := self._step_seconds_at(stage, step)) - 1e-12:
+            while seconds >= (each := self._step_seconds_at(stage, step) / flight.speed) - 1e-12:
                 steps = max(1, int(seconds / each)) if even and each else 1
                 seconds, step = seconds - steps * each, step + steps
             break
@@ -290,6 +311,7 @@ class SimulatedExecutor(Executor):
 
     def _arrive(self, flight: _Flight, place: int) -> list[Report]:
         course, chain, worker = flight.course, flight.chain, flight.worker
+        workers = (worker, *chain.gang)
         reports: list[Report] = []
         if place in course.boundaries:
             reports.append(self._reach(flight, place))
@@ -299,8 +321,8 @@ class SimulatedExecutor(Executor):
             return reports
         del self._flights[chain.id]
         wasted = place - flight.counted_from
-        if wasted:
-            self._stand[worker] = None
+        for other in workers:
+            self._stand[other] = None if wasted else self._stand[worker]
         reports.append(
             ChainEnded(
                 chain.id,
@@ -309,7 +331,7 @@ class SimulatedExecutor(Executor):
                 self._now,
                 node=course.stage_at(place).node,
                 step=place,
-                wasted_seconds=self._seconds_between(flight, flight.counted_from, place),
+                wasted_seconds=self._seconds_between(flight, flight.counted_from, place) * len(workers),
                 wasted_steps=wasted,
             )
         )
@@ -318,7 +340,7 @@ class SimulatedExecutor(Executor):
     def _reach(self, flight: _Flight, place: int) -> BoundaryReached:
         boundary = flight.course.boundaries.pop(place)
         start = flight.counted_from
-        trained = self._seconds_between(flight, start, place)
+        trained, workers = self._seconds_between(flight, start, place), 1 + len(flight.chain.gang)
         if boundary.keep:
             self.kept.add(boundary.key)
             flight.kept, flight.kept_at = place, self._now
@@ -332,13 +354,15 @@ class SimulatedExecutor(Executor):
             start=start,
             step=place,
             at=self._now,
-            train_seconds=trained,
-            load_seconds=flight.load,
-            evaluate_seconds=self._evaluate_seconds if boundary.evaluate else 0.0,
-            save_seconds=self._save_seconds if boundary.keep else 0.0,
+            train_seconds=trained * workers,
+            load_seconds=flight.load * workers,
+            evaluate_seconds=self._evaluate_seconds * workers if boundary.evaluate else 0.0,
+            save_seconds=self._save_seconds * workers if boundary.keep else 0.0,
             source=flight.source,
             metrics=to_metrics(self._measure(boundary.key, place)) if boundary.evaluate else None,
             kept=Kept(boundary.key, self._state_bytes, boundary.key) if boundary.keep else None,
+            workers=workers,
+            alone_seconds=trained * flight.speed if workers > 1 else None,
         )
         flight.load, flight.source = 0.0, None
         flight.place, flight.since, flight.counted_from = place, self._now, place

@@ -183,7 +183,7 @@ class ChainBuilder:
         place = max(orders.chain.at, orders.passed)
         if orders.yield_at is None or orders.yield_at <= place:  # fixed once computed, although estimates change
             if self.checkpoint_seconds is not None:
-                orders.yield_at = step_after(self._tree, orders.chain, place, self.checkpoint_seconds)
+                orders.yield_at = step_after(self._tree, orders.chain, place, self.checkpoint_seconds * orders.speed)
             else:
                 assert self.checkpoint_every is not None
                 every = self.checkpoint_every

@@ -5,7 +5,7 @@ A claim is first proposed, which changes nothing; it is carried out once it is i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from hpstage.errors import InternalError
@@ -15,13 +15,16 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.lines import Line
 from hpstage.scheduler.orders import Orders
-from hpstage.scheduler.preemption import Preemption
+from hpstage.scheduler.preemption import WORTH, Preemption
 from hpstage.scheduler.stage_tree import StageTree
+from hpstage.scheduler.widths import Widths
 from hpstage.scheduler.workers import Worker, Workers
 
 # Heads considered in search of one whose source the idle worker holds live.
 _CONSIDERED = 8
 
+Start = tuple[float, Worker, Line, int]
+"""Seconds of the remaining path, who trains it, and its head: a line, and a step."""
 Claim = ChainStarted | ChainProlonged
 """A fact that must be in the journal before it is carried out, so that other drivers know it."""
 
@@ -33,6 +36,7 @@ class Dispatch:
         driver: makes the ids of chains unique.
         verify_new: whether chains verify a fork wherever training begins to change something new.
         numerics: the step backend, where the trainable leaves the choice to the search.
+        widths: how many workers may train a chain together.
         workers: the workers of the driver's executor.
         running: the orders of the driver's chains.
     """
@@ -48,6 +52,7 @@ class Dispatch:
         running: Mapping[ChainId, Orders],
         verify_new: bool,
         numerics: str,
+        widths: Widths,
     ) -> None:
         self._plan = plan
         self._tree = tree
@@ -58,6 +63,7 @@ class Dispatch:
         self._running = running
         self._verify_new = verify_new
         self._numerics = numerics
+        self._widths = widths
         self.started = 0  # number of this driver's chains
 
     # --- proposing: changes nothing -----------------------------------------------------------------------
@@ -74,16 +80,34 @@ class Dispatch:
                 claims.append(ChainProlonged(id, spans))
         idle = self._workers.idle(now)
         heads = list(islice(self._tree.heads(), _CONSIDERED + len(idle) - 1)) if idle else []
-        for number, (worker, line, step) in enumerate(self._assign(idle, heads), self.started + 1):
+        starts = list(self._assign(idle, heads))
+        for number, (start, gang) in enumerate(zip(starts, self._gangs(starts, idle), strict=True), self.started + 1):
+            _, worker, line, step = start
             spans = self._builder.path(line, step)
             if not spans:
                 raise InternalError(f"a head without a path: step {step} of node {line.node.id}")
-            claims.append(
-                ChainStarted(ChainId(f"{self._driver or 'chain'}-{number}"), self._driver, worker.id, spans, now)
-            )
+            id = ChainId(f"{self._driver or 'chain'}-{number}")
+            claims.append(ChainStarted(id, self._driver, worker.id, spans, now, gang))
         return claims
 
-    def _assign(self, idle: list[Worker], heads: list[tuple[float, Line, int]]) -> Iterable[tuple[Worker, Line, int]]:
+    def _gangs(self, starts: Sequence[Start], idle: Iterable[Worker]) -> list[tuple[WorkerId, ...]]:
+        """Return the further workers of each chain that starts, of those that would have nothing to do."""
+        leading = {worker.id for _, worker, _, _ in starts}
+        spare = [worker for worker in idle if worker.id not in leading] if self._widths.widest > 1 else []
+        if not spare:
+            return [()] * len(starts)
+        paths = [0.0 if self._killed_at(step) else seconds for seconds, _, _, step in starts]
+        worth = WORTH * self._preemption.switch_seconds()
+        gangs = []
+        widths = self._widths.share(paths, [1] * len(paths), len(spare), worth)
+        for (_, _, line, step), width in zip(starts, widths, strict=True):
+            source = self._source(line, step)
+            spare.sort(key=lambda worker: source not in worker.live)
+            gang, spare = spare[: width - 1], spare[width - 1 :]
+            gangs.append(tuple(worker.id for worker in gang))
+        return gangs
+
+    def _assign(self, idle: Iterable[Worker], heads: list[tuple[float, Line, int]]) -> Iterable[Start]:
         busy: dict[WorkerId, ChainId | None] = {
             worker.host: worker.chain for worker in self._workers.values() if worker.chain is not None
         }
@@ -97,7 +121,7 @@ class Dispatch:
                 heads.pop(0)
                 if alone is not None:
                     idle = [worker for worker in idle if worker.host != alone.host]
-                    yield alone, line, step
+                    yield seconds, alone, line, step
                 continue
             worker = next((w for w in idle if self._source(line, step) in w.live), idle[0])
             if len(idle) == 1:
@@ -108,9 +132,9 @@ class Dispatch:
                         chosen = index
                         break
             idle.remove(worker)
-            _, line, step = heads.pop(chosen)
+            seconds, line, step = heads.pop(chosen)
             busy[worker.host] = None
-            yield worker, line, step
+            yield seconds, worker, line, step
 
     def _killed_at(self, step: int) -> bool:
         """Whether a worker has died in training from a state at this step, and none has trained on from it since."""
@@ -180,6 +204,7 @@ class Dispatch:
                 boundaries=tuple(boundaries),
                 verify_new=self._verify_new,
                 numerics=self._numerics,
+                gang=chain.gang,
                 keep_every=self._builder.checkpoint_every,
                 keep_seconds=self._builder.checkpoint_seconds,
                 time_first=self._builder.checkpoint_seconds is not None and not self._plan.totals.steps_trained,

@@ -22,7 +22,13 @@ class Orders:
     end: int | None = None
     cut: int | None = None  # where it is cut so that all workers finish together
     yield_at: int | None = None  # where it may yield before its next mark
+    speed: float = 1.0  # how many times as fast as one worker its workers train
+    regroup: bool = False  # it ends at its next mark, to go on with other workers
     stopping: bool = False
+
+    def spent(self, now: float) -> float:
+        """The seconds since the chain's last report, as one worker would have needed them."""
+        return max(0.0, now - self.chain.since) * self.speed
 
     @property
     def end_ref(self) -> StateRef | None:

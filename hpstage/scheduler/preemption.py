@@ -21,7 +21,7 @@ from hpstage.scheduler.pace import seconds_between, step_before_end
 from hpstage.scheduler.stage_tree import StageTree
 
 # A cut must save at least this multiple of its cost.
-_WORTH = 10.0
+WORTH = 10.0
 
 
 class Preemption:
@@ -53,6 +53,8 @@ class Preemption:
             cut = cuts.get(orders.chain.id)
             if cut is not None and cut < end:
                 end = cut
+            if orders.regroup:
+                end = min(end, orders.marks[0])
             boundaries: tuple[Boundary, ...] = ()
             if end not in orders.marks:
                 orders.marks.add(end)
@@ -125,7 +127,7 @@ class Preemption:
             return {}
         if not self._plan.totals.saves:
             return {}  # the duration of a step and the cost of a cut are not known yet
-        left = [(self._left(orders.chain, now), orders) for orders in running]
+        left = [(self.left(orders, now), orders) for orders in running]
         left.sort(key=lambda pair: (pair[0], pair[1].chain.id))
         together = (sum(seconds for seconds, _ in left) + sum(waiting)) / workers
         together = max(together, left[-1][0], waiting[0])
@@ -133,17 +135,22 @@ class Preemption:
         # The chain that ends first is followed by the longest waiting path; the part that does not fit goes to others.
         for length, (seconds, orders) in zip(waiting, left, strict=False):
             over = seconds + length - together
-            if over > _WORTH * self.switch_seconds() and over < seconds:
+            if over > WORTH * self.switch_seconds() and over < seconds:
                 cut = self._place(orders, over, now)
                 if cut is not None:
                     cuts[orders.chain.id] = cut
         return cuts
 
-    def _left(self, chain: OpenChain, now: float) -> float:
-        """Estimate the seconds to the end of the chain's path."""
+    def left(self, orders: Orders, now: float) -> float:
+        """Estimate the seconds to the end of the chain's path, on one worker."""
+        chain = orders.chain
         whole = seconds_between(self._tree, chain, chain.at, chain.spans[-1].stop) + self._beyond(chain)
-        spent = max(0.0, now - chain.since)
-        return max(0.0, whole - spent)
+        return max(0.0, whole - orders.spent(now))
+
+    def to_next_mark(self, orders: Orders, now: float) -> float:
+        """Estimate the seconds until the chain is at its next mark."""
+        ahead = seconds_between(self._tree, orders.chain, orders.chain.at, orders.marks[0])
+        return max(0.0, ahead - orders.spent(now)) / orders.speed
 
     def _place(self, orders: Orders, left: float, now: float) -> int | None:
         """Return the step of the chain with ``left`` seconds to go, if an amendment can still reach it in time."""
@@ -156,7 +163,7 @@ class Preemption:
         step = step_before_end(self._tree, chain, left)
         if step <= max(chain.at, orders.passed) or step == chain.spans[-1].stop:
             return None
-        if seconds_between(self._tree, chain, chain.at, step) - max(0.0, now - chain.since) < NOTICE:
+        if seconds_between(self._tree, chain, chain.at, step) - orders.spent(now) < NOTICE * orders.speed:
             return None
         orders.cut = step
         return step

@@ -39,7 +39,7 @@ def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders],
     for orders in running:
         chain = orders.chain
         ahead = seconds_between(tree, chain, chain.at, orders.marks[0]) if orders.marks else 0.0
-        spent = min(max(0.0, now - chain.since), ahead)
+        spent = min(orders.spent(now), ahead)
         work -= spent
         path = max(path, _path_seconds(tree, chain) - spent)
     totals = plan.totals

@@ -71,6 +71,8 @@ class Reports:
                 gone = self._workers.get(id)
                 if gone is None or gone.chain is None or gone.chain not in self._running:
                     return []
+                if self._plan.chains[gone.chain].worker != id:
+                    return []  # one of a gang: its lead will report the loss
                 return self._lost(gone.chain, id, at, reason, message)
             case BoundaryMissed() | WorkerJoined():
                 return []

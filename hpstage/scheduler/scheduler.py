@@ -56,11 +56,13 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.covers import Covers
 from hpstage.scheduler.dispatch import Claim, Dispatch
+from hpstage.scheduler.gangs import Gangs
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.remaining import RemainingWork, remaining_work
 from hpstage.scheduler.reports import Reports
 from hpstage.scheduler.stage_tree import StageTree
+from hpstage.scheduler.widths import Widths
 from hpstage.scheduler.workers import Workers
 
 # The id of a plan's only driver.
@@ -92,6 +94,7 @@ class Scheduler:
         checkpoint_every: instead of that, the multiple of steps at which states are kept.
         verify: which forks are verified (see :mod:`hpstage.execution.verification`).
         numerics: the step backend, where the trainable leaves the choice to the search.
+        widest: the most workers that can train a chain together.
         max_losses: number of consecutive worker deaths at the same place after which its trials fail.
     """
 
@@ -105,6 +108,7 @@ class Scheduler:
         checkpoint_every: int | None = None,
         verify: Verify = "off",
         numerics: str = "",
+        widest: int = 1,
         max_losses: int = 3,
     ) -> None:
         self._plan = plan
@@ -124,8 +128,19 @@ class Scheduler:
         self._preemption = Preemption(plan, self._tree, builder)
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
+        self._widths = Widths(widest)
+        self._gangs = Gangs(self._tree, self._preemption, self._widths)
         self._dispatch = Dispatch(
-            plan, self._tree, builder, self._preemption, driver, self.workers, self._running, verify != "off", numerics
+            plan,
+            self._tree,
+            builder,
+            self._preemption,
+            driver,
+            self.workers,
+            self._running,
+            verify != "off",
+            numerics,
+            self._widths,
         )
         self.draining = False  # start and prolong no more chains
         self.leaving = False  # also end the running chains as soon as possible
@@ -184,6 +199,8 @@ class Scheduler:
                 self.tick(report.at)
             case ChainEnded():
                 self.tick(report.at)
+                if report.outcome == "apart":
+                    return self._part_gangs(report.message)
                 if report.outcome == "cut_off":
                     return self.workers.bench(report.worker, report.message, self._now)
                 if report.outcome in ("done", "stopped", "failed"):
@@ -195,6 +212,12 @@ class Scheduler:
                 self.tick(report.at)
                 self.workers.pop(report.worker, None)
         return []
+
+    def _part_gangs(self, why: str) -> list[str]:
+        """Form no more gangs, and return messages for the user."""
+        told = self._widths.widest == 1
+        self._widths.widest = 1
+        return [] if told else [f"{why}. From now on each chain is trained by one worker, with the same results."]
 
     def tick(self, now: float) -> None:
         """Advance the time to ``now`` on the clock of the reports."""
@@ -279,6 +302,9 @@ class Scheduler:
         return answers
 
     def _advance(self, orders: Orders, fact: StateReached) -> None:
+        self._widths.learn(fact)
+        if fact.workers > 1:
+            orders.speed = self._widths.speedup(int(fact.workers))
         if fact.kept is not None:
             self.workers[orders.chain.worker].remember(StateRef(fact.node, fact.step))
         while orders.marks and orders.marks[0] <= fact.step:
@@ -325,7 +351,8 @@ class Scheduler:
         if fact.driver != self.driver:
             return
         self._dispatch.started += 1
-        self._running[fact.chain] = Orders(self._plan.chains[fact.chain])
+        speed = self._widths.speedup(1 + len(fact.gang))
+        self._running[fact.chain] = Orders(self._plan.chains[fact.chain], speed=speed)
 
     def _prolong(self, fact: ChainProlonged) -> None:
         self._plan.apply(fact)
@@ -352,7 +379,11 @@ class Scheduler:
         if self.leaving:
             instructions += self._preemption.stop_all(running)
         else:
-            instructions += self._preemption.update_ends(running, self.workers.able(self._now), self._now)
+            able = self.workers.able(self._now)
+            if self._plan.sharing and not self.draining:
+                idle = len(self.workers.idle(self._now)) if self._widths.widest > 1 else 0
+                instructions += self._gangs.regroup(running, idle, able, self._now)
+            instructions += self._preemption.update_ends(running, able, self._now)
         return instructions
 
     # --- reading ------------------------------------------------------------------------------------------

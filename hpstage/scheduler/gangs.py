@@ -1,0 +1,68 @@
+"""Gangs: when running chains are to go on with more workers, or with fewer. Pure.
+
+A chain's workers never change while it runs. To widen or narrow it, it is ended where its state is kept; its head is
+then open again, and :class:`~hpstage.scheduler.dispatch.Dispatch` starts it with the workers that are free by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from hpstage.plan.messages import Instruction, StopChain
+from hpstage.scheduler.orders import Orders
+from hpstage.scheduler.preemption import WORTH, Preemption
+from hpstage.scheduler.stage_tree import StageTree
+from hpstage.scheduler.widths import Widths
+
+
+class Gangs:
+    """Ends chains that should have other widths."""
+
+    def __init__(self, tree: StageTree, preemption: Preemption, widths: Widths) -> None:
+        self._tree = tree
+        self._preemption = preemption
+        self._widths = widths
+
+    def regroup(self, running: Sequence[Orders], idle: int, workers: int, now: float) -> list[Instruction]:
+        """End the chains that should be trained by more workers, if some are idle, or by fewer, if paths wait.
+
+        A chain whose next mark is near ends there, any other at its next step, with its state kept.
+
+        Args:
+            idle: number of workers without a chain.
+            workers: number of all workers.
+        """
+        if self._widths.widest == 1:
+            return []
+        going = [orders for orders in running if orders.marks and not (orders.stopping or orders.regroup)]
+        waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), workers)]
+        chosen = self._to_narrow(going, len(waiting), workers, now) if waiting else self._to_widen(going, idle, now)
+        instructions: list[Instruction] = []
+        for orders in chosen:
+            orders.regroup = True
+            if self._preemption.to_next_mark(orders, now) > WORTH * self._preemption.switch_seconds():
+                orders.stopping = True
+                instructions.append(StopChain(orders.chain.id, keep=True))
+        return instructions
+
+    def _to_widen(self, going: Sequence[Orders], idle: int, now: float) -> list[Orders]:
+        if not idle or not going:
+            return []
+        paths = [self._preemption.left(orders, now) for orders in going]
+        widths = [len(orders.chain.workers) for orders in going]
+        worth = WORTH * self._preemption.switch_seconds()
+        shared = self._widths.share(paths, widths, idle, worth)
+        return [orders for orders, before, after in zip(going, widths, shared, strict=True) if after > before]
+
+    def _to_narrow(self, going: Sequence[Orders], waiting: int, workers: int, now: float) -> list[Orders]:
+        """Return gangs to dissolve for paths that wait, the widest first; none whose own path is what all wait for."""
+        together = self._tree.left.seconds / workers
+        chosen = []
+        for orders in sorted(going, key=lambda orders: -len(orders.chain.gang)):
+            if waiting <= 0 or not orders.chain.gang:
+                break
+            if self._preemption.left(orders, now) / orders.speed <= together:
+                chosen.append(orders)
+                waiting -= len(orders.chain.gang)
+        return chosen
