@@ -38,6 +38,15 @@ class ClusterError(HpstageError):
     """The cluster failed: no workers, missing devices, or workers lost more often than the bound allows."""
 
 
+class GangApart(ClusterError):
+    """The processes of a gang did not meet: some did not come in time, or cannot be reached. Nothing was trained."""
+
+
+class GangLost(ClusterError):
+    """A process of a gang is gone, so that the others cannot go on: what they have trained since the last kept state is
+    lost."""
+
+
 class StoreError(HpstageError):
     """A journal cannot be read or written: newer format, another workload, full or read-only disk."""
 

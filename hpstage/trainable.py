@@ -68,4 +68,52 @@ class Bundling(Protocol):
         """
 
 
+@runtime_checkable
+class Elastic(Protocol):
+    """A Trainable whose steps several processes can train together, a gang, with the bits that one process has.
+
+    Each step is cut into virtual nodes, of which every process trains an equal share. One process leads: it alone is
+    told what to do, and the others do the same. Gangs are formed and dissolved between any two steps.
+    """
+
+    virtual_nodes: int
+    """The most processes of a gang, a power of two; 1: it forms none."""
+
+    @abstractmethod
+    def open_gang(self, host: str) -> str:
+        """Begin to lead: listen on the interface that ``host`` names. Return the address, ``"host:port"``, to join at.
+
+        Raises:
+            GangApart: there is no such interface here.
+        """
+
+    @abstractmethod
+    def lead(self, size: int, timeout: float) -> None:
+        """Wait for the other ``size - 1`` processes, for at most ``timeout`` seconds. From now on ``train`` trains with
+        them.
+
+        Raises:
+            GangApart: they did not come in time, or cannot be reached. This process goes on alone.
+        """
+
+    @abstractmethod
+    def follow(self, address: str, rank: int, size: int, timeout: float) -> str:
+        """Join a gang as number ``rank``, counted from 1, in the state that its leader is in; train as it does until it
+        dismisses this process, and return its word.
+
+        Raises:
+            GangApart: the leader cannot be reached, or does not form the gang within ``timeout`` seconds.
+            GangLost: the leader or another process is gone, or training has failed in this process alone.
+        """
+
+    @abstractmethod
+    def dismiss(self, word: str) -> None:
+        """End the gang, if there is one, and tell the others ``word``: by what name the state that all of them are in
+        is known, or ``""``. From now on ``train`` trains alone."""
+
+    @abstractmethod
+    def shared_seconds(self) -> float:
+        """Return the estimated seconds that this process alone would have taken for the steps since the last call."""
+
+
 METHODS = ("setup", "train", "evaluate", "state_dict", "load_state_dict")
