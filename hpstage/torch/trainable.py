@@ -59,6 +59,13 @@ class TorchTrainable(ABC):
     max_stacked: int = 8
     """With ``numerics = "stacked"``, the most siblings that a worker trains as one. It does not show in the bits."""
 
+    virtual_nodes: int = 1
+    """Number of equal parts, a power of two, into which each batch is cut so that up to as many workers can train one
+    step together. Each part has random streams of its own and begins with the same buffers; their gradients and buffers
+    are averaged in one fixed order. The number shows in the bits and is part of the keys of states, but how many
+    workers there were is not. Above 1, ``numerics`` is ``"eager"``, and :meth:`update` is the default: see
+    :mod:`hpstage.torch.elastic`."""
+
     num_workers: int = 0
     """Number of processes that make samples and batches ahead, as in torch's DataLoader; 0: the training process does.
     It does not show in the bits: random numbers drawn while a sample is made are functions of (seed, position)."""
@@ -93,6 +100,7 @@ class TorchTrainable(ABC):
         "pin_memory",
         "numerics",
         "max_stacked",
+        "virtual_nodes",
     )
     _evaluates_by_library: ClassVar[bool] = False
     """Whether ``evaluate`` is another library's: what that sets on its objects is undone without a remark."""
@@ -134,10 +142,7 @@ class TorchTrainable(ABC):
         """Train on one batch. Override it to clip or accumulate gradients or to average weights; gradients that it
         leaves behind are then part of the state. Return the loss for :attr:`terminate_on_nan` to see it."""
         optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(model, batch)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise UsageError(f"{type(self).__name__}.loss() returned {what}; it must return a scalar tensor")
+        loss = see_scalar(self.loss(model, batch), self)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss
@@ -159,3 +164,11 @@ class TorchTrainable(ABC):
         """Load what :meth:`extra_state` returned. ``state`` is a copy that you may keep."""
         if state is not None:
             raise UsageError(f"{type(self).__name__} has extra_state() but no load_extra_state()")
+
+
+def see_scalar(loss: object, subject: TorchTrainable) -> torch.Tensor:
+    """Return what ``subject.loss()`` has returned. Raises :class:`UsageError` if it is no scalar tensor."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    raise UsageError(f"{type(subject).__name__}.loss() returned {what}; it must return a scalar tensor")

@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     DATA = 3
     SAMPLE = 4
     COLLATE = 5
+    NODE = 6
 
 
 def seed_of(hp: Mapping[str, Scalar]) -> int:

@@ -32,6 +32,10 @@ def as_trainable(obj: object) -> Trainable:
         return obj  # type: ignore[return-value]
     torch_trainable = sys.modules.get("hpstage.torch.trainable")
     if torch_trainable is not None and isinstance(obj, torch_trainable.TorchTrainable):
+        if obj.virtual_nodes != 1:
+            from hpstage.torch.elastic.loop import ElasticLoop
+
+            return ElasticLoop(obj)
         if obj.numerics == "stacked":
             from hpstage.torch.backends.lanes import StackedLoop
 

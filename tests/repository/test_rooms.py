@@ -26,6 +26,7 @@ UPWARDS = {
     ("training.function", "torch.loading.in_functions"): "heavy: torch",
     ("training.trainables", "torch.loop"): "heavy: torch",
     ("training.trainables", "torch.backends.lanes"): "heavy: torch",
+    ("training.trainables", "torch.elastic.loop"): "heavy: torch",
     ("training.trainables", "torch.lightning.loop"): "heavy: lightning",
     # What users name by one URL or folder is opened in one place.
     ("store.opening", "plan.log"): "a store is known by its plan",

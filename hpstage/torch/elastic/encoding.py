@@ -1,0 +1,74 @@
+"""A share on its way between processes of a gang: a short text and one run of bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpstage.torch.elastic.reduction import Gradient, Rows, Share
+
+_NONE, _DENSE = 0, 1
+
+
+def encode(share: Share) -> tuple[bytes, Tensor]:
+    """Return the share as a text and a 1-dimensional uint8 tensor on the share's device."""
+    codes = [_code(gradient) for gradient in share.gradients]
+    # Nearly always all are dense: then a thousand parameters take no text.
+    forms = None if all(code == _DENSE for code in codes) else codes
+    tensors = [*_tensors(share.gradients), *share.buffers]
+    data = torch.cat([_bytes(tensor) for tensor in tensors]) if tensors else torch.empty(0, dtype=torch.uint8)
+    return json.dumps([share.loss, sorted(share.unequal), forms]).encode(), data
+
+
+def decode(text: bytes, data: Tensor, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Share:
+    """Return the share, in tensors of its own, on the devices of the parameters and buffers that it belongs to."""
+    loss, unequal, forms = json.loads(text)
+    reader = _Reader(data)
+    codes = [_DENSE] * len(parameters) if forms is None else forms
+    gradients = [_gradient(code, like, reader) for code, like in zip(codes, parameters, strict=True)]
+    return Share(loss, gradients, [reader.take(like.shape, like) for like in buffers], frozenset(unequal))
+
+
+def _code(gradient: Gradient) -> Any:
+    if gradient is None:
+        return _NONE
+    return list(gradient.indices.shape) if isinstance(gradient, Rows) else _DENSE
+
+
+def _gradient(code: Any, like: Tensor, reader: _Reader) -> Gradient:
+    if code == _NONE:
+        return None
+    if code == _DENSE:
+        return reader.take(like.shape, like)
+    dimensions, count = code
+    indices = reader.take((dimensions, count), torch.empty(0, dtype=torch.int64, device=like.device))
+    return Rows(indices, reader.take((count, *like.shape[dimensions:]), like))
+
+
+def _tensors(gradients: Sequence[Gradient]) -> Iterator[Tensor]:
+    for gradient in gradients:
+        if isinstance(gradient, Rows):
+            yield from gradient
+        elif gradient is not None:
+            yield gradient
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+class _Reader:
+    """Takes tensors from a run of bytes, one after the other."""
+
+    def __init__(self, data: Tensor) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        start, self._at = self._at, self._at + torch.Size(shape).numel() * like.element_size()
+        # A copy: bytes in the middle of others can be at no place for a larger type.
+        return self._data[start : self._at].clone().view(like.dtype).view(shape).to(like.device)

@@ -1,0 +1,219 @@
+"""Gang: how a leader has followers train the same steps, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NoReturn
+
+from torch import Tensor
+
+from hpstage.errors import GangApart, GangLost
+from hpstage.schedule import Scalar
+from hpstage.torch.elastic.encoding import decode, encode
+from hpstage.torch.elastic.group import Group, Message
+from hpstage.torch.elastic.reduction import Share, tree
+from hpstage.torch.elastic.virtual_nodes import Failed
+from hpstage.torch.loading.outcomes import Failure
+
+
+class _Kind(IntEnum):
+    """What a message says. All rounds have the same form, so that none is misread when a process is in another one."""
+
+    HELLO = 0  # of all: what they are about to train
+    READY = 1  # of a follower: it waits for an order
+    ORDER = 2  # of the leader: see Order
+    STOP = 3  # of the leader: the gang is dissolved
+    SHARE = 4  # of all: what their virtual nodes have computed
+    FAILED = 5  # of any: the user's code has raised in a virtual node
+    LEFT = 6  # of any: it has left the step by an exception that is none of a virtual node
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A step to train, and the values at it; with ``hp`` ``None``, to look whether the state can be captured."""
+
+    step: int
+    hp: dict[str, Scalar] | None = None
+
+
+class LeaderLeft(Exception):
+    """The leader has left the step: what this process has done in it does not matter."""
+
+
+class Gang:
+    """A gang as one of its processes sees it.
+
+    In a step all processes share what their nodes have computed, once for each batch. One that leaves a step by an
+    exception says so in the next round, whatever that is for the others: so that all are in the same round at any time.
+
+    Attributes:
+        own: the virtual nodes that this process trains.
+        waited: the seconds that this process has spent on sharing, in all.
+        is_over: whether it was dissolved, or lost.
+    """
+
+    def __init__(self, group: Group, nodes: int) -> None:
+        self._group = group
+        self.rank, self.size = group.rank, group.size
+        share = nodes // group.size
+        self.own = range(group.rank * share, (group.rank + 1) * share)
+        self.waited = 0.0
+        self.is_over = False
+        self._in_step = False
+
+    def greet(self, who: str) -> None:
+        """Compare what the processes are about to train.
+
+        Raises:
+            GangApart: they are about to train different things.
+        """
+        told = [message.text.decode() for message in self._group.gather(Message(_Kind.HELLO, who.encode()))]
+        if len(set(told)) > 1:
+            self.close()
+            raise GangApart(
+                f"the processes of a gang are not in the same state: number 0 is at {told[0]}, and number "
+                f"{next(rank for rank, text in enumerate(told) if text != told[0])} at "
+                f"{next(text for text in told if text != told[0])}"
+            )
+
+    # --- the leader ---------------------------------------------------------------------------------------
+
+    def order(self, order: Order) -> None:
+        """Have the followers do what this process does next."""
+        began = time.perf_counter()
+        messages = self._gather(Message(_Kind.ORDER, json.dumps([order.step, order.hp]).encode()))
+        self._see_ready(messages)
+        self._in_step = True
+        self.waited += time.perf_counter() - began
+
+    def stop(self, word: str) -> None:
+        """Dissolve the gang. A follower that is lost, or has failed, does not matter any more."""
+        try:
+            self._gather(Message(_Kind.STOP, word.encode()))
+        except GangLost:
+            return
+        self._part()
+
+    # --- a follower ---------------------------------------------------------------------------------------
+
+    def obey(self) -> Order | str:
+        """Return the leader's next order, or the word that it dissolves the gang with."""
+        while True:
+            messages = self._gather(Message(_Kind.READY))
+            kind = _Kind(messages[0].kind)
+            if kind is _Kind.STOP:
+                self._part()
+                return messages[0].text.decode()
+            self._see_ready(messages)
+            if kind is _Kind.ORDER:
+                self._in_step = True
+                return Order(*json.loads(messages[0].text))
+
+    # --- all ----------------------------------------------------------------------------------------------
+
+    def exchange(self, own: Share | Failed, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Share:
+        """Return the share of all nodes.
+
+        Raises:
+            Exception: what the user's code has raised, in the first of the nodes in which it has.
+            LeaderLeft: the leader has left the step.
+            GangLost: a process is gone, or a follower has failed where the leader has not.
+        """
+        began = time.perf_counter()
+        messages = self._gather(Message(_Kind.SHARE, *encode(own)) if isinstance(own, Share) else _failed(own))
+        self._see_shared(messages, None if isinstance(own, Share) else own)
+        shares = [
+            own
+            if rank == self.rank and isinstance(own, Share)
+            else decode(message.text, message.data, parameters, buffers)
+            for rank, message in enumerate(messages)
+        ]
+        shared = tree(shares)
+        self.waited += time.perf_counter() - began
+        return shared
+
+    def agree(self, error: Exception | None) -> None:
+        """Tell the others whether this process could do what was ordered.
+
+        Raises:
+            Exception: as :meth:`exchange` does.
+        """
+        failed = None if error is None else (self.own.start, error)
+        self._see_shared(self._gather(Message(_Kind.SHARE) if failed is None else _failed(failed)), failed)
+
+    def left(self, error: Exception) -> None:
+        """Tell the others that this process has left the step by ``error``, unless they know or the step is over.
+
+        Raises:
+            GangLost: the leader has not left it: so this process is none of its gang any more.
+        """
+        if not self._in_step:
+            return
+        self._in_step = False
+        messages = self._gather(Message(_Kind.LEFT, f"{type(error).__name__}: {error}".encode()))
+        kind = _Kind(messages[0].kind)
+        if kind is _Kind.STOP:
+            self._part()
+        elif kind in (_Kind.LEFT, _Kind.FAILED):
+            return
+        self._lost(f"training has failed in process {self.rank} of a gang alone: {type(error).__name__}: {error}")
+
+    def end_step(self) -> None:
+        """Note that this process has come to the end of the step."""
+        self._in_step = False
+
+    def close(self) -> None:
+        """Leave the gang at once, by which the others lose it."""
+        self.is_over = True
+        self._group.close()
+
+    def _gather(self, message: Message) -> list[Message]:
+        try:
+            return self._group.gather(message)
+        except GangLost:
+            self.is_over = True
+            self._in_step = False
+            raise
+
+    def _part(self) -> None:
+        self.is_over = True
+        self._group.part()
+
+    def _see_ready(self, messages: Sequence[Message]) -> None:
+        """Raise :class:`GangLost` unless all followers wait for an order."""
+        for rank, message in enumerate(messages[1:], start=1):
+            if message.kind != _Kind.READY and messages[0].kind != _Kind.LEFT:
+                self._lost(f"training has failed in process {rank} of a gang alone: {message.text.decode()}")
+
+    def _see_shared(self, messages: Sequence[Message], own: Failed | None) -> None:
+        """Raise what :meth:`exchange` is to raise."""
+        kinds = [_Kind(message.kind) for message in messages]
+        if set(kinds) == {_Kind.SHARE}:
+            return
+        self._in_step = False
+        if kinds[0] is _Kind.LEFT:
+            raise LeaderLeft
+        alone = [rank for rank, kind in enumerate(kinds) if kind not in (_Kind.SHARE, _Kind.FAILED)]
+        if alone and kinds[0] is not _Kind.FAILED:
+            text = messages[alone[0]].text.decode(errors="replace")
+            self._lost(f"training has failed in process {alone[0]} of a gang alone: {text}")
+        first = kinds.index(_Kind.FAILED)
+        if first == self.rank and own is not None:
+            raise own[1]
+        failure: Failure = pickle.loads(messages[first].text)  # noqa: S301  # of a process of the same search
+        failure.raised()
+
+    def _lost(self, text: str) -> NoReturn:
+        self.close()
+        self._in_step = False
+        raise GangLost(text)
+
+
+def _failed(failed: Failed) -> Message:
+    node, error = failed
+    return Message(_Kind.FAILED, pickle.dumps(Failure(error, f"virtual node {node}, in another process")))

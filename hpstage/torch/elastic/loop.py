@@ -1,0 +1,259 @@
+"""ElasticLoop: trains a TorchTrainable by virtual nodes, alone or as one process of a gang."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import GangLost, StateError, UsageError
+from hpstage.schedule import Scalar
+from hpstage.torch.backends.backend import StepBackend
+from hpstage.torch.data import Batches
+from hpstage.torch.elastic.besides import Besides
+from hpstage.torch.elastic.gang import Gang, LeaderLeft, Order
+from hpstage.torch.elastic.group import Meeting
+from hpstage.torch.elastic.virtual_nodes import VirtualNodes
+from hpstage.torch.loop import TorchLoop
+from hpstage.torch.trainable import TorchTrainable
+from hpstage.training.randomness import seed_of
+
+logger = logging.getLogger("hpstage")
+
+
+class ElasticLoop(TorchLoop):
+    """The training loop of one TorchTrainable with ``virtual_nodes`` above 1: an :class:`~hpstage.trainable.Elastic`.
+
+    In a gang, all processes train the same steps and so are in the same state after each. What the user's code raises
+    in a virtual node, whichever process trains it, is raised in the leader as it would be without a gang.
+    """
+
+    def __init__(self, subject: TorchTrainable) -> None:
+        super().__init__(subject)
+        _see_usable(subject)
+        self.virtual_nodes = subject.virtual_nodes
+        self._nodes = VirtualNodes(subject, self.device, self._count)
+        self._gang: Gang | None = None
+        self._meeting: Meeting | None = None
+        self._besides: Besides | None = None
+        self._before = 0  # samples consumed before the batch
+        self._alone_seconds = 0.0
+
+    # --- the port of gangs --------------------------------------------------------------------------------
+
+    def open_gang(self, host: str) -> str:
+        self._meeting = Meeting.open(host)
+        return self._meeting.address
+
+    def lead(self, size: int, timeout: float) -> None:
+        assert self._meeting is not None, "open_gang() comes first"
+        meeting, self._meeting = self._meeting, None
+        self._join(meeting, 0, size, timeout)
+
+    def follow(self, address: str, rank: int, size: int, timeout: float) -> str:
+        began = time.monotonic()
+        meeting = Meeting.find(address, timeout)
+        gang = self._join(meeting, rank, size, max(1.0, timeout - (time.monotonic() - began)))
+        try:
+            while isinstance(order := gang.obey(), Order):
+                self._obey(gang, order)
+            return order
+        finally:
+            self._leave()
+
+    def dismiss(self, word: str) -> None:
+        if self._gang is not None:
+            self._gang.stop(word)
+            self._leave()
+
+    def shared_seconds(self) -> float:
+        seconds, self._alone_seconds = self._alone_seconds, 0.0
+        return seconds
+
+    def _join(self, meeting: Meeting, rank: int, size: int, timeout: float) -> Gang:
+        if not 1 <= size <= self.virtual_nodes or size & (size - 1):
+            raise UsageError(
+                f"a gang of {size} cannot train {self.virtual_nodes} virtual nodes: the number of its processes is a "
+                f"power of two, and not above that of nodes"
+            )
+        built = self._ready()
+        gang = Gang(meeting.form(rank, size, timeout), self.virtual_nodes)
+        weights = [tensor.detach() for tensor in (*built.model.parameters(), *built.model.buffers())]
+        gang.greet(
+            f"sample {self._samples}, with {self.virtual_nodes} virtual nodes and weights whose digest is "
+            f"{digest(weights)[:12]}"
+        )
+        self._gang, self._nodes.own, self._nodes.exchange = gang, gang.own, gang.exchange
+        return gang
+
+    def _leave(self) -> None:
+        if self._gang is not None:
+            if not self._gang.is_over:
+                self._gang.close()
+            self._gang, self._nodes.own, self._nodes.exchange = None, range(self.virtual_nodes), None
+
+    def _obey(self, gang: Gang, order: Order) -> None:
+        """Do as the leader does. What is raised there, too, is the leader's to tell."""
+        try:
+            if order.hp is None:
+                self._looked_at(gang)
+            else:
+                self._train(order.step, order.hp)
+        except GangLost:
+            raise
+        except LeaderLeft:
+            logger.debug("the leader of the gang has left step %d", order.step)
+        except Exception as error:
+            logger.debug("step %d of a gang has failed", order.step, exc_info=True)
+            gang.left(error)
+        gang.end_step()
+
+    # --- the port of trainables ---------------------------------------------------------------------------
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        gang, began = self._gang, time.perf_counter()
+        own, waited = self._nodes.seconds, 0.0 if gang is None else gang.waited
+        if gang is None:
+            self._train(step, hp)
+            self._alone_seconds += time.perf_counter() - began
+            return
+        try:
+            gang.order(Order(step, dict(hp)))
+            self._train(step, hp)
+        except GangLost:
+            self._leave()
+            raise
+        except Exception as error:
+            gang.left(error)
+            raise
+        gang.end_step()
+        alone = time.perf_counter() - began - (gang.waited - waited)
+        self._alone_seconds += alone + (self._nodes.seconds - own) * (gang.size - 1)
+
+    def state_dict(self) -> object:
+        """Return the state. In a gang, all its processes look whether it can be captured: each has trained other nodes.
+
+        Raises:
+            StateError: training has changed what virtual nodes cannot share, or what cannot be captured.
+            GangLost: a process is gone.
+        """
+        gang = self._gang
+        if gang is None:
+            return self._captured()
+        try:
+            gang.order(Order(0))
+            state = self._looked_at(gang)
+        except GangLost:
+            self._leave()
+            raise
+        gang.end_step()
+        return state
+
+    def load_state_dict(self, state: object) -> None:
+        assert self._gang is None, "the others of a gang would not load the state"
+        super().load_state_dict(state)
+
+    def rehearse(self, hp: Mapping[str, Scalar]) -> None:
+        """Raise :class:`UsageError` if a first step cannot be trained by virtual nodes."""
+        self.setup(hp)
+        try:
+            self.train(0, hp)
+            self.state_dict()
+        except UsageError:
+            raise
+        except Exception:
+            logger.debug("the first step of a rehearsal has failed", exc_info=True)  # training will say so
+        self.close()
+
+    def close(self) -> None:
+        self._leave()
+        self._meeting = None
+        super().close()
+
+    def describe_environment(self) -> dict[str, str]:
+        return {
+            **super().describe_environment(),
+            "numerics": VirtualNodes.numerics,
+            "virtual nodes": str(self.virtual_nodes),
+        }
+
+    def _train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        self._ready()
+        self._before = self._samples
+        self._nodes.begin_step(seed_of(hp), step)
+        super().train(step, hp)
+
+    def _looked_at(self, gang: Gang) -> object:
+        """Return the state, if it can be captured in all processes of the gang."""
+        state, refusal = None, None
+        try:
+            state = self._captured()
+        except StateError as error:
+            refusal = error
+        gang.agree(refusal)
+        return state
+
+    def _captured(self) -> object:
+        state = super().state_dict()
+        assert self._besides is not None and isinstance(state, dict)
+        self._besides.check(state)
+        return state
+
+    def _steps_by(self) -> StepBackend:
+        return self._nodes
+
+    def _build(self) -> None:
+        super()._build()
+        assert self._built is not None
+        assert self._world.base is not None and self._world.pristine is not None
+        self._besides = Besides(
+            self._world.base, self._world.pristine, self._built.model, self._built.optimizer, self.virtual_nodes
+        )
+
+    def _turn(self, hp: Mapping[str, Scalar]) -> None:
+        super()._turn(hp)
+        size, nodes, name = self._batch_size, self.virtual_nodes, type(self._user).__name__
+        if size % nodes:
+            raise UsageError(
+                f"{name}: the batch size is {size}, and {nodes} virtual nodes share each batch equally: give batch "
+                f"sizes that are multiples of {nodes}"
+            )
+        batches = self._data()
+        if not isinstance(batches, Batches) or batches.cut.end != "short":
+            return
+        rest = batches.cut.population % size
+        if rest % nodes:
+            raise UsageError(
+                f"{name}: the last batch of an epoch has {rest} samples, and {nodes} virtual nodes share each batch "
+                f"equally: leave it out, by a DataLoader with drop_last=True"
+            )
+
+    def _count(self) -> int | None:
+        """Return the number of samples of the batch that was taken last, where it can be told."""
+        batches, before = self._data(), self._before
+        self._before = self._samples
+        return batches.cut.batch(before, self._batch_size)[1] if isinstance(batches, Batches) else None
+
+
+def _see_usable(subject: TorchTrainable) -> None:
+    """Raise :class:`UsageError` if this object cannot be trained by virtual nodes."""
+    nodes, name = subject.virtual_nodes, type(subject).__name__
+    if type(nodes) is not int or nodes < 1 or nodes & (nodes - 1):
+        raise UsageError(f"virtual_nodes is {nodes!r}; it must be a power of two: 1, 2, 4, 8, ...")
+    if subject.numerics != "eager":
+        raise UsageError(
+            f"{name} has virtual_nodes = {nodes} and numerics = {subject.numerics!r}: virtual nodes are trained "
+            f"eagerly; give numerics = 'eager', or virtual_nodes = 1"
+        )
+    if type(subject).update is not TorchTrainable.update:
+        raise UsageError(
+            f"{name} has an update() of its own, and virtual_nodes = {nodes}: the gradients of a batch are there only "
+            f"after virtual nodes have shared them. Clip them in a hook, optimizer.register_step_pre_hook() in "
+            f"optimizer(), or give virtual_nodes = 1"
+        )
+    if type(subject).extra_state is not TorchTrainable.extra_state:
+        raise UsageError(
+            f"{name} has an extra_state() of its own, and virtual_nodes = {nodes}: what training changes besides model "
+            f"and optimizer, each virtual node would change for itself. Give virtual_nodes = 1"
+        )

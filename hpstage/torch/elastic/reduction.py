@@ -1,0 +1,111 @@
+"""Reduction: gradients, buffers and losses of virtual nodes are combined in one fixed binary tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpstage.errors import UsageError
+
+
+class Rows(NamedTuple):
+    """A sparse gradient: ``indices`` of shape [sparse dimensions, n], ``values`` of shape [n, ...]. An index may occur
+    several times."""
+
+    indices: Tensor
+    values: Tensor
+
+
+Gradient = Tensor | Rows | None
+"""Of one parameter; ``None`` if the loss did not depend on it."""
+
+
+@dataclass(slots=True)
+class Share:
+    """What some neighbouring virtual nodes have computed: a subtree of the reduction.
+
+    Attributes:
+        loss: the sum of their losses.
+        gradients: one for each parameter: the sum of dense ones; of sparse ones all rows, in the order of the nodes.
+        buffers: one for each buffer: the mean of floats; whole numbers as they all have them.
+        unequal: indices of buffers of whole numbers in which nodes differ.
+    """
+
+    loss: float
+    gradients: list[Gradient]
+    buffers: list[Tensor]
+    unequal: frozenset[int] = frozenset()
+
+
+def combine(left: Share, right: Share) -> Share:
+    """Return the share of two neighbouring subtrees of equal size; the tensors of ``left`` are used up."""
+    gradients = [_sum(one, other) for one, other in zip(left.gradients, right.gradients, strict=True)]
+    unequal = set(left.unequal | right.unequal)
+    buffers = []
+    for index, (one, other) in enumerate(zip(left.buffers, right.buffers, strict=True)):
+        if one.is_floating_point() or one.is_complex():
+            # Halves are exact and cannot overflow. Values that nobody has changed stay, infinite ones, too.
+            buffers.append(torch.where(one == other, one, one / 2 + other / 2))
+            continue
+        buffers.append(one)
+        if not torch.equal(one, other):
+            unequal.add(index)
+    return Share(left.loss + right.loss, gradients, buffers, frozenset(unequal))
+
+
+def _sum(one: Gradient, other: Gradient) -> Gradient:
+    if one is None or other is None:
+        return one if other is None else other
+    if isinstance(one, Rows) and isinstance(other, Rows):
+        return Rows(torch.cat([one.indices, other.indices], 1), torch.cat([one.values, other.values]))
+    if isinstance(one, Rows) or isinstance(other, Rows):
+        raise UsageError(
+            "a parameter has a sparse gradient in one virtual node and a dense one in another: let the loss use it in "
+            "the same way for all samples"
+        )
+    return one.add_(other)
+
+
+class Tree:
+    """Combines shares of neighbours as they come, in order, as one fixed tree does."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, Share]] = []  # (number of leaves, share), each larger than the next
+
+    def add(self, share: Share) -> None:
+        """Add the next leaf."""
+        size = 1
+        while self._pending and self._pending[-1][0] == size:
+            size, share = 2 * size, combine(self._pending.pop()[1], share)
+        self._pending.append((size, share))
+
+    def root(self) -> Share:
+        """Return the share of all leaves, whose number is a power of two."""
+        ((_, share),) = self._pending
+        return share
+
+
+def tree(shares: Sequence[Share]) -> Share:
+    """Return the share of subtrees of equal size; their number is a power of two."""
+    grown = Tree()
+    for share in shares:
+        grown.add(share)
+    return grown.root()
+
+
+def mean(gradient: Gradient, like: Tensor, nodes: int) -> Tensor | None:
+    """Return the mean over ``nodes`` virtual nodes, a power of two, of what was summed over them: in the layout of the
+    parameter ``like``, so that nothing tells where it was summed; a sparse one coalesced."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, Rows):
+        summed = torch.sparse_coo_tensor(gradient.indices, gradient.values, like.shape, check_invariants=False)
+        summed = summed.coalesce()
+        return torch.sparse_coo_tensor(
+            summed.indices(), summed.values() / nodes, like.shape, is_coalesced=True, check_invariants=False
+        )
+    return torch.empty_like(like, requires_grad=False).copy_(gradient).div_(nodes)

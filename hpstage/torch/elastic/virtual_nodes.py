@@ -1,0 +1,193 @@
+"""VirtualNodes: the step backend that trains a batch as several virtual nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hpstage.errors import UsageError
+from hpstage.torch.backends.backend import StepBackend
+from hpstage.torch.elastic.micro_batches import cut
+from hpstage.torch.elastic.reduction import Gradient, Rows, Share, Tree, mean
+from hpstage.torch.trainable import TorchTrainable, see_scalar
+from hpstage.training.randomness import Purpose, mix, rekey
+
+Failed = tuple[int, Exception]
+"""A virtual node, and what the user's code has raised in it."""
+Exchange = Callable[[Share | Failed, Sequence[Tensor], Sequence[Tensor]], Share]
+"""Turns the share of this process's nodes into that of all, given the parameters and buffers that it belongs to; if
+nodes have failed, it raises the error of the first."""
+
+
+class _Slot:
+    """A buffer of a model: where it is, the tensor itself, and its values at the beginning of the step."""
+
+    __slots__ = ("buffer", "key", "module", "name", "start")
+
+    def __init__(self, name: str, module: nn.Module, key: str, buffer: Tensor) -> None:
+        self.name, self.module, self.key, self.buffer = name, module, key, buffer
+        self.start = buffer.detach().clone()
+
+    def reset(self) -> None:
+        self.put(self.start)
+
+    def put(self, value: Tensor) -> None:
+        self.module._buffers[self.key] = self.buffer
+        self.buffer.copy_(value)
+
+    def read(self) -> Tensor:
+        """Return a copy of the values that a virtual node leaves."""
+        now = self.module._buffers.get(self.key)
+        if now is None or (now.shape, now.dtype) != (self.start.shape, self.start.dtype):
+            raise UsageError(
+                f"the buffer {self.name} is no tensor of shape {tuple(self.start.shape)} and {self.start.dtype} any "
+                f"more, and virtual nodes cannot be averaged: let training keep the form of buffers"
+            )
+        return now.detach().clone()
+
+
+class VirtualNodes(StepBackend):
+    """Trains the virtual nodes of a batch that are this process's, by default all, and then makes the optimizer's step.
+
+    Attributes:
+        nodes: their number in a batch.
+        own: those that are trained here.
+        exchange: see :data:`Exchange`; ``None`` if all are trained here.
+        seconds: how long this process's nodes have taken, in all.
+    """
+
+    numerics: ClassVar[str] = "virtual-nodes-v1"
+
+    def __init__(
+        self, subject: TorchTrainable, device: torch.device, counts: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """``counts`` returns the number of samples of the batch that is trained next, if it is known."""
+        super().__init__(subject, device)
+        self.nodes = subject.virtual_nodes
+        self.own = range(self.nodes)
+        self.exchange: Exchange | None = None
+        self.seconds = 0.0
+        self._counts = counts
+        self._key = 0
+        self._number = 0
+
+    def begin_step(self, seed: int, step: int) -> None:
+        self._key = mix(seed, step, Purpose.NODE)
+        self._number = 0
+
+    def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> float:
+        parts = cut(batch, self.nodes, self._counts())
+        stream = self._number * (self.nodes + 1)
+        self._number += 1
+        parameters = dict(_parameters(model, optimizer))
+        slots = list(_slots(model))
+        try:
+            share = self._own(model, parts, stream, parameters, slots)
+            if self.exchange is not None:
+                share = self.exchange(share, list(parameters), [slot.start for slot in slots])
+            if not isinstance(share, Share):
+                raise share[1]
+            _see_equal(share, slots)
+        except BaseException:
+            with torch.no_grad():
+                _begin(parameters, slots)  # what a node has left depends on which were trained here
+            raise
+        with torch.no_grad():
+            for slot, value in zip(slots, share.buffers, strict=True):
+                slot.put(value)
+            for (parameter, _), gradient in zip(parameters.items(), share.gradients, strict=True):
+                parameter.grad = mean(gradient, parameter, self.nodes)
+        rekey(self._key, stream + self.nodes, Purpose.NODE)
+        optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+        return share.loss / self.nodes
+
+    def _own(
+        self, model: nn.Module, parts: list[Any], stream: int, parameters: dict[Tensor, str], slots: list[_Slot]
+    ) -> Share | Failed:
+        began = time.perf_counter()
+        grown = Tree()
+        for node in self.own:
+            try:
+                grown.add(self._node(model, parts[node], stream + node, parameters, slots))
+            except Exception as error:
+                return node, error
+        self.seconds += time.perf_counter() - began
+        return grown.root()
+
+    def _node(
+        self, model: nn.Module, part: Any, stream: int, parameters: dict[Tensor, str], slots: list[_Slot]
+    ) -> Share:
+        with torch.no_grad():
+            _begin(parameters, slots)
+        rekey(self._key, stream, Purpose.NODE)
+        versions = [parameter._version for parameter in parameters]
+        loss = see_scalar(self.subject.loss(model, part), self.subject)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for (parameter, name), version in zip(parameters.items(), versions, strict=True):
+            if parameter._version != version:
+                raise UsageError(
+                    f"{type(self.subject).__name__}.loss() changes {name}, which each of {self.nodes} virtual nodes "
+                    f"would do for itself: parameters are changed by the optimizer alone"
+                )
+        gradients = [_gradient(parameter, name) for parameter, name in parameters.items()]
+        return Share(float(loss.detach()), gradients, [slot.read() for slot in slots])
+
+
+def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str]]:
+    """Yield all parameters of the model and of the optimizer, with a name."""
+    for name, parameter in model.named_parameters():
+        yield parameter, f"model.{name}"
+    known = {id(parameter) for parameter in model.parameters()}
+    for index, group in enumerate(optimizer.param_groups):
+        for number, parameter in enumerate(group["params"]):
+            if id(parameter) not in known:
+                yield parameter, f"parameter {number} of param group {index}"
+
+
+def _slots(model: nn.Module) -> Iterator[_Slot]:
+    known = set()
+    for path, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            # torch itself does not write to what overlaps itself, such as an expanded tensor.
+            if buffer is not None and id(buffer) not in known and torch._debug_has_internal_overlap(buffer) != 1:
+                known.add(id(buffer))
+                yield _Slot(f"{path}.{key}" if path else key, module, key, buffer)
+
+
+def _begin(parameters: dict[Tensor, str], slots: list[_Slot]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+    for slot in slots:
+        slot.reset()
+
+
+def _gradient(parameter: Tensor, name: str) -> Gradient:
+    gradient = parameter.grad
+    parameter.grad = None
+    if gradient is None:
+        return None
+    gradient = gradient.detach()
+    if gradient.layout is torch.strided:
+        return gradient
+    if gradient.layout is torch.sparse_coo:
+        return Rows(gradient._indices(), gradient._values())
+    raise UsageError(
+        f"{name} has a gradient of the layout {gradient.layout}, which virtual nodes cannot add up: let it be dense, "
+        f"or a sparse COO tensor"
+    )
+
+
+def _see_equal(share: Share, slots: list[_Slot]) -> None:
+    """Raise :class:`UsageError` if virtual nodes have left different whole numbers in a buffer."""
+    if share.unequal:
+        name = slots[min(share.unequal)].name
+        raise UsageError(
+            f"the buffer {name} holds whole numbers, which virtual nodes have changed in different ways, and such "
+            f"cannot be averaged: let it depend on no sample, or hold floats"
+        )
