@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
-from hpstage.execution.flight import Control, Due
+from hpstage.execution.flight import Control, Due, Gathering
 from hpstage.execution.runner import ChainRunner, Running
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Chain, ChainEnded, ChainReport, names_of
@@ -27,6 +27,7 @@ class Bundle:
     Args:
         trainable: one that is not :class:`~hpstage.trainable.Bundling` has a single lane.
         worker: its name in reports.
+        host: how other workers reach this one's host.
     """
 
     def __init__(
@@ -37,11 +38,14 @@ class Bundle:
         *,
         worker: WorkerId,
         clock: Callable[[], float] = time.time,
+        host: str = "127.0.0.1",
     ) -> None:
         self._together = trainable.train_together if isinstance(trainable, Bundling) else None
         members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
         self._runners = {
-            lane: ChainRunner(member, checkpoints, live, worker=lane, clock=clock, bundled=self._together is not None)
+            lane: ChainRunner(
+                member, checkpoints, live, worker=lane, clock=clock, bundled=self._together is not None, host=host
+            )
             for lane, member in zip(names_of(worker, lanes_in(trainable)), members, strict=True)
         }
         self._lanes = list(self._runners)
@@ -67,8 +71,9 @@ class Bundle:
         for _, _, control in list(self._running.values()):
             control.pause()
 
-    def go_on(self) -> ChainReport | None:
-        """Train to the next report of any chain, and return it; ``None`` if told to pause."""
+    def go_on(self) -> ChainReport | Gathering | None:
+        """Train to the next report of any chain, or to where one waits for its gang, and return it; ``None`` if told to
+        pause."""
         while True:
             for worker in [worker for worker in self._running if worker not in self._due]:
                 report = self._running[worker][1].send(self._shares.pop(worker, None))
@@ -83,6 +88,12 @@ class Bundle:
             began = time.perf_counter()
             self._together({self._lanes.index(worker): (one.step, one.values) for worker, one in due.items()})
             self._shares = dict.fromkeys(due, (time.perf_counter() - began) / len(due))
+
+    def follow(self, chain: Chain, address: str, rank: int) -> None:
+        """Train a chain with the worker that leads it; see :meth:`ChainRunner.follow`. Nothing else runs here then."""
+        if self._running:
+            raise InternalError(f"{chain.id} is to be followed by a worker that trains other chains")
+        self._runners[self._lanes[0]].follow(chain, address, rank)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         return self._runners[self._lanes[0]].try_out(initial)

@@ -8,9 +8,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from hpstage.execution import device_memory
 from hpstage.execution.route import Course
 from hpstage.execution.verification import ForkVerification
+from hpstage.plan.facts import ChainId
 from hpstage.plan.messages import Amendment, Boundary, Chain, Stage
 from hpstage.schedule import Scalar, varies
 
@@ -72,6 +75,13 @@ class Due:
     values: Values
 
 
+class Gathering(msgspec.Struct, frozen=True, tag=True):
+    """A chain's worker waits at ``address`` for the others of its gang; the executor has to send them there."""
+
+    chain: ChainId
+    address: str
+
+
 def changing(chain: Chain) -> frozenset[str]:
     """Return the hyper-parameters that have, somewhere on a chain, another value than at step 0."""
     return frozenset(
@@ -104,10 +114,12 @@ class Flight:
         "step",
         "train_seconds",
         "verification",
+        "workers",
     )
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
+        self.workers = 1 + len(chain.gang)
         self.course = Course(chain)
         self.index = 0
         self.stage = self.course.stages[0]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.execution.bundle import Bundle, lanes_in
-from hpstage.execution.flight import Control
+from hpstage.execution.flight import Control, Gathering
 from hpstage.execution.runner import measured
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId
@@ -75,6 +75,7 @@ class InlineExecutor(Executor):
             report = self._bundle.go_on()
             if report is None:
                 return []
+            assert not isinstance(report, Gathering), "there are no others here"
             self._events.append(report)
         if not self._events and not self._bundle and timeout:
             time.sleep(timeout)  # other processes may be training for this driver

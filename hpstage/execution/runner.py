@@ -14,11 +14,14 @@ from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import (
     CheckpointError,
+    GangApart,
+    GangLost,
     NonFiniteLoss,
     StateError,
     UsageError,
 )
-from hpstage.execution.flight import Control, Due, Flight, Values, changing
+from hpstage.execution import gang
+from hpstage.execution.flight import Control, Due, Flight, Gathering, Values, changing
 from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ForkVerified, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
@@ -33,7 +36,7 @@ logger = logging.getLogger("hpstage")
 _VERIFICATIONS = 8
 
 
-Running = Generator[ChainReport | Due | None, float | None, None]
+Running = Generator[ChainReport | Gathering | Due | None, float | None, None]
 
 
 def measured(trainable: Trainable, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
@@ -57,6 +60,7 @@ class ChainRunner:
         clock: returns the time used in reports.
         bundled: whether it trains beside others: before each step it yields a :class:`Due`, and expects the step's
             share of the seconds.
+        host: how other workers reach this one's host.
     """
 
     def __init__(
@@ -68,9 +72,11 @@ class ChainRunner:
         worker: WorkerId,
         clock: Callable[[], float] = time.time,
         bundled: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
         self._trainable = trainable
         self._bundled = bundled
+        self._host = host
         self._checkpoints = PatientStore(checkpoints)
         self._live = live
         self._worker = worker
@@ -84,15 +90,41 @@ class ChainRunner:
         self._end_is_verified = False
 
     def run(self, chain: Chain, control: Control) -> Running:
-        """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` when told to pause."""
+        """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` when told to pause, and a
+        :class:`Gathering` when it waits for the others of its gang."""
         flight = Flight(chain)
+        try:
+            yield from self._run(chain, flight, control)
+        finally:
+            gang.dismiss(self._trainable, chain, None)  # if it was closed before its end
+
+    def follow(self, chain: Chain, address: str, rank: int) -> None:
+        """Train a chain with the worker that leads it and waits at ``address``, as number ``rank`` of its gang.
+
+        Raises:
+            CheckpointError: the chain's source cannot be loaded.
+            GangApart: the leader cannot be reached.
+            GangLost: a worker of the gang is gone.
+        """
+        self._checkpoints.enter(lambda: False)
+        self._go_to(chain.source, chain.initial)
+        self._stands_at = None
+        self._stands_at = gang.follow(self._trainable, chain, address, rank)
+
+    def _run(self, chain: Chain, flight: Flight, control: Control) -> Running:
         try:
             self._checkpoints.enter(lambda: bool(control.stopped) or control.paused)
             if self._foresee is not None:
                 self._foresee(changing(chain))
             self._enter(chain, flight)
+            began = time.perf_counter()
+            yield from gang.gather(self._trainable, chain, self._host)
+            flight.load_seconds += time.perf_counter() - began
         except CheckpointError as error:
             yield self._over(flight, outcome_of_store(error), message=str(error))
+            return
+        except GangApart as error:
+            yield self._over(flight, "apart", message=str(error))
             return
         except Exception as error:
             if chain.source is None and outcome_of(error) == "pruned":
@@ -105,6 +137,8 @@ class ChainRunner:
             outcome = yield from self._train(flight, control)
         except CheckpointError as error:
             yield self._over(flight, outcome_of_store(error), message=str(error))
+        except GangLost as error:
+            yield self._over(flight, "lost", message=str(error))
         except Exception as error:
             if flight.at_boundary:
                 flight.step -= 1  # the state cannot be taken, as if the step before it had failed
@@ -200,7 +234,7 @@ class ChainRunner:
         elif step > flight.since:
             last = self._reach(flight, flight.course.own(step, keep=False))
         self._stands_at = None
-        if announced and flight.chain.verify_new and not self._end_is_verified:
+        if announced and flight.chain.verify_new and not self._end_is_verified and not flight.chain.gang:
             self._verify_end(flight, source, begun, step)
         ending = TrainingEnded(
             chain=flight.chain.id,
@@ -250,7 +284,7 @@ class ChainRunner:
 
     def _turned(self, flight: Flight) -> None:
         """Start a stage."""
-        if flight.stage.verify and flight.verification is None:
+        if flight.stage.verify and flight.verification is None and not flight.chain.gang:
             flight.verification = self._verification(flight)
 
     def _has_news(self, flight: Flight, boundary: Boundary | None) -> bool:
@@ -390,14 +424,16 @@ class ChainRunner:
             start=flight.since,
             step=boundary.step,
             at=self._clock(),
-            train_seconds=flight.train_seconds,
-            load_seconds=flight.load_seconds,
-            evaluate_seconds=evaluated - began if boundary.evaluate else 0.0,
-            save_seconds=saved - evaluated if kept is not None else 0.0,
+            train_seconds=flight.train_seconds * flight.workers,
+            load_seconds=flight.load_seconds * flight.workers,
+            evaluate_seconds=(evaluated - began) * flight.workers if boundary.evaluate else 0.0,
+            save_seconds=(saved - evaluated) * flight.workers if kept is not None else 0.0,
             source=flight.source,
             metrics=None if metrics is None else to_metrics(metrics),
             kept=kept,
             peak_bytes=flight.peak_bytes if flight.step > flight.since else None,
+            workers=flight.workers,
+            alone_seconds=gang.alone_seconds(self._trainable, flight.chain),
         )
         flight.since, flight.train_seconds, flight.peak_bytes = flight.step, 0.0, None
         flight.source, flight.load_seconds = None, 0.0
@@ -411,14 +447,15 @@ class ChainRunner:
     def _over(
         self,
         flight: Flight,
-        outcome: Literal["done", "stopped", "failed", "unreadable", "cut_off", "full"],
+        outcome: Literal["done", "stopped", "failed", "unreadable", "cut_off", "full", "apart", "lost"],
         *,
         failure: UserFailure | None = None,
         message: str = "",
     ) -> ChainEnded:
-        if outcome in ("failed", "unreadable"):
+        if outcome in ("failed", "unreadable", "lost"):
             self._stands_at = None
         flight.stop_clock()
+        gang.dismiss(self._trainable, flight.chain, self._stands_at)
         return ChainEnded(
             chain=flight.chain.id,
             worker=self._worker,
@@ -429,5 +466,5 @@ class ChainRunner:
             failure=failure,
             message=message,
             wasted_steps=max(0, flight.step - flight.since),
-            wasted_seconds=flight.train_seconds + flight.load_seconds,
+            wasted_seconds=(flight.train_seconds + flight.load_seconds) * flight.workers,
         )

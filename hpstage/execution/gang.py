@@ -1,0 +1,61 @@
+"""Gangs on the worker's side: one worker leads a chain, and others train its steps with it.
+
+The leader alone has the chain: it evaluates, keeps states and reports. Forks are not verified in a gang: a verification
+trains steps once more from a state in memory, which the others do not have. What it would find does not depend on the
+number of workers, so that a chain of one worker finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from hpstage.errors import InternalError
+from hpstage.execution.flight import Gathering
+from hpstage.plan.facts import StateKey
+from hpstage.plan.messages import Chain
+from hpstage.trainable import Elastic, Trainable
+
+GATHER_SECONDS = 120.0
+"""Seconds for which the workers of a gang wait for each other. Meanwhile the others load the chain's source."""
+
+
+def gather(trainable: Trainable, chain: Chain, host: str) -> Generator[Gathering, float | None, None]:
+    """Form the gang of a chain, if it has one, with the trainable at its source: the executor has to tell the others.
+
+    Raises:
+        GangApart: they did not come.
+    """
+    if chain.gang:
+        elastic = _elastic(trainable, chain)
+        yield Gathering(chain.id, elastic.open_gang(host))
+        elastic.lead(1 + len(chain.gang), GATHER_SECONDS)
+        elastic.shared_seconds()  # from here on
+
+
+def follow(trainable: Trainable, chain: Chain, address: str, rank: int) -> StateKey | None:
+    """Train a chain with the worker that leads it, with the trainable at its source; return the key of the kept state
+    that it has come to, if it is one.
+
+    Raises:
+        GangApart: the leader cannot be reached.
+        GangLost: a worker of the gang is gone.
+    """
+    word = _elastic(trainable, chain).follow(address, rank, 1 + len(chain.gang), GATHER_SECONDS)
+    return StateKey(word) if word else None
+
+
+def dismiss(trainable: Trainable, chain: Chain, key: StateKey | None) -> None:
+    """Dissolve the gang of a chain, if it has one, in the state that is kept under ``key``."""
+    if chain.gang:
+        _elastic(trainable, chain).dismiss(key or "")
+
+
+def alone_seconds(trainable: Trainable, chain: Chain) -> float | None:
+    """Return the seconds that one worker would have taken for the steps since the last call, if there were several."""
+    return _elastic(trainable, chain).shared_seconds() if chain.gang else None
+
+
+def _elastic(trainable: Trainable, chain: Chain) -> Elastic:
+    if not isinstance(trainable, Elastic):
+        raise InternalError(f"{chain.id} is to be trained by a gang, which {type(trainable).__name__} does not form")
+    return trainable
