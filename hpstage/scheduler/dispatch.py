@@ -14,6 +14,7 @@ from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instru
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.lines import Line
+from hpstage.scheduler.lost_workers import killed_at
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import WORTH, Preemption
 from hpstage.scheduler.stage_tree import StageTree
@@ -96,7 +97,7 @@ class Dispatch:
         spare = [worker for worker in idle if worker.id not in leading] if self._widths.widest > 1 else []
         if not spare:
             return [()] * len(starts)
-        paths = [0.0 if self._killed_at(step) else seconds for seconds, _, _, step in starts]
+        paths = [0.0 if killed_at(self._plan, step) else seconds for seconds, _, _, step in starts]
         worth = WORTH * self._preemption.switch_seconds()
         gangs = []
         widths = self._widths.share(paths, [1] * len(paths), len(spare), worth)
@@ -115,7 +116,7 @@ class Dispatch:
         while idle and heads:
             chosen = 0
             seconds, line, step = heads[0]
-            if self._killed_at(step):
+            if killed_at(self._plan, step):
                 # Alone, so that no other is blamed if it happens again.
                 alone = next((worker for worker in idle if worker.host not in busy), None)
                 heads.pop(0)
@@ -136,12 +137,8 @@ class Dispatch:
             busy[worker.host] = None
             yield seconds, worker, line, step
 
-    def _killed_at(self, step: int) -> bool:
-        """Whether a worker has died in training from a state at this step, and none has trained on from it since."""
-        return any(ref.step == step for ref in self._plan.losses)
-
     def _is_suspect(self, chain: ChainId | None) -> bool:
-        return chain is not None and chain in self._plan.chains and self._killed_at(self._plan.chains[chain].kept)
+        return chain is not None and chain in self._plan.chains and killed_at(self._plan, self._plan.chains[chain].kept)
 
     def _source(self, line: Line, step: int) -> StateRef | None:
         """Return the state that a head starts from, or ``None`` for the start of training."""

@@ -7,9 +7,10 @@ then open again, and :class:`~hpstage.scheduler.dispatch.Dispatch` starts it wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from hpstage.plan.messages import Instruction, StopChain
+from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.lost_workers import killed_at
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import WORTH, Preemption
 from hpstage.scheduler.stage_tree import StageTree
@@ -19,25 +20,33 @@ from hpstage.scheduler.widths import Widths
 class Gangs:
     """Ends chains that should have other widths."""
 
-    def __init__(self, tree: StageTree, preemption: Preemption, widths: Widths) -> None:
+    def __init__(self, plan: SearchPlan, tree: StageTree, preemption: Preemption, widths: Widths) -> None:
+        self._plan = plan
         self._tree = tree
         self._preemption = preemption
         self._widths = widths
 
-    def regroup(self, running: Sequence[Orders], idle: int, workers: int, now: float) -> list[Instruction]:
+    def regroup(
+        self, running: Sequence[Orders], waiting: int, idle: int, workers: int, now: float
+    ) -> list[Instruction]:
         """End the chains that should be trained by more workers, if some are idle, or by fewer, if paths wait.
 
         A chain whose next mark is near ends there, any other at its next step, with its state kept.
 
         Args:
+            waiting: number of heads that wait for a worker.
             idle: number of workers without a chain.
             workers: number of all workers.
         """
         if self._widths.widest == 1:
             return []
-        going = [orders for orders in running if orders.marks and not (orders.stopping or orders.regroup)]
-        waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), workers)]
-        chosen = self._to_narrow(going, len(waiting), workers, now) if waiting else self._to_widen(going, idle, now)
+        going = [
+            orders
+            for orders in running
+            if orders.marks and not (orders.stopping or orders.regroup or killed_at(self._plan, orders.chain.kept))
+        ]
+        chosen = self._to_narrow(going, waiting, workers, now) if waiting else self._to_widen(going, idle, now)
+        chosen += [orders for orders in going if orders not in chosen and self._widths.loses(len(orders.chain.workers))]
         instructions: list[Instruction] = []
         for orders in chosen:
             orders.regroup = True

@@ -71,6 +71,11 @@ def facts_of_loss(
     return facts
 
 
+def killed_at(plan: SearchPlan, step: int) -> bool:
+    """Whether a worker has died in training from a state at this step, and none has trained on from it since."""
+    return any(ref.step == step for ref in plan.losses)
+
+
 def _failure(node: Node, step: int, losses: Sequence[ChainLost]) -> UserFailure:
     """Describe the failure of a stage on which every worker died, listing the attempts."""
     values = ", ".join(f"{name}={value!r}" for name, value in node.hyperparameters(step).items())

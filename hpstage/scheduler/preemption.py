@@ -9,7 +9,6 @@ workers take 1.5 times their length instead of 2 (McNaughton, "Scheduling with d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, StopChain
 from hpstage.plan.open_chain import OpenChain
@@ -39,10 +38,13 @@ class Preemption:
         load = totals.load_seconds / totals.loads if totals.loads else save
         return 0.01 + load + save
 
-    def update_ends(self, running: list[Orders], workers: int, now: float) -> list[Instruction]:
-        """Return the instructions that update the ends of the running chains."""
+    def update_ends(self, running: list[Orders], waiting: list[float], workers: int, now: float) -> list[Instruction]:
+        """Return the instructions that update the ends of the running chains.
+
+        Args:
+            waiting: the seconds of the longest paths that wait, at most one for each worker.
+        """
         going, instructions = self._going(running)
-        waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), workers)]
         if not self._plan.sharing:
             waiting = []  # a trial trained alone never yields: after a cut it would continue from a kept state
         cuts = self._cuts([orders for orders, _ in going], waiting, workers, now)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from hpstage.plan.facts import (
     ChainClosed,
@@ -129,7 +129,7 @@ class Scheduler:
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
         self._widths = Widths(widest)
-        self._gangs = Gangs(self._tree, self._preemption, self._widths)
+        self._gangs = Gangs(plan, self._tree, self._preemption, self._widths)
         self._dispatch = Dispatch(
             plan,
             self._tree,
@@ -380,10 +380,11 @@ class Scheduler:
             instructions += self._preemption.stop_all(running)
         else:
             able = self.workers.able(self._now)
-            if self._plan.sharing and not self.draining:
-                idle = len(self.workers.idle(self._now)) if self._widths.widest > 1 else 0
-                instructions += self._gangs.regroup(running, idle, able, self._now)
-            instructions += self._preemption.update_ends(running, able, self._now)
+            waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), able)]
+            if self._widths.widest > 1 and self._plan.sharing and not self.draining:
+                idle = len(self.workers.idle(self._now))
+                instructions += self._gangs.regroup(running, len(waiting), idle, able, self._now)
+            instructions += self._preemption.update_ends(running, waiting, able, self._now)
         return instructions
 
     # --- reading ------------------------------------------------------------------------------------------

@@ -50,6 +50,10 @@ class Widths:
         """Whether twice as many workers are expected to be worth it, as far as they are there."""
         return 2 * width <= self.widest and self.speedup(2 * width) >= _LEAST_GAIN * self.speedup(width)
 
+    def loses(self, width: int) -> bool:
+        """Whether half as many workers are no slower."""
+        return width > 1 and self.speedup(width) <= self.speedup(width // 2)
+
     def share(self, paths: Sequence[float], widths: Sequence[int], spare: int, worth: float) -> list[int]:
         """Return the widths of chains when ``spare`` more workers have nothing to do.
 

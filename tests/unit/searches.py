@@ -60,7 +60,8 @@ class Search:
         self.executor = executor
         self.journal = MemoryJournal() if journal is None else journal
         self.plan = open_plan(self.journal, WORKLOAD, {}, sharing=bool(options.pop("sharing", True)))
-        self.scheduler = Scheduler(self.plan, checkpoint_every=options.pop("checkpoint_every", 10**9), **options)  # type: ignore[arg-type]
+        every = options.pop("checkpoint_every", 10**9)
+        self.scheduler = Scheduler(self.plan, checkpoint_every=every, widest=executor.widest, **options)  # type: ignore[arg-type]
         self.driver = Driver(self.plan, self.scheduler, executor, self.journal)
 
     def run(self, trials: Sequence[TrialAdded], stops: Sequence[int], *, validate: bool = True) -> list[Answer]:
