@@ -24,6 +24,7 @@ from hpstage.cluster.connection import Connection, Departure
 from hpstage.cluster.courier import Courier
 from hpstage.cluster.dashboard import page_of
 from hpstage.cluster.dashboard.follower import Follower
+from hpstage.cluster.followers import Followers
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.launch import local_cluster
 from hpstage.cluster.messages import (
@@ -44,6 +45,7 @@ from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Report, host_of
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
+from hpstage.trainable import Elastic
 from hpstage.training.identity.workload import identify
 from hpstage.training.trainables import as_trainable
 
@@ -116,6 +118,7 @@ class DaskExecutor(Executor):
         self._started = 0
         self._lanes = 1  # of the workers of a local cluster
         self._futures: dict[ChainId, Future] = {}
+        self._followers = Followers(self._on_refused)
         self._lock = threading.Lock()  # protects the futures and the attributes below
         self._environment: Environment | None = None
         self._loaded: dict[str, str] = {}
@@ -123,6 +126,7 @@ class DaskExecutor(Executor):
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         packed, adapted = pack(trainable), as_trainable(trainable)
+        self.widest = adapted.virtual_nodes if isinstance(adapted, Elastic) else 1
         self._loaded, self._lanes = identify(adapted).loaded, lanes_in(adapted)
         try:
             return self._open(packed, checkpoints)
@@ -242,15 +246,22 @@ class DaskExecutor(Executor):
             future.release()
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
-        if not self._inbox.begin(chain.id, worker):
+        if not self._inbox.begin(chain.id, worker, chain.gang):
             return
         if not self._connected:
             return  # wait() will report that all workers have left
         key = self._new_key()
-        arguments = self._run, key, encode(chain), self._checkpoints, worker
-        future = self._submit(host_of(worker), key, side.run_chain, *arguments)
+        encoded = encode(chain)
+        future = self._submit(host_of(worker), key, side.run_chain, self._run, key, encoded, self._checkpoints, worker)
+        followers = {}
+        for rank, member in enumerate(chain.gang, 1):
+            key = self._new_key()
+            arguments = self._run, key, encoded, self._checkpoints, rank
+            followers[member] = self._submit(member, key, side.follow_chain, *arguments)
         with self._lock:
             self._futures[chain.id] = future
+        self._followers.add(chain.id, followers)
+        self._see_gangs()
         if self._inbox.runs_on(chain.id) is None:
             self._release([chain.id])  # its worker has left meanwhile
         future.add_done_callback(lambda done: self._on_done(chain.id, done))
@@ -404,6 +415,19 @@ class DaskExecutor(Executor):
                 return
         # Otherwise their tasks would wait forever for a worker at that address.
         self._release(self._inbox.leave(worker, reason, message))
+        self._see_gangs()
+
+    def _see_gangs(self) -> None:
+        """End the chains of whose gangs one has left, and do not let its task wait for a worker at its address."""
+        for chain in self._inbox.bereft():
+            self._followers.keep(chain, self._inbox.workers)
+            self.stop(chain)
+
+    def _on_refused(self, chain: ChainId, worker: WorkerId, why: str) -> None:
+        """Do not let a gang wait for a worker that could not join it."""
+        if self._inbox.runs_on(chain) is not None:
+            logger.warning("worker %s could not train %s with others: %s", worker, chain, why)
+            self.stop(chain)
 
     def _release(self, chains: list[ChainId]) -> None:
         for chain in chains:
@@ -411,6 +435,7 @@ class DaskExecutor(Executor):
                 future = self._futures.pop(chain, None)
             if future is not None:
                 future.release()
+            self._followers.release(chain)
 
     def _on_done(self, chain: ChainId, future: Future) -> None:
         worker = self._inbox.runs_on(chain)

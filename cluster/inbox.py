@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from hpstage.cluster.messages import decode_report
 from hpstage.errors import HpstageError, InternalError
+from hpstage.execution.flight import Gathering
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import (
     BoundaryMissed,
@@ -32,8 +33,10 @@ _TRUSTED = 2.0
 @dataclass(slots=True)
 class _Running:
     worker: WorkerId
+    gang: tuple[WorkerId, ...] = ()
     told: int = 0  # number of reports passed on so far
     ended: bool = False
+    bereft: bool = False  # one of its gang has left
 
 
 class Inbox:
@@ -76,19 +79,26 @@ class Inbox:
             lost = [chain for chain, running in self._chains.items() if host_of(running.worker) == worker]
             for chain in lost:
                 del self._chains[chain]
+            for running in self._chains.values():
+                running.bereft |= worker in running.gang
             for lane in self._workers.pop(worker):
                 self._tell(WorkerLeft(lane, self._clock(), reason, message))
             return lost
 
-    def begin(self, chain: ChainId, worker: WorkerId) -> bool:
+    def begin(self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = ()) -> bool:
         """Record that a chain will start; return ``False`` if its worker has left, unknown to the driver so far."""
         with self._changed:
             if any(running.worker == worker and not running.ended for running in self._chains.values()):
                 raise InternalError(f"{chain} was started on {worker}, which is not idle")
             if worker not in self._workers.get(host_of(worker), ()):
                 return False
-            self._chains[chain] = _Running(worker)
+            self._chains[chain] = _Running(worker, gang, bereft=not self._workers.keys() >= set(gang))
             return True
+
+    def bereft(self) -> list[ChainId]:
+        """Return the running chains of whose gangs one has left."""
+        with self._changed:
+            return [chain for chain, running in self._chains.items() if running.bereft and not running.ended]
 
     def runs_on(self, chain: ChainId) -> WorkerId | None:
         """Return the worker of a chain that has started and has neither ended nor been lost."""
@@ -107,7 +117,10 @@ class Inbox:
                 return
             for text in encoded[running.told - first :]:
                 report = decode_report(text)
+                assert not isinstance(report, Gathering), "for the worker alone"
                 running.told += 1
+                if isinstance(report, ChainEnded) and report.outcome == "apart" and running.bereft:
+                    report = replace(report, outcome="stopped")  # the others could have met
                 running.ended = isinstance(report, ChainEnded)
                 self._tell(self._dated(report))
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from hpstage.execution.flight import Gathering
 from hpstage.executor import Environment
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, ChainReport
@@ -87,6 +88,16 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     checkpoints: bytes
 
 
+class Follow(msgspec.Struct, frozen=True, tag=True):
+    """Train a chain with the worker that leads it and waits at ``address``, as number ``rank`` of its gang. Replied to
+    with why it could not be joined, or with an empty string."""
+
+    chain: Chain
+    address: str
+    rank: int
+    checkpoints: bytes
+
+
 class Forget(msgspec.Struct, frozen=True, tag=True):
     """Free the states in memory. Has no reply."""
 
@@ -95,7 +106,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """Close the trainable, and end. Has no reply."""
 
 
-Request = Load | TryOut | Train | Forget | Finish
+Request = Load | TryOut | Train | Follow | Forget | Finish
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
@@ -125,7 +136,7 @@ Reply = Told | Done | Raised
 
 encode = msgspec.msgpack.Encoder().encode
 decode_chain = msgspec.msgpack.Decoder(Chain).decode
-decode_report = msgspec.msgpack.Decoder(ChainReport).decode
+decode_report = msgspec.msgpack.Decoder(ChainReport | Gathering).decode
 decode_values = msgspec.msgpack.Decoder(dict[str, Scalar]).decode
 decode_orders = msgspec.msgpack.Decoder(list[Order]).decode
 decode_description = msgspec.msgpack.Decoder(Description).decode

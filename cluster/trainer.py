@@ -121,14 +121,18 @@ class Trainer:
         """Wait until the process has ended and return how."""
         return await asyncio.shield(self._end)
 
+    def kill(self) -> None:
+        """End the process at once."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
     async def finish(self, limit: float) -> None:
         """Ask the process to end; after ``limit`` seconds it is killed."""
         self.send(Finish())
         try:
             await asyncio.wait_for(self.ended(), limit)
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            self.kill()
             await self.ended()
 
     async def _receive(self) -> bytes:

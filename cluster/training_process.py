@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 # Imported before any step: a step that imported it would draw numbers from it that were not keyed before the step.
 import numpy as np  # noqa: F401
@@ -29,6 +30,7 @@ from hpstage.cluster.messages import (
     Amend,
     Done,
     Finish,
+    Follow,
     Forget,
     Load,
     Loaded,
@@ -45,6 +47,7 @@ from hpstage.cluster.messages import (
     framed,
 )
 from hpstage.cluster.script import import_script
+from hpstage.errors import CheckpointError, GangApart, GangLost
 from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.flight import Control
 from hpstage.execution.runner import measured
@@ -208,6 +211,12 @@ class _Training:
                 return self._bundle_for(request.checkpoints).try_out(request.initial)
             case Train():
                 self._bundle_for(request.checkpoints).start(request.lane, request.chain, control)
+            case Follow():
+                try:
+                    self._bundle_for(request.checkpoints).follow(request.chain, request.address, request.rank)
+                except (GangApart, GangLost, CheckpointError) as error:
+                    return str(error)
+                return ""
         return None
 
     def _load(self, request: Load) -> Loaded:
@@ -233,7 +242,8 @@ class _Training:
             assert self._trainable is not None, "a worker with a problem is given no chains"
             store: CheckpointStore = pickle.loads(checkpoints)  # noqa: S301  # the store, sent by the driver
             self._checkpoints = checkpoints
-            self._bundle = Bundle(self._trainable, store, LiveCache(), worker=self._worker)
+            host = urlsplit(self._worker).hostname or "127.0.0.1"
+            self._bundle = Bundle(self._trainable, store, LiveCache(), worker=self._worker, host=host)
         return self._bundle
 
 

@@ -23,6 +23,7 @@ from msgspec.structs import asdict
 from hpstage.cluster.messages import (
     Amend,
     Description,
+    Follow,
     Forget,
     Load,
     Loaded,
@@ -40,6 +41,7 @@ from hpstage.cluster.messages import (
 )
 from hpstage.cluster.trainer import Trainer, TrainingProcessLost
 from hpstage.errors import ClusterError
+from hpstage.execution.flight import Gathering
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import ChainEnded
 
@@ -147,7 +149,12 @@ class Site:
         self._sharing = 0  # number of chains that share this run's turn
         self._early: defaultdict[ChainId, list[Order]] = defaultdict(list)  # orders received before their chain
         self._abandoned: set[str] = set()
+        self._following: dict[str, ChainId] = {}  # by task: a chain of which this worker is in the gang
+        self._calls: list[asyncio.Task[None]] = []  # to the others of the last gang that it leads
+        self._alone = asyncio.Lock()  # held while its process follows
+        self._meetings: defaultdict[ChainId, asyncio.Future[str]] = defaultdict(asyncio.Future)  # where gangs meet
         worker.handlers[name] = self.control
+        worker.handlers[_meeting(name)] = self.meet
 
     async def open(self) -> None:
         """Start a process; return once the driver was notified that it is ready, or why it is not."""
@@ -246,11 +253,16 @@ class Site:
         reports: list[bytes] = []
 
         def tell(report: bytes) -> None:
+            if chain.gang and isinstance(gathering := decode_report(report), Gathering):
+                self._calls = [asyncio.create_task(self._call(member, gathering)) for member in chain.gang]
+                return
             # Immediately over the feed, which may lose reports, and all together in the result, which may not.
             self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
             reports.append(report)
 
         async with self._shared_turn():
+            async with self._alone:
+                pass  # it may still be leaving a gang
             trainer = None
             try:
                 trainer = await self._ready()
@@ -269,6 +281,41 @@ class Site:
                 if trainer is not None:
                     trainer.send(Forget())  # there may be no further chain
         return reports
+
+    async def _call(self, member: WorkerId, gathering: Gathering) -> None:
+        """Tell a worker of a gang where it meets. One that cannot be told does not come."""
+        try:
+            await getattr(self._worker.rpc(member), _meeting(self._name))(
+                chain=gathering.chain, address=gathering.address
+            )
+        except OSError:
+            logger.warning("worker %s cannot reach %s", self._worker.address, member, exc_info=True)
+
+    def meet(self, chain: str, address: str) -> None:
+        """Handle the call of the worker that leads a gang."""
+        meeting = self._meetings[ChainId(chain)]
+        if not meeting.done():
+            meeting.set_result(address)
+
+    async def follow(self, key: str, encoded: bytes, checkpoints: bytes, rank: int) -> str:
+        """Train a chain with the worker that leads it; return why it could not be joined, or an empty string."""
+        chain = decode_chain(encoded)
+        async with self._shared_turn(), self._alone:
+            self._following[key] = chain.id
+            try:
+                trainer = await self._ready()
+                address = await self._meetings[chain.id]
+                if not address or key in self._abandoned:
+                    return ""
+                trainer.send(Follow(chain, address, rank, checkpoints))
+                refused: str = await trainer.answer(str)
+                return refused
+            except TrainingProcessLost as error:
+                return f"the training process {error}"  # the task that keeps the process notifies the driver
+            finally:
+                del self._following[key]
+                self._meetings.pop(chain.id, None)
+                self._abandoned.discard(key)
 
     def _begin(self, trainer: Trainer, key: str, request: Train) -> None:
         chain = request.chain.id
@@ -312,14 +359,25 @@ class Site:
         if not key.startswith(self._name):
             return
         self._abandoned.add(key)
+        if key in self._following:
+            self.meet(self._following[key], "")
+            # If the leader's host has vanished without a word, the process waits for it without end.
+            asyncio.get_running_loop().call_later(_GRACE, self._give_up, key)
         for chain in [chain for chain, task in self._running.items() if task == key]:
             if self._trainer is not None:
                 self._trainer.send(Stop(chain, keep=False))
+
+    def _give_up(self, key: str) -> None:
+        if key in self._following and self._trainer is not None:
+            self._trainer.kill()
 
     async def close(self) -> None:
         """Stop the running chain and end the process."""
         self._closed = True
         self._worker.handlers.pop(self._name, None)
+        self._worker.handlers.pop(_meeting(self._name), None)
+        for task in list(self._following):
+            self._give_up(task)
         trainer = self._trainer
         if trainer is not None:
             for chain in self._running:
@@ -329,6 +387,11 @@ class Site:
             await self._keeper
 
 
+def _meeting(name: str) -> str:
+    """Return the name of the handler that tells where a gang meets."""
+    return f"{name}-meeting"
+
+
 def _unable(summary: str) -> Loaded:
     return Loaded(problem=Problem(kind="trainable", summary=summary, traceback=""))
 
@@ -336,6 +399,11 @@ def _unable(summary: str) -> Loaded:
 async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, lane: str) -> list[bytes]:
     """Dask task: train a chain and return all its reports, encoded."""
     return await _site(run).train(key, chain, checkpoints, lane)
+
+
+async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, rank: int) -> str:
+    """Dask task: train a chain in another worker's gang; return why it could not be joined, or an empty string."""
+    return await _site(run).follow(key, chain, checkpoints, rank)
 
 
 async def try_out(run: str, key: str, initial: bytes, checkpoints: bytes | None) -> dict[str, float] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
@@ -16,7 +16,7 @@ from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
 from hpstage.execution.route import Course
 from hpstage.executor import Environment, Executor
-from hpstage.plan.facts import ChainId, Kept, Span, StateKey, StateReached, WorkerId, to_metrics
+from hpstage.plan.facts import ChainId, ForkVerified, Kept, NodeId, Span, StateKey, StateReached, WorkerId, to_metrics
 from hpstage.plan.messages import (
     Amendment,
     BoundaryMissed,
@@ -57,6 +57,7 @@ class _Flight:
     own: int | None = None  # a boundary ahead that the chain has set itself
     halt: int | None = None  # step at which it has been asked to stop
     keep: bool = False  # whether to keep its state there
+    verified: set[NodeId] = field(default_factory=set)  # where a fork was verified
     version: int = 0
 
 
@@ -177,6 +178,7 @@ class SimulatedExecutor(Executor):
         speed = self._speedup(len(workers))
         flight = _Flight(chain, worker, course, start, begins, start, start, begins, load, source, speed)
         self._flights[chain.id] = flight
+        self._verify(flight, after=load)
         self._aim(flight, extra=load)
 
     def amend(self, amendment: Amendment) -> None:
@@ -309,6 +311,21 @@ class SimulatedExecutor(Executor):
 
         return guarded
 
+    def _verify(self, flight: _Flight, after: float) -> None:
+        """If a fork is to be verified on the stage ahead, report it after a step, as workers do."""
+        stage = flight.course.stage_at(flight.place + 1)
+        if not stage.verify or stage.node in flight.verified:
+            return
+        flight.verified.add(stage.node)
+        chain, start = flight.chain.id, flight.place
+
+        def verified() -> list[Report]:
+            if self._flights.get(chain) is not flight:
+                return []
+            return [ForkVerified(chain, flight.worker, stage.node, start, 1, 0.0, self._now)]
+
+        self._at(after + self._step_seconds_at(stage, start) / flight.speed, verified)
+
     def _arrive(self, flight: _Flight, place: int) -> list[Report]:
         course, chain, worker = flight.course, flight.chain, flight.worker
         workers = (worker, *chain.gang)
@@ -317,6 +334,7 @@ class SimulatedExecutor(Executor):
             reports.append(self._reach(flight, place))
         done = place == course.end or not course.boundaries
         if not done and place != flight.halt:
+            self._verify(flight, after=0.0)
             self._aim(flight, extra=0.0)
             return reports
         del self._flights[chain.id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.messages import Boundary, Stage, Verify
@@ -69,7 +69,11 @@ class ChainBuilder:
         path = self.path(line, step, len(orders.marks))
         if path and path[0].stop == path[0].start:
             path = path[1:]  # a child attached there
-        return path
+        return self.for_gang(path) if orders.chain.gang else path
+
+    def for_gang(self, path: tuple[Span, ...]) -> tuple[Span, ...]:
+        """Return the beginning of a path in which no fork is to be verified."""
+        return tuple(takewhile(lambda span: self.is_verified(self._plan.nodes[span.node]), path))
 
     def path(self, line: Line, step: int, marks: int = 0) -> tuple[Span, ...]:
         """Return the longest remaining path from a state, up to the horizon of a chain with ``marks`` boundaries
@@ -133,9 +137,13 @@ class ChainBuilder:
                 boundaries.append(boundary)
         return stages, boundaries
 
+    def is_verified(self, node: Node) -> bool:
+        """Whether a fork under the node's regime was verified, or need not be: a gang verifies none."""
+        return self._verify == "off" or not is_news(node.regime, self._plan.verified)
+
     def _verifies(self, orders: Orders, node: Node, first: bool) -> bool:
         """Whether to verify a fork where the chain reaches this node. One such chain per regime is enough."""
-        if self._verify == "off":
+        if self._verify == "off" or orders.chain.gang:
             return False
         regime = node.regime
         in_progress = set[Regime]().union(orders.verifying, *(other.verifying for other in self._running.values()))

@@ -87,6 +87,8 @@ class Dispatch:
             spans = self._builder.path(line, step)
             if not spans:
                 raise InternalError(f"a head without a path: step {step} of node {line.node.id}")
+            if gang:
+                spans = self._builder.for_gang(spans)
             id = ChainId(f"{self._driver or 'chain'}-{number}")
             claims.append(ChainStarted(id, self._driver, worker.id, spans, now, gang))
         return claims
@@ -97,7 +99,7 @@ class Dispatch:
         spare = [worker for worker in idle if worker.id not in leading] if self._widths.widest > 1 else []
         if not spare:
             return [()] * len(starts)
-        paths = [0.0 if killed_at(self._plan, step) else seconds for seconds, _, _, step in starts]
+        paths = [seconds if self._can_share(line, step) else 0.0 for seconds, _, line, step in starts]
         worth = WORTH * self._preemption.switch_seconds()
         gangs = []
         widths = self._widths.share(paths, [1] * len(paths), len(spare), worth)
@@ -107,6 +109,10 @@ class Dispatch:
             gang, spare = spare[: width - 1], spare[width - 1 :]
             gangs.append(tuple(worker.id for worker in gang))
         return gangs
+
+    def _can_share(self, line: Line, step: int) -> bool:
+        """Whether several workers may train on from a head."""
+        return not killed_at(self._plan, step) and self._builder.is_verified(line.node)
 
     def _assign(self, idle: Iterable[Worker], heads: list[tuple[float, Line, int]]) -> Iterable[Start]:
         busy: dict[WorkerId, ChainId | None] = {

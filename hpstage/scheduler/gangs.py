@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hpstage.plan.messages import Instruction, StopChain
 from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.lost_workers import killed_at
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import WORTH, Preemption
@@ -20,9 +21,12 @@ from hpstage.scheduler.widths import Widths
 class Gangs:
     """Ends chains that should have other widths."""
 
-    def __init__(self, plan: SearchPlan, tree: StageTree, preemption: Preemption, widths: Widths) -> None:
+    def __init__(
+        self, plan: SearchPlan, tree: StageTree, builder: ChainBuilder, preemption: Preemption, widths: Widths
+    ) -> None:
         self._plan = plan
         self._tree = tree
+        self._builder = builder
         self._preemption = preemption
         self._widths = widths
 
@@ -43,7 +47,7 @@ class Gangs:
         going = [
             orders
             for orders in running
-            if orders.marks and not (orders.stopping or orders.regroup or killed_at(self._plan, orders.chain.kept))
+            if orders.marks and not (orders.stopping or orders.regroup or self._is_alone(orders))
         ]
         chosen = self._to_narrow(going, waiting, workers, now) if waiting else self._to_widen(going, idle, now)
         chosen += [orders for orders in going if orders not in chosen and self._widths.loses(len(orders.chain.workers))]
@@ -54,6 +58,12 @@ class Gangs:
                 orders.stopping = True
                 instructions.append(StopChain(orders.chain.id, keep=True))
         return instructions
+
+    def _is_alone(self, orders: Orders) -> bool:
+        """Whether one worker has to train what comes next: to verify a fork, or because it has killed a worker."""
+        chain = orders.chain
+        ahead = chain.span_at(min(chain.at + 1, chain.spans[-1].stop))
+        return killed_at(self._plan, chain.kept) or not self._builder.is_verified(self._plan.nodes[ahead.node])
 
     def _to_widen(self, going: Sequence[Orders], idle: int, now: float) -> list[Orders]:
         if not idle or not going:

@@ -129,7 +129,7 @@ class Scheduler:
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
         self._widths = Widths(widest)
-        self._gangs = Gangs(plan, self._tree, self._preemption, self._widths)
+        self._gangs = Gangs(plan, self._tree, builder, self._preemption, self._widths)
         self._dispatch = Dispatch(
             plan,
             self._tree,

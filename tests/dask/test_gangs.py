@@ -1,0 +1,154 @@
+"""Gangs on Dask: several workers train one chain, to the bits of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from distributed import Client, Worker
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import hpstage
+import hpstage.torch
+from hpstage import schedule as s
+from hpstage.cluster import DaskExecutor
+from hpstage.cluster.worker import TrainingPlugin
+from hpstage.plan.facts import ChainId, ChainLost, ChainStarted, StateReached, WorkerId
+from hpstage.plan.messages import BoundaryReached, Chain, Report
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class Net(hpstage.torch.TorchTrainable):
+    device = "cpu"
+    data_version = "1"
+    batch_size = 16
+    virtual_nodes = 4
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 3))
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=hp["lr"])
+
+    def dataset(self) -> Any:
+        x = torch.randn(96, 6, generator=torch.Generator().manual_seed(5))
+        return TensorDataset(x, (x.sum(1) > 0).long())
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+        x, y = batch
+        return nn.functional.cross_entropy(model(x), y)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        x, y = self.dataset().tensors
+        return {"loss": nn.functional.cross_entropy(model(x), y).double().item()}
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    """One trunk, then four lines."""
+    return {"lr": s.piecewise({0: 0.01, 12: trial.suggest_categorical("late", [0.01, 0.003, 0.001, 0.0003])})}
+
+
+def search(trainable: Any, steps: int = 24, every: int = 6, **options: Any) -> Any:
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"late": [0.01, 0.003, 0.001, 0.0003]}, seed=0))
+    return hpstage.optimize(study, trainable, space, metric="loss", steps=steps, checkpoint_every=every, **options)
+
+
+def kept(result: Any) -> dict[str, str]:
+    return {
+        fact.kept.key: fact.kept.digest
+        for fact in result.journal
+        if isinstance(fact, StateReached) and fact.kept is not None
+    }
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, str]:
+    return kept(search(Net()))
+
+
+def widths(result: Any) -> list[int]:
+    return [1 + len(fact.gang) for fact in result.journal if isinstance(fact, ChainStarted)]
+
+
+@pytest.fixture
+def slow(client: Client) -> Iterator[Client]:
+    """The shared cluster of two workers, on which a step takes long enough that a second one pays."""
+    client.run(os.putenv, "PAUSE", "0.02")
+    client.run(os.environ.__setitem__, "PAUSE", "0.02")
+    yield client
+    client.run(os.environ.pop, "PAUSE")
+
+
+class Killing(DaskExecutor):
+    """Kills the training process of a worker of the first gang, after it has kept a state."""
+
+    def __init__(self, client: Client, who: str) -> None:
+        super().__init__(client)
+        self.killed: WorkerId | None = None
+        self._client = client
+        self._who = who
+        self._gangs: dict[ChainId, tuple[WorkerId, ...]] = {}
+
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        self._gangs[chain.id] = (worker, *chain.gang)
+        super().start(worker, chain)
+
+    def wait(self, timeout: float | None) -> list[Report]:
+        reports = super().wait(timeout)
+        for report in reports:
+            if isinstance(report, BoundaryReached) and report.reached.workers == 2 and self.killed is None:
+                self.killed = self._gangs[report.reached.chain][self._who == "follows"]
+                self._client.run(kill_training, workers=[self.killed])
+        return reports
+
+
+def kill_training(dask_worker: Worker) -> None:
+    for plugin in dask_worker.plugins.values():
+        if isinstance(plugin, TrainingPlugin):
+            os.kill(plugin.site._trainer.pid, signal.SIGKILL)
+
+
+def check_equal(result: Any, alone: dict[str, str]) -> None:
+    found = kept(result)
+    assert set(alone) & set(found)
+    assert {key: digest for key, digest in found.items() if key in alone} == {
+        key: digest for key, digest in alone.items() if key in found
+    }
+    finals = {(trial.params["late"], trial.value) for trial in result.study.trials}
+    assert len(finals) == 4
+
+
+def test_a_trunk_is_trained_by_two_workers_to_the_bits_of_one(slow, alone):
+    result = search(Net(), executor=DaskExecutor(slow), verify="off")
+    assert widths(result)[0] == 2
+    check_equal(result, alone)
+    assert result.savings.steps_trained == result.savings.steps_unique == 12 + 4 * 12
+    first = next(fact for fact in result.journal if isinstance(fact, StateReached))
+    assert first.workers == 2 and 0 < first.own_seconds <= 1.2 * first.train_seconds
+
+
+def test_a_chain_is_verified_by_one_worker_and_then_widened(slow, alone):
+    result = search(Net(), executor=DaskExecutor(slow))
+    assert widths(result)[0] == 1 and 2 in widths(result)
+    assert result.plan.verified
+    check_equal(result, alone)
+
+
+@pytest.mark.parametrize("who", ["leads", "follows"])
+def test_a_worker_killed_in_a_gang_costs_what_was_trained_since_the_last_kept_state(slow, alone, who):
+    executor = Killing(slow, who)
+    result = search(Net(), executor=executor, verify="off")
+    assert executor.killed
+    losses = [fact for fact in result.journal if isinstance(fact, ChainLost) and fact.blames]
+    assert [loss.workers for loss in losses] == [2]
+    assert result.savings.steps_trained == result.savings.steps_unique
+    check_equal(result, alone)
