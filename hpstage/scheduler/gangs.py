@@ -42,8 +42,8 @@ class Gangs:
             idle: number of workers without a chain.
             workers: number of all workers.
         """
-        if self._widths.widest == 1:
-            return []
+        if self._widths.widest == 1 or not self._plan.totals.steps_trained:
+            return []  # what a step takes is not known yet
         going = [
             orders
             for orders in running
