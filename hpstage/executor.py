@@ -89,10 +89,16 @@ class Executor(ABC):
     def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         """Measure the step backends of a trainable on a worker, under the values at step 0; may take minutes.
 
-        Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; ``None`` if
-        nothing could be measured.
+        Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; where workers have
+        several lanes, also those of K chains side by side, under ``"K at a time"``. ``None`` if nothing could be
+        measured.
         """
         return None
+
+    @property
+    def lanes(self) -> int:
+        """The most chains that a worker trains side by side, after ``open``."""
+        return 1
 
     @abstractmethod
     def start(self, worker: WorkerId, chain: Chain) -> None: ...

@@ -61,8 +61,9 @@ class Bundling(Protocol):
         one of them is called at a time."""
 
     @abstractmethod
-    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> None:
-        """Train a step of several members: by index, its number and the values at it.
+    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> Mapping[int, int]:
+        """Train a step of several members: by index, its number and the values at it. Return as how many each was
+        trained as one, itself included.
 
         Each of them is then told to ``train`` that step, which is when it raises what its step has raised.
         """

@@ -43,7 +43,7 @@ class Tapes(Adapter):
     def members(self) -> Sequence[Trainable]:
         return self._lanes
 
-    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> None:
+    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> Mapping[int, int]:
         self.together[len(steps)] += 1
         for index, (step, hp) in steps.items():
             self.touch()
@@ -53,6 +53,7 @@ class Tapes(Adapter):
             except Exception as raised:
                 error = raised
             lane.done.append((step, dict(hp), error))
+        return dict.fromkeys(steps, len(steps))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         self._lanes[0].setup(hp)

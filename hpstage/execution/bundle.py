@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
-from hpstage.execution.flight import Control, Due, Gathering
+from hpstage.execution.flight import Control, Due, Gathering, Took
 from hpstage.execution.runner import ChainRunner, Running
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Chain, ChainEnded, ChainReport, names_of
+from hpstage.plan.step_times import StepTimes
 from hpstage.schedule import Scalar
 from hpstage.trainable import Bundling, Trainable
 
@@ -49,9 +50,9 @@ class Bundle:
             for lane, member in zip(names_of(worker, lanes_in(trainable)), members, strict=True)
         }
         self._lanes = list(self._runners)
-        self._running: dict[WorkerId, tuple[ChainId, Running, Control]] = {}
+        self._running: dict[WorkerId, tuple[Chain, Running, Control]] = {}
         self._due: dict[WorkerId, Due] = {}
-        self._shares: dict[WorkerId, float] = {}  # of the last step's seconds, not yet told to its chains
+        self._took: dict[WorkerId, Took] = {}  # by the last step, not yet told to its chains
 
     def __bool__(self) -> bool:
         """Whether any chain is running."""
@@ -60,11 +61,11 @@ class Bundle:
     def start(self, worker: WorkerId, chain: Chain, control: Control) -> None:
         if worker in self._running or worker not in self._runners:
             raise InternalError(f"{chain.id} was started on {worker}, which is not an idle worker here")
-        self._running[worker] = chain.id, self._runners[worker].run(chain, control), control
+        self._running[worker] = chain, self._runners[worker].run(chain, control), control
 
     def control(self, chain: ChainId) -> Control | None:
         """Return the control of a running chain."""
-        return next((control for id, _, control in self._running.values() if id == chain), None)
+        return next((control for its, _, control in self._running.values() if its.id == chain), None)
 
     def pause(self) -> None:
         """Make :meth:`go_on` return at the next step. May be called from a signal handler."""
@@ -76,7 +77,7 @@ class Bundle:
         pause."""
         while True:
             for worker in [worker for worker in self._running if worker not in self._due]:
-                report = self._running[worker][1].send(self._shares.pop(worker, None))
+                report = self._running[worker][1].send(self._took.pop(worker, None))
                 if isinstance(report, Due):
                     self._due[worker] = report
                     continue
@@ -86,8 +87,21 @@ class Bundle:
             assert self._together is not None, "a chain alone trains its steps itself"
             due, self._due = self._due, {}
             began = time.perf_counter()
-            self._together({self._lanes.index(worker): (one.step, one.values) for worker, one in due.items()})
-            self._shares = dict.fromkeys(due, (time.perf_counter() - began) / len(due))
+            as_one = self._together({self._lanes.index(worker): (one.step, one.values) for worker, one in due.items()})
+            self._took = self._shared(time.perf_counter() - began, {w: as_one[self._lanes.index(w)] for w in due})
+
+    def _shared(self, whole: float, widths: Mapping[WorkerId, int]) -> dict[WorkerId, Took]:
+        """Share out the seconds of a step to the chains that it has trained.
+
+        Args:
+            widths: how many each of them was trained as one with, itself included.
+        """
+        known = next((chain.step_times for chain, _, _ in self._running.values() if chain.step_times), ())
+        times = StepTimes(known or ((1, 1.0),))
+        # Of each in seconds as measured before, which are others now, but in proportion.
+        measured = {worker: times.of(width) / width for worker, width in widths.items()}
+        scale = whole / sum(measured.values())
+        return {worker: Took(scale * its, whole, scale * times.of(1)) for worker, its in measured.items()}
 
     def follow(self, chain: Chain, address: str, rank: int) -> None:
         """Train a chain with the worker that leads it; see :meth:`ChainRunner.follow`. Nothing else runs here then."""
@@ -102,7 +116,7 @@ class Bundle:
         """End all chains where they are, and return them."""
         for _, running, _ in self._running.values():
             running.close()
-        ended = [chain for chain, _, _ in self._running.values()]
+        ended = [chain.id for chain, _, _ in self._running.values()]
         self._running.clear()
         self._due.clear()
         return ended

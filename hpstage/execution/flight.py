@@ -82,6 +82,16 @@ class Gathering(msgspec.Struct, frozen=True, tag=True):
     address: str
 
 
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a step took that was trained beside others: its share of the seconds, all of them, and those that it would
+    have taken alone."""
+
+    share: float
+    whole: float
+    alone: float
+
+
 def changing(chain: Chain) -> frozenset[str]:
     """Return the hyper-parameters that have, somewhere on a chain, another value than at step 0."""
     return frozenset(
@@ -99,6 +109,7 @@ class Flight:
         "_began",
         "_kept_at",
         "_turned_at",
+        "alone_seconds",
         "announced",
         "at_boundary",
         "chain",
@@ -114,6 +125,7 @@ class Flight:
         "step",
         "train_seconds",
         "verification",
+        "whole_seconds",
         "workers",
     )
 
@@ -129,12 +141,35 @@ class Flight:
         self.parent = chain.source  # the last kept state on the path
         self.source: Literal["fresh", "continued", "live", "disk"] | None = None
         self.load_seconds = 0.0
-        self.train_seconds = 0.0
+        self.train_seconds = 0.0  # and below, seconds that have passed, and that it would have taken alone
+        self.whole_seconds = self.alone_seconds = 0.0
         self.peak_bytes: int | None = None  # of device memory, while the clock ran
         self.at_boundary = False
         self.verification: ForkVerification | None = None
         self._began: float | None = None
         self._kept_at = self._turned_at = time.perf_counter()  # time of ``kept``; start time of the current step
+
+    def train(self, took: Took) -> None:
+        """Count a step that was trained beside others."""
+        self.train_seconds += took.share
+        self.whole_seconds += took.whole
+        self.alone_seconds += took.alone
+
+    @property
+    def part(self) -> float:
+        """The part of the worker that it had since its last report; 1 if nothing was trained beside it."""
+        return self.train_seconds / self.whole_seconds if self.whole_seconds > self.train_seconds else 1.0
+
+    @property
+    def alone(self) -> float | None:
+        """The seconds of training of a worker that trains nothing beside it, if known."""
+        return self.alone_seconds if self.chain.step_times else None
+
+    def has_reported(self) -> None:
+        """Begin to count anew."""
+        self.since, self.peak_bytes = self.step, None
+        self.train_seconds = self.whole_seconds = self.alone_seconds = 0.0
+        self.source, self.load_seconds = None, 0.0
 
     def coming(self) -> Boundary | None:
         """Return the boundary at the end of the next step. The chain creates one itself where one is due."""
@@ -167,7 +202,8 @@ class Flight:
 
     def stop_clock(self) -> None:
         if self._began is not None:
-            self.train_seconds += time.perf_counter() - self._began
+            passed = time.perf_counter() - self._began
+            self.train(Took(passed, passed, passed))
             self._began = None
             peak = device_memory.peak_bytes()
             if peak is not None:

@@ -21,7 +21,7 @@ from hpstage.errors import (
     UsageError,
 )
 from hpstage.execution import gang
-from hpstage.execution.flight import Control, Due, Flight, Gathering, Values, changing
+from hpstage.execution.flight import Control, Due, Flight, Gathering, Took, Values, changing
 from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ForkVerified, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
@@ -36,7 +36,7 @@ logger = logging.getLogger("hpstage")
 _VERIFICATIONS = 8
 
 
-Running = Generator[ChainReport | Gathering | Due | None, float | None, None]
+Running = Generator[ChainReport | Gathering | Due | None, Took | None, None]
 
 
 def measured(trainable: Trainable, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
@@ -58,8 +58,8 @@ class ChainRunner:
         live: states kept in memory.
         worker: name used in reports.
         clock: returns the time used in reports.
-        bundled: whether it trains beside others: before each step it yields a :class:`Due`, and expects the step's
-            share of the seconds.
+        bundled: whether it trains beside others: before each step it yields a :class:`Due`, and expects what the step
+            took.
         host: how other workers reach this one's host.
     """
 
@@ -148,7 +148,7 @@ class ChainRunner:
 
     def _train(
         self, flight: Flight, control: Control
-    ) -> Generator[ChainReport | Due | None, float | None, Literal["done", "stopped"]]:
+    ) -> Generator[ChainReport | Due | None, Took | None, Literal["done", "stopped"]]:
         """Train from the chain's source; yield reports of boundaries, and return how the chain ended."""
         course = flight.course
         values = Values(flight.stage)
@@ -205,7 +205,9 @@ class ChainRunner:
             if self._bundled:
                 flight.stop_clock()
                 self._stands_at = None  # it is trained before the chain goes on, which may then be closed
-                flight.train_seconds += (yield Due(flight.step, values)) or 0.0
+                took = yield Due(flight.step, values)
+                assert took is not None, "it was trained"
+                flight.train(took)
                 flight.start_clock()
             ending = None
             try:
@@ -432,11 +434,10 @@ class ChainRunner:
             metrics=None if metrics is None else to_metrics(metrics),
             kept=kept,
             peak_bytes=flight.peak_bytes if flight.step > flight.since else None,
-            workers=flight.workers,
-            alone_seconds=gang.alone_seconds(self._trainable, flight.chain),
+            workers=flight.workers * flight.part,
+            alone_seconds=flight.alone if flight.part < 1.0 else gang.alone_seconds(self._trainable, flight.chain),
         )
-        flight.since, flight.train_seconds, flight.peak_bytes = flight.step, 0.0, None
-        flight.source, flight.load_seconds = None, 0.0
+        flight.has_reported()
         flight.at_boundary = False
         if boundary.keep:
             flight.has_kept()

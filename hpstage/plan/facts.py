@@ -152,6 +152,16 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
         return self.train_seconds if self.alone_seconds is None else self.alone_seconds
 
     @property
+    def fused_seconds(self) -> float:
+        """Seconds of training that were saved because the worker trained others side by side."""
+        return self.own_seconds - self.train_seconds if self.workers <= 1 else 0.0
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Seconds of training that it took more because several workers trained it together."""
+        return self.train_seconds - self.own_seconds if self.workers > 1 else 0.0
+
+    @property
     def began(self) -> float:
         """When the chain set out for this state."""
         share = max(1.0, self.workers)  # in a bundle, others wait while it loads, evaluates or saves
@@ -384,6 +394,14 @@ class SearchEnded(msgspec.Struct, frozen=True, tag=True):
     at: float
 
 
+class StepsTimed(msgspec.Struct, frozen=True, tag=True):
+    """How long a step of several chains side by side takes a worker, measured before any was trained: pairs of their
+    number and seconds, as for :class:`hpstage.plan.step_times.StepTimes`. The first such fact of a plan counts."""
+
+    seconds: tuple[tuple[int, float], ...]
+    at: float
+
+
 Fact = (
     PlanCreated
     | TrialAdded
@@ -404,4 +422,5 @@ Fact = (
     | TrialProposed
     | TrialEnded
     | SearchEnded
+    | StepsTimed
 )

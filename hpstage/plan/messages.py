@@ -85,6 +85,8 @@ class Chain(msgspec.Struct, frozen=True):
     numerics: str = ""
     """The step backend, where the trainable leaves the choice to the search."""
     gang: tuple[WorkerId, ...] = ()
+    step_times: tuple[tuple[int, float], ...] = ()
+    """How long a step takes beside others, as in :class:`hpstage.plan.step_times.StepTimes`; empty if not known."""
 
 
 class Amendment(msgspec.Struct, frozen=True):

@@ -106,6 +106,13 @@ class Node:
         line.reverse()
         return line
 
+    def step_seconds(self) -> float | None:
+        """Return its measured seconds per step, or its nearest measured ancestor's, if there are any."""
+        node: Node | None = self
+        while node is not None and not node.trained:
+            node = node.parent
+        return None if node is None else node.seconds / node.trained
+
     def begin(self, nothing: History) -> None:
         """Start a root's line with an empty history."""
         self._trail = self._on_from(nothing.changed(0, zip(self.names, self.values(0), strict=True)))

@@ -34,6 +34,7 @@ from hpstage.plan.facts import (
     StateLost,
     StateReached,
     StateRef,
+    StepsTimed,
     TargetAsked,
     TrainingEnded,
     TrialAdded,
@@ -49,6 +50,7 @@ from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.payments import Charge, Payments, Waste
 from hpstage.plan.regimes import Regime
 from hpstage.plan.searches import Searches
+from hpstage.plan.step_times import StepTimes
 from hpstage.plan.tally import Tally
 from hpstage.plan.totals import Totals
 from hpstage.plan.winners import Winners
@@ -90,6 +92,7 @@ class SearchPlan:
         self.milestones = self._tree.milestones
         self.partings = self._tree.partings
         self.searches = Searches()
+        self.step_times: StepTimes | None = None  # of several chains side by side, if a worker trains several
 
     @property
     def position(self) -> int:
@@ -184,6 +187,9 @@ class SearchPlan:
         self.winners.begin(fact)
         self.searches.begin(fact, self.tally(fact.study).totals)
 
+    def _time(self, fact: StepsTimed) -> None:
+        self.step_times = self.step_times or StepTimes(fact.seconds)
+
     def _finish(self, fact: TrialEnded) -> None:
         self.searches.finish(fact)
         self.ended[fact.trial] = fact
@@ -220,9 +226,6 @@ class SearchPlan:
         if chain is not None:
             chain.advance(state, fact)
         return charge
-
-    def _differ(self, fact: StateDiffers) -> None:
-        self.differences.append(fact)
 
     def _verify(self, fact: ForkVerified) -> None:
         if fact.difference is None:
@@ -412,12 +415,8 @@ class SearchPlan:
 
     def step_seconds(self, node: Node) -> float:
         """Return a node's seconds per step: measured, or its nearest measured ancestor's, or else the average."""
-        walk: Node | None = node
-        while walk is not None:
-            if walk.trained:
-                return walk.seconds / walk.trained
-            walk = walk.parent
-        return self.totals.average_step_seconds
+        measured = node.step_seconds()
+        return self.totals.average_step_seconds if measured is None else measured
 
     def key(self, node: Node, step: int) -> StateKey:
         """Return the key of a state. O(1) for constant forms, otherwise amortised O(steps) per node."""
@@ -431,7 +430,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     TargetAsked: SearchPlan._ask,
     StateReached: SearchPlan._reached,
     StateLost: SearchPlan._lose,
-    StateDiffers: SearchPlan._differ,
+    StateDiffers: lambda plan, fact: plan.differences.append(fact),
     ForkVerified: SearchPlan._verify,
     StageFailed: SearchPlan._fail,
     TrainingEnded: SearchPlan._end,
@@ -445,4 +444,5 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], Charge | Waste | None]] = {
     TrialProposed: lambda plan, fact: plan.searches.propose(fact),
     TrialEnded: SearchPlan._finish,
     SearchEnded: lambda plan, fact: plan.searches.end(fact),
+    StepsTimed: SearchPlan._time,
 }

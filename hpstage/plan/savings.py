@@ -40,6 +40,10 @@ class Savings:
     load_seconds: float
     save_seconds: float
     wasted_seconds: float
+    fused_seconds: float
+    """Saved by training siblings side by side on a worker (``numerics = "stacked"``); part of what is saved."""
+    exchange_seconds: float
+    """What training took more because several workers trained a trial together; part of what is used."""
     critical_path_seconds: float
     """Training and evaluation time of the longest trial, which more workers cannot shorten."""
     lower_bound_seconds: float | None
@@ -91,6 +95,10 @@ class Savings:
             ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
             ("makespan", f"{self.makespan:.1f} s on {count_of(self.workers, 'worker')}"),
         ]
+        if self.exchange_seconds:
+            rows.insert(-2, ("lost by exchange", _hours(self.exchange_seconds)))
+        if self.fused_seconds:
+            rows.insert(-2, ("of this by fusing", _hours(self.fused_seconds)))
         if self.failed:
             rows.insert(1, ("failed", f"{self.failed}"))
         return rows
@@ -161,6 +169,8 @@ def savings(
         load_seconds=took.load_seconds,
         save_seconds=took.save_seconds,
         wasted_seconds=took.wasted_seconds,
+        fused_seconds=took.fused_seconds,
+        exchange_seconds=took.exchange_seconds,
         critical_path_seconds=longest,
         kept=len(plan.kept),
         kept_bytes=plan.kept_bytes,

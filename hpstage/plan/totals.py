@@ -22,6 +22,10 @@ class Totals:
     evaluate_seconds: float = 0.0
     save_seconds: float = 0.0
     wasted_seconds: float = 0.0
+    fused_seconds: float = 0.0
+    """What training would have taken beyond this if no worker had trained several chains side by side."""
+    exchange_seconds: float = 0.0
+    """What it took beyond that of single workers where several have trained a chain."""
     evaluations: int = 0
     saves: int = 0
     loads: int = 0
@@ -38,8 +42,9 @@ class Totals:
 
     @property
     def average_step_seconds(self) -> float:
-        """Seconds per step, or 1.0 before any training."""
-        return self.train_seconds / self.steps_trained if self.steps_trained else 1.0
+        """Seconds per step of a worker that trains nothing else, or 1.0 before any training."""
+        alone = self.train_seconds + self.fused_seconds - self.exchange_seconds
+        return alone / self.steps_trained if self.steps_trained else 1.0
 
     @property
     def average_evaluate_seconds(self) -> float:
@@ -48,6 +53,8 @@ class Totals:
     def reach(self, fact: StateReached) -> None:
         self.steps_trained += fact.step - fact.start
         self.train_seconds += fact.train_seconds
+        self.fused_seconds += fact.fused_seconds
+        self.exchange_seconds += fact.exchange_seconds
         self.load_seconds += fact.load_seconds
         if fact.source is not None:
             self.sources[fact.source] = self.sources.get(fact.source, 0) + 1

@@ -24,6 +24,7 @@ from hpstage.plan.facts import (
     WorkerId,
 )
 from hpstage.plan.log import shares
+from hpstage.plan.messages import host_of
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.payments import Charge, Waste, rounded, rounded_sum
 from hpstage.plan.plan import SearchPlan
@@ -48,6 +49,10 @@ class Spent:
     load: float
     save: float
     wasted: float
+    fused: float
+    """Saved by training chains side by side: not spent."""
+    exchange: float
+    """Part of training: what it took more because several workers trained a chain."""
 
 
 @dataclass(slots=True)
@@ -161,9 +166,9 @@ class Book:
         return found
 
     def team(self, fact: StateReached | ChainLost) -> tuple[WorkerId, ...]:
-        """The workers that did the work of a fact."""
-        chain = self.account.chains.get(fact.chain)
-        return (fact.worker,) if chain is None or fact.workers <= 1 else (fact.worker, *chain.gang)
+        """The workers that did the work of a fact. The lanes of one are one."""
+        chain, worker = self.account.chains.get(fact.chain), host_of(fact.worker)
+        return (worker,) if chain is None or fact.workers <= 1 else (worker, *chain.gang)
 
     @cached_property
     def answered(self) -> dict[TrialId, list[int]]:
@@ -208,6 +213,8 @@ class Book:
             load=rounded_sum([fact.load_seconds for fact in facts]),
             save=rounded_sum([fact.save_seconds for fact in facts]),
             wasted=rounded_sum([waste.fact.seconds for waste in self.wastes]),
+            fused=rounded_sum([fact.fused_seconds for fact in facts]),
+            exchange=rounded_sum([fact.exchange_seconds for fact in facts]),
         )
 
     @property

@@ -15,6 +15,8 @@ Rules and assumptions:
 - If two trials want the same step, the one that was asked for it later shares it; the same applies to evaluations of a
   state. The rule also holds between studies: a study pays for what it asked first, even if the other would have needed
   it sooner.
+- Where chains were trained side by side by a worker, or one by several, the mean times are those of a worker that
+  trains nothing else, as far as they are known (:attr:`hpstage.plan.facts.StateReached.alone_seconds`).
 - A chain that continued from a live state would have loaded it from disk, in the mean time of the measured loads from
   disk. If there were none, this is not counted.
 """
@@ -37,7 +39,8 @@ class Causes:
     """Worker seconds of a book's trials, by cause. To the last bit::
 
     full - early_stopping == alone
-    alone - shared_prefix - other_study + from_disk - live + save + wasted + again + unanswered + estimates == used
+    alone - shared_prefix - other_study - fused + exchange
+        + from_disk - live + save + wasted + again + unanswered + estimates == used
     train + evaluate + load + save + wasted == used
     from_disk - live == load
     """
@@ -52,6 +55,10 @@ class Causes:
     """Steps and evaluations that another trial of the same study had asked for first."""
     other_study: float
     """Steps and evaluations that a trial of another study had asked for first."""
+    fused: float
+    """Training that workers saved by training chains side by side."""
+    exchange: float
+    """Training that took more because several workers trained a chain together."""
     from_disk: float
     """Loading, if every chain that continued from a state had loaded it from disk."""
     live: float
@@ -112,13 +119,16 @@ def causes_of(book: Book) -> Causes:
     used = sum((account.plan.payments.used.get(id, 0.0) for id in book.trials), 0.0)
     live = _live(book)
     again, again_steps, unanswered = _beyond(book)
-    known = alone - prefix - other + load + save + wasted + again + unanswered
+    changed = spent.exchange - spent.fused
+    known = alone - prefix - other + changed + load + save + wasted + again + unanswered
     return Causes(
         full=alone + early,
         early_stopping=early,
         alone=alone,
         shared_prefix=prefix,
         other_study=other,
+        fused=spent.fused,
+        exchange=spent.exchange,
         from_disk=load + live,
         live=live,
         save=save,
@@ -219,14 +229,14 @@ def _beyond(book: Book) -> tuple[float, int, float]:
             continue
         if repeated:
             again_steps += repeated
-            again += rounded(fact.train_seconds * repeated / (stop - start))
+            again += rounded(fact.own_seconds * repeated / (stop - start))
         if id in behind:
             vain = sum(
                 end - max(begin, min(end, last[asker]))
                 for part in fresh
                 for begin, end, asker in account.plan.payments.askers(id, *part)
             )
-            unanswered += rounded(fact.train_seconds * vain / (stop - start))
+            unanswered += rounded(fact.own_seconds * vain / (stop - start))
     return again, again_steps, unanswered
 
 

@@ -48,6 +48,8 @@ def savings_of(book: Book) -> Savings:
         load_seconds=spent.load,
         save_seconds=spent.save,
         wasted_seconds=spent.wasted,
+        fused_seconds=spent.fused,
+        exchange_seconds=spent.exchange,
         critical_path_seconds=longest,
         lower_bound_seconds=bound if whole and bound else None,
         kept=len(plan.kept),

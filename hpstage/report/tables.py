@@ -124,7 +124,9 @@ def stages(book: Book) -> Table:
     ``start``, ``stop``   steps ``[start, stop)`` were trained
     ``worker``, ``chain``  the worker, and the chain the stage was part of
     ``began``, ``at``     when it started and finished, times
-    ``train_seconds``, ``load_seconds``, ``evaluate_seconds``, ``save_seconds``  duration by activity
+    ``train_seconds``, ``load_seconds``, ``evaluate_seconds``, ``save_seconds``  seconds of workers by activity
+    ``workers``           how many trained it: a part of one that trained others side by side
+    ``alone_seconds``     what one worker would have trained for that trains nothing else; missing: as long, or unknown
     ``source``            where the chain's first stage started: fresh, continued, live, disk; else missing
     ``trial``, ``study``  the payer: the first to ask for the step before ``stop``
     ``hp_NAME``           the hyper-parameter at ``start`` (where types differ, as JSON)
@@ -146,6 +148,8 @@ def stages(book: Book) -> Table:
         [rounded(fact.load_seconds) for fact in facts],
         [rounded(fact.evaluate_seconds) for fact in facts],
         [rounded(fact.save_seconds) for fact in facts],
+        [fact.workers for fact in facts],
+        [None if fact.alone_seconds is None else rounded(fact.alone_seconds) for fact in facts],
         [fact.source for fact in facts],
         [charge.trial for charge in charges],
         [account.plan.study_of(charge.trial) for charge in charges],
@@ -348,6 +352,8 @@ _STAGES = {
     "load_seconds": "float64",
     "evaluate_seconds": "float64",
     "save_seconds": "float64",
+    "workers": "float64",
+    "alone_seconds": "float64",
     "source": "string",
     "trial": "string",
     "study": "string",

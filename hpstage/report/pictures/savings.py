@@ -138,6 +138,8 @@ def steps(found: Causes) -> Iterator[Step]:
     changes = [
         Step("prefix shared with a trial of the study", -found.shared_prefix),
         Step("shared with another study", -found.other_study),
+        Step("trained side by side", -found.fused),
+        Step("several workers for one", found.exchange),
         Step("loading, were it all from disk", found.from_disk),
         Step("live states instead of disk", -found.live),
         Step("saving", found.save),

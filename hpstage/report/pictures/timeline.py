@@ -170,7 +170,8 @@ class Timeline:
     """Empty if there are too many bars."""
     shares: list[dict[tuple[str, int], array[float]]]
     """In that case, for each worker, the share of each of its ``PIECES`` pieces spent on an activity, separately for
-    its even and odd stages. If workers of two clusters share a name, bars overlap and shares sum to more than 1."""
+    its even and odd stages. Where a worker trains chains side by side, or workers of two clusters share a name, bars
+    overlap and shares sum to more than 1."""
 
 
 def bars(book: Book) -> Iterator[Bar]:

@@ -59,6 +59,7 @@ class StackedLoop(TorchLoop):
         self.member: Member | None = None
         self.bundle: Bundle | None = None
         self.outcomes: list[Exception | None] = []  # of a step that was trained before it is asked for
+        self.width = 1  # with how many it was trained as one in its last step, itself included
         self._behind = False
         self._step: Iterator[tuple[Any, int]] = iter(())
         self.step = 0
@@ -76,9 +77,10 @@ class StackedLoop(TorchLoop):
             stack.lanes = [StackedLoop(self._user, stack) for _ in range(stack.most)]
         return stack.lanes
 
-    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> None:
+    def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> dict[int, int]:
         lanes = self.stack.lanes
         self.stack.train({lanes[index]: due for index, due in steps.items()})
+        return {index: lanes[index].width for index in steps}
 
     def _data(self) -> Batches | StreamBatches:
         first = self.stack.first
@@ -340,6 +342,8 @@ class Stack:
                 lane.enter(alone)
                 yield from self._run(alone, [lane], batches, bundles)
             return
+        for lane in lanes:
+            lane.width = len(lanes)
         for lane, loss in zip(lanes, [None] * len(lanes) if losses is None else losses.tolist(), strict=True):
             if (ending := lane.stepped(loss)) is not None:
                 yield lane, ending

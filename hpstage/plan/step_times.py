@@ -1,0 +1,97 @@
+"""How long a worker takes for a step of several chains that it trains side by side. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+_FALLS = 0.95
+"""A wider bundle pays if a chain's share of the seconds is at most this part of what it was: less is within what is
+measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one step of each of several chains side by side, by how many there are, as far as measured.
+
+    Args:
+        seconds: pairs in ascending order; the first is of a chain alone.
+
+    Raises:
+        ValueError: they are not.
+    """
+
+    seconds: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        widths = [width for width, _ in self.seconds]
+        if (
+            widths[:1] != [1]
+            or any(a >= b for a, b in pairwise(widths))
+            or any(taken <= 0 for _, taken in self.seconds)
+        ):
+            raise ValueError(f"seconds by number of chains, from one on, are positive and in order, not {self.seconds}")
+
+    def of(self, width: int) -> float:
+        """Return the seconds of a step of ``width`` chains; between measured numbers on a straight line, and beyond
+        the last as much for each further one as for each of those."""
+        for (a, at_a), (b, at_b) in pairwise(self.seconds):
+            if width <= b:
+                return at_a + (at_b - at_a) * (width - a) / (b - a)
+        last, taken = self.seconds[-1]
+        return taken * max(1.0, width / last)
+
+    def slowness(self, width: int) -> float:
+        """Return how many times as long a chain takes beside others, ``width`` with it, as alone."""
+        return self.of(width) / self.of(1)
+
+    def share(self, width: int) -> float:
+        """Return a chain's share of the worker's seconds, relative to those it takes alone."""
+        return self.slowness(width) / width
+
+    @property
+    def best(self) -> int:
+        """The largest number of chains up to which each measured number pays."""
+        best = 1
+        for (_, _), (width, _) in pairwise(self.seconds):
+            if not pays(self, best, width):
+                break
+            best = width
+        return best
+
+    def up_to(self, width: int) -> StepTimes:
+        """Return the same for workers that train at most ``width`` chains side by side."""
+        known = dict(self.seconds)
+        return StepTimes(tuple((w, known.get(w, self.of(w))) for w in sorted({*known, width}) if w <= width))
+
+
+ALONE = StepTimes(((1, 1.0),))
+"""Chains side by side take as long as one after the other."""
+
+_NAMED = "at a time"
+
+
+def named(times: StepTimes) -> dict[str, float]:
+    """Return what :meth:`hpstage.executor.Executor.measure` returns of them: ``{"1 at a time": 0.004, ...}``."""
+    return {f"{width} {_NAMED}": seconds for width, seconds in times.seconds}
+
+
+def among(found: Mapping[str, float]) -> StepTimes | None:
+    """Return those that were measured, if any."""
+    pairs = [(int(name.removesuffix(_NAMED)), taken) for name, taken in found.items() if name.endswith(_NAMED)]
+    return StepTimes(tuple(sorted(pairs))) if pairs else None
+
+
+def pays(times: StepTimes, width: int, wider: int) -> bool:
+    """Return whether a chain's share of the seconds falls when more are trained side by side."""
+    return times.share(wider) <= _FALLS * times.share(width)
+
+
+def widths(most: int) -> Iterable[int]:
+    """Yield the numbers of chains to measure: 1, 2, 4, 8 and so on, and the most."""
+    width = 1
+    while width < most:
+        yield width
+        width *= 2
+    yield most
