@@ -117,6 +117,7 @@ class DaskExecutor(Executor):
         self._checkpoints = b""
         self._started = 0
         self._lanes = 1  # of the workers of a local cluster
+        self._most_lanes = 1  # of a worker present in open()
         self._futures: dict[ChainId, Future] = {}
         self._followers = Followers(self._on_refused)
         self._lock = threading.Lock()  # protects the futures and the attributes below
@@ -160,6 +161,7 @@ class DaskExecutor(Executor):
             if not present:
                 raise ClusterError("all workers have left while they were being set up; look at their logs")
             self._environment = environment_of(present, self._gpus, self._loaded)
+            self._most_lanes = max(description.lanes for description in present)
             for description in present:
                 self._inbox.join(WorkerId(description.worker), description.lanes)
         if checkpoints is not None:
@@ -244,6 +246,14 @@ class DaskExecutor(Executor):
             return result.result()
         finally:
             future.release()
+
+    @property
+    def present(self) -> int:
+        return len(self._inbox.workers)
+
+    @property
+    def lanes(self) -> int:
+        return self._most_lanes
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         if not self._inbox.begin(chain.id, worker, chain.gang):

@@ -89,10 +89,15 @@ class Executor(ABC):
     def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         """Measure the step backends of a trainable on a worker, under the values at step 0; may take minutes.
 
-        Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; where workers have
-        several lanes, also those of K chains side by side, under ``"K at a time"``. ``None`` if nothing could be
+        Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; where workers
+        have several lanes, also those of K chains side by side, under ``"K at a time"``. ``None`` if nothing could be
         measured.
         """
+        return None
+
+    @property
+    def present(self) -> int | None:
+        """The number of workers, after ``open``, as far as it is known before reports of them are taken."""
         return None
 
     @property

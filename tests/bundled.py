@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import hpstage
 from hpstage.schedule import Scalar
 from hpstage.testing.toys import Tape
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import Adapter
+
+
+class Unmeasured(hpstage.InlineExecutor):
+    """Uses all lanes, whether it pays or not."""
+
+    def measure(self, initial: Mapping[str, Scalar]) -> None:
+        return None
 
 
 class Lane:

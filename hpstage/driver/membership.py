@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from hpstage.checkpoints import CheckpointStore
@@ -16,10 +16,11 @@ from hpstage.driver.state_probe import StateProbe
 from hpstage.errors import HistoryChanged, LeaseLost, StoreError, UsageError
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger
-from hpstage.plan.facts import DriverId, DriverJoined, StateKey, WorkerId
+from hpstage.plan.facts import DriverId, DriverJoined, StateKey, StepsTimed, WorkerId
 from hpstage.plan.log import open_plan
 from hpstage.plan.messages import Verify
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.step_times import StepTimes
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import Journal, Leases
 
@@ -40,6 +41,8 @@ def join_plan(
     checkpoint_every: int | None,
     verify: Verify,
     numerics: str,
+    lanes: int,
+    measure: Callable[[], StepTimes | None],
     eviction: Eviction,
     workers: Iterable[WorkerId] = (),
 ) -> Iterator[Driver]:
@@ -48,6 +51,8 @@ def join_plan(
     Args:
         executor: opened, with ``checkpoints`` in use.
         numerics: the step backend, where the trainable leaves the choice to the search, else ``""``.
+        lanes: the most chains that a worker may train side by side.
+        measure: returns how long a step of several of them takes; called if the plan does not know it.
         eviction: the eviction of ``checkpoints``.
         workers: workers that an earlier driver has left idle.
 
@@ -68,6 +73,7 @@ def join_plan(
         verify=verify,
         numerics=numerics,
         widest=executor.widest,
+        lanes=lanes,
     )
     driver = Driver(
         plan,
@@ -92,6 +98,8 @@ def join_plan(
             driver.log.write([joined])
             driver.remove_dead_drivers()
             _check_place(place, [other for other in others if other.driver in plan.drivers], driver)
+        if lanes > 1 and plan.step_times is None and (times := measure()) is not None:
+            driver.log.write([StepsTimed(times.up_to(lanes).seconds, executor.clock())])
         try:
             yield driver
         except (LeaseLost, HistoryChanged):

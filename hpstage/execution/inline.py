@@ -54,6 +54,15 @@ class InlineExecutor(Executor):
         assert self._trainable is not None, "open() comes first"
         return measured(self._trainable, initial)
 
+    @property
+    def present(self) -> int:
+        return 1
+
+    @property
+    def lanes(self) -> int:
+        assert self._trainable is not None, "open() comes first"
+        return lanes_in(self._trainable)
+
     def start(self, worker: WorkerId, chain: Chain) -> None:
         assert self._bundle is not None, "use() comes first"
         self._bundle.start(worker, chain, Control())

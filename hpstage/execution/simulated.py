@@ -27,7 +27,10 @@ from hpstage.plan.messages import (
     Stage,
     WorkerJoined,
     WorkerLeft,
+    host_of,
+    names_of,
 )
+from hpstage.plan.step_times import ALONE, StepTimes, named
 from hpstage.schedule import Scalar, varies
 
 StepSeconds = Callable[[Mapping[str, Scalar]], float]
@@ -53,7 +56,11 @@ class _Flight:
     kept_at: float  # time of ``kept``
     load: float
     source: Literal["fresh", "continued", "live", "disk"] | None
-    speed: float = 1.0  # how many times as fast as one worker its workers train
+    speed: float = 1.0  # how many times as fast as one worker its workers train, or as its own trains it alone
+    beside: int = 1  # how many chains its worker trains, itself included
+    alone: float = 0.0  # seconds trained since its last report, for a worker alone; below, its share of what passed
+    share: float = 0.0
+    passed: float = 0.0
     own: int | None = None  # a boundary ahead that the chain has set itself
     halt: int | None = None  # step at which it has been asked to stop
     keep: bool = False  # whether to keep its state there
@@ -74,6 +81,8 @@ class SimulatedExecutor(Executor):
         measure: returns the metrics of a state; by default ``{"value": ...}`` from its key.
         state_bytes: size of each checkpoint.
         kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
+        lanes: the most chains that a worker trains side by side.
+        step_times: what a step of several takes, relative to one; by default as long as one after the other.
     """
 
     def __init__(
@@ -90,7 +99,12 @@ class SimulatedExecutor(Executor):
         measure: Measure = value_of_key,
         state_bytes: int = 0,
         kept: set[StateKey] | None = None,
+        lanes: int = 1,
+        step_times: StepTimes = ALONE,
     ) -> None:
+        self._workers = workers
+        self._lanes = lanes
+        self._step_times = step_times
         self.widest = virtual_nodes
         self._speedup = speedup
         self._gather_seconds = gather_seconds
@@ -117,23 +131,27 @@ class SimulatedExecutor(Executor):
         """Let a new worker join ``after`` seconds from now."""
         worker = WorkerId(f"sim-{next(self._names)}")
 
+        lanes = names_of(worker, self._lanes)
+
         def come() -> list[Report]:
-            self._stand[worker] = None
-            return [WorkerJoined(worker, self._now)]
+            self._stand |= dict.fromkeys(lanes)
+            return [WorkerJoined(lane, self._now) for lane in lanes]
 
         self._at(after, come)
         return worker
 
     def kill(self, worker: WorkerId, after: float) -> None:
-        """Let a worker die ``after`` seconds from now, with the chain it runs."""
+        """Let a worker die ``after`` seconds from now, with the chains it runs."""
+        lanes = names_of(worker, self._lanes)
 
         def die() -> list[Report]:
             if worker not in self._stand:
                 return []
-            del self._stand[worker]
-            reports: list[Report] = [WorkerLeft(worker, self._now)]
+            for lane in lanes:
+                del self._stand[lane]
+            reports: list[Report] = [WorkerLeft(lane, self._now) for lane in lanes]
             for id, flight in list(self._flights.items()):
-                if flight.worker == worker:
+                if flight.worker in lanes:
                     del self._flights[id]
                 elif worker in flight.chain.gang:
                     del self._flights[id]
@@ -180,6 +198,7 @@ class SimulatedExecutor(Executor):
         self._flights[chain.id] = flight
         self._verify(flight, after=load)
         self._aim(flight, extra=load)
+        self._share(host_of(worker))
 
     def amend(self, amendment: Amendment) -> None:
         flight = self._flights.get(amendment.chain)
@@ -215,6 +234,17 @@ class SimulatedExecutor(Executor):
         if timeout and not reports:
             self._now += timeout  # nothing is scheduled, and the caller only waits for time to pass
         return reports
+
+    @property
+    def present(self) -> int:
+        return self._workers
+
+    @property
+    def lanes(self) -> int:
+        return self._lanes
+
+    def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+        return named(self._step_times.up_to(self._lanes)) if self._lanes > 1 else None
 
     def clock(self) -> float:
         return self._now
@@ -301,6 +331,30 @@ class SimulatedExecutor(Executor):
             seconds += self._evaluate_seconds * boundary.evaluate + self._save_seconds * boundary.keep
         self._at(max(0.0, seconds), self._if_current(flight, lambda: self._arrive(flight, place)))
 
+    def _share(self, host: WorkerId) -> None:
+        """Let the chains of a worker go on at the pace of as many as there are now."""
+        if self._lanes == 1:
+            return
+        beside = [flight for flight in self._flights.values() if host_of(flight.worker) == host]
+        for flight in beside:
+            if flight.beside == len(beside):
+                continue
+            place, left_over = self._progress(flight)
+            self._count(flight, place, max(0.0, left_over))
+            slower = self._step_times.slowness(len(beside)) / self._step_times.slowness(flight.beside)
+            flight.beside, flight.speed = len(beside), flight.speed / slower
+            left_over *= slower if left_over > 0 else 1.0
+            flight.place, flight.since = place, self._now - left_over
+            self._aim(flight, extra=-left_over)
+
+    def _count(self, flight: _Flight, place: int, left_over: float = 0.0) -> None:
+        """Count what was trained since the last count, up to a step and so many seconds into the next."""
+        alone = (self._seconds_between(flight, flight.counted_from, place) + left_over) * flight.speed
+        passed = (alone - flight.alone) / flight.speed
+        flight.alone = alone
+        flight.share += passed / flight.beside
+        flight.passed += passed
+
     def _if_current(self, flight: _Flight, act: Callable[[], list[Report]]) -> Callable[[], list[Report]]:
         version = flight.version
 
@@ -338,7 +392,9 @@ class SimulatedExecutor(Executor):
             self._aim(flight, extra=0.0)
             return reports
         del self._flights[chain.id]
+        self._share(host_of(worker))
         wasted = place - flight.counted_from
+        self._count(flight, place)
         for other in workers:
             self._stand[other] = None if wasted else self._stand[worker]
         reports.append(
@@ -349,7 +405,7 @@ class SimulatedExecutor(Executor):
                 self._now,
                 node=course.stage_at(place).node,
                 step=place,
-                wasted_seconds=self._seconds_between(flight, flight.counted_from, place) * len(workers),
+                wasted_seconds=flight.share * len(workers),
                 wasted_steps=wasted,
             )
         )
@@ -358,7 +414,9 @@ class SimulatedExecutor(Executor):
     def _reach(self, flight: _Flight, place: int) -> BoundaryReached:
         boundary = flight.course.boundaries.pop(place)
         start = flight.counted_from
-        trained, workers = self._seconds_between(flight, start, place), 1 + len(flight.chain.gang)
+        self._count(flight, place)
+        workers = 1 + len(flight.chain.gang)
+        part = flight.share / flight.passed if flight.passed > flight.share else float(workers)
         if boundary.keep:
             self.kept.add(boundary.key)
             flight.kept, flight.kept_at = place, self._now
@@ -372,16 +430,17 @@ class SimulatedExecutor(Executor):
             start=start,
             step=place,
             at=self._now,
-            train_seconds=trained * workers,
+            train_seconds=flight.share * workers,
             load_seconds=flight.load * workers,
             evaluate_seconds=self._evaluate_seconds * workers if boundary.evaluate else 0.0,
             save_seconds=self._save_seconds * workers if boundary.keep else 0.0,
             source=flight.source,
             metrics=to_metrics(self._measure(boundary.key, place)) if boundary.evaluate else None,
             kept=Kept(boundary.key, self._state_bytes, boundary.key) if boundary.keep else None,
-            workers=workers,
-            alone_seconds=trained * flight.speed if workers > 1 else None,
+            workers=part,
+            alone_seconds=flight.alone if part != 1.0 else None,
         )
+        flight.alone = flight.share = flight.passed = 0.0
         flight.load, flight.source = 0.0, None
         flight.place, flight.since, flight.counted_from = place, self._now, place
         return BoundaryReached(reached)

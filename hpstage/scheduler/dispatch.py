@@ -97,6 +97,7 @@ class Dispatch:
         """Return the further workers of each chain that starts, of those that would have nothing to do."""
         leading = {worker.id for _, worker, _, _ in starts}
         spare = [worker for worker in idle if worker.id not in leading] if self._widths.widest > 1 else []
+        spare = [worker for worker in spare if worker.id == worker.host]  # its lanes are the same worker
         if not spare:
             return [()] * len(starts)
         paths = [seconds if self._can_share(line, step) else 0.0 for seconds, _, line, step in starts]
@@ -123,14 +124,17 @@ class Dispatch:
             chosen = 0
             seconds, line, step = heads[0]
             if killed_at(self._plan, step):
-                # Alone, so that no other is blamed if it happens again.
-                alone = next((worker for worker in idle if worker.host not in busy), None)
+                # Alone, so that no other is blamed if it happens again. Where no worker is free, the one with the
+                # fewest chains gets no more of them until it is.
+                alone = idle[0]
                 heads.pop(0)
-                if alone is not None:
-                    idle = [worker for worker in idle if worker.host != alone.host]
+                idle = [worker for worker in idle if worker.host != alone.host]
+                if not alone.beside:
                     yield seconds, alone, line, step
                 continue
-            worker = next((w for w in idle if self._source(line, step) in w.live), idle[0])
+            # Not one of a worker that trains others while another trains none, even if that has to load the state.
+            least = idle[0].beside
+            worker = next((w for w in idle if w.beside == least and self._source(line, step) in w.live), idle[0])
             if len(idle) == 1:
                 for index, (other, its_line, its_step) in enumerate(heads[:_CONSIDERED]):
                     if other < seconds - self._preemption.switch_seconds():
@@ -140,7 +144,6 @@ class Dispatch:
                         break
             idle.remove(worker)
             seconds, line, step = heads.pop(chosen)
-            busy[worker.host] = None
             yield seconds, worker, line, step
 
     def _is_suspect(self, chain: ChainId | None) -> bool:
@@ -210,6 +213,7 @@ class Dispatch:
                 gang=chain.gang,
                 keep_every=self._builder.checkpoint_every,
                 keep_seconds=self._builder.checkpoint_seconds,
+                step_times=() if self._plan.step_times is None else self._plan.step_times.seconds,
                 time_first=self._builder.checkpoint_seconds is not None and not self._plan.totals.steps_trained,
             ),
         )

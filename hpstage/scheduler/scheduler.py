@@ -32,6 +32,7 @@ from hpstage.plan.facts import (
     StateLost,
     StateReached,
     StateRef,
+    StepsTimed,
     TargetAsked,
     TrainingEnded,
     TrialAdded,
@@ -95,6 +96,7 @@ class Scheduler:
         verify: which forks are verified (see :mod:`hpstage.execution.verification`).
         numerics: the step backend, where the trainable leaves the choice to the search.
         widest: the most workers that can train a chain together.
+        lanes: the most chains that a worker may train side by side; by default as many as it has lanes.
         max_losses: number of consecutive worker deaths at the same place after which its trials fail.
     """
 
@@ -109,13 +111,15 @@ class Scheduler:
         verify: Verify = "off",
         numerics: str = "",
         widest: int = 1,
+        lanes: int | None = None,
         max_losses: int = 3,
     ) -> None:
         self._plan = plan
         self._tree = StageTree(plan)
         self.driver = driver
         self._now = 0.0  # the latest known time
-        self.workers = Workers()
+        self.workers = Workers(lanes)
+        self.workers.step_times = plan.step_times
         self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
         builder = ChainBuilder(
             plan,
@@ -265,6 +269,9 @@ class Scheduler:
                 self._plan.apply(fact)
             case DriverLeft():
                 self._part(fact)
+            case StepsTimed():
+                self._plan.apply(fact)
+                self.workers.step_times = self._plan.step_times
             case DriverJoined(driver=self.driver):
                 self._covers.pool = fact.pool
                 self._plan.apply(fact)
@@ -376,6 +383,7 @@ class Scheduler:
         """Start and amend chains as claimed, add newly wanted steps, and set where chains yield."""
         instructions = self._dispatch.carry_out(claims)
         running = list(self._running.values())
+        self.workers.set_speeds(running)
         if self.leaving:
             instructions += self._preemption.stop_all(running)
         else:

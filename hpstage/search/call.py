@@ -21,9 +21,10 @@ from hpstage.optuna.patient_storage import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key
+from hpstage.plan.step_times import StepTimes
 from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS, check_costs
-from hpstage.search.numerics import choose, is_open
+from hpstage.search.numerics import STACKED, choose, is_open, step_times
 from hpstage.search.progress import Progress
 from hpstage.search.progress.display import Display
 from hpstage.search.request import Request
@@ -142,8 +143,10 @@ def open_call(
         described |= {f"environment:{name}": text for name, text in environment.described.items()}
         name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
         numerics = ""
+        times: StepTimes | None = None
         if is_open(described):
-            numerics, described = choose(described, workers, request, store, name)
+            numerics, described, times = choose(described, workers, request, store, name)
+        lanes = workers.lanes if numerics in ("", STACKED) else 1
         # A non-deterministic environment means that the user allows equal steps to give different bits.
         exact = environment.described.get("deterministic") != "no"
         workload = workload_key(described)
@@ -177,6 +180,8 @@ def open_call(
                 checkpoint_every=request.checkpoint_every,
                 verify=request.verify if exact else "off",
                 numerics=numerics,
+                lanes=lanes,
+                measure=lambda: step_times(workers, request) if times is None else times,
                 eviction=eviction,
                 workers=idle,
             ),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
 
 import optuna
 
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.quiet import quiet_optuna
-from hpstage.schedule.space import check_forkable, describe, points_of
+from hpstage.schedule.space import Described, check_forkable, describe, points_of
 from hpstage.search.request import Request
 from hpstage.training.randomness import generators_restored
 
@@ -46,6 +47,24 @@ def try_out_space(request: Request) -> None:
                     raise type(error)(f"{error} (tried out with {trial.params})") from error.__cause__
                 except Exception:  # see above
                     return
+
+
+def drawn(request: Request, most: int) -> Iterator[Described]:
+    """Yield trials that a copy of the study's sampler proposes to a study in memory, up to the first that fails."""
+    study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
+    ledger, points = Ledger(study), points_of(request.space)
+    for number in range(min(most, len(points) or most)):
+        with quiet_optuna(), warnings.catch_warnings(), generators_restored(), ledger.optimize_loop():
+            warnings.simplefilter("ignore")
+            if points:
+                study.enqueue_trial(points[number])
+            elif ledger.exhausted():
+                return
+            try:
+                described = describe(request.space, study.ask(), request.steps, cut=True)
+            except Exception:  # see above
+                return
+        yield described
 
 
 def _copied(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:

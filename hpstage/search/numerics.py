@@ -1,4 +1,5 @@
-"""Choosing the step backend of a search, where the trainable says ``numerics = "auto"``."""
+"""Choosing the step backend of a search, where the trainable says ``numerics = "auto"``, and how many chains a worker
+trains side by side, where it can."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from hpstage.executor import Executor
 from hpstage.optuna.quiet import quiet_optuna
 from hpstage.plan.keys import workload_key
 from hpstage.plan.log import NUMERICS
+from hpstage.plan.step_times import StepTimes, among
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import describe, points_of
+from hpstage.search.expected import expected_share, lines_at_a_time
 from hpstage.search.request import Request
 from hpstage.store import Journal
 from hpstage.store.opening import made_with
@@ -22,9 +25,12 @@ from hpstage.training.randomness import generators_restored
 logger = logging.getLogger("hpstage")
 
 _AUTO = "auto"
+STACKED = "stacked"
+"""The backend that trains several chains of a worker as one."""
 _CHOICE = f"environment:{_AUTO} "
 _GAIN = 0.95
 """Another backend than eager is chosen if it takes at most this share of the time: less is within what is measured."""
+_BEGINS = " begins"
 _SHARE = 0.25
 """Share of the steps of all trials that one process is taken to train, and so to spread the beginning over: trials
 share steps, and workers share trials."""
@@ -41,8 +47,9 @@ def choose(
     request: Request,
     store: str | os.PathLike[str] | Journal | None,
     name: str,
-) -> tuple[str, dict[str, str]]:
-    """Return the name of a step backend, and the description of the workload trained by it.
+) -> tuple[str, dict[str, str], StepTimes | None]:
+    """Return the name of a step backend, the description of the workload trained by it, and how long a step of several
+    chains side by side takes by it, if that was measured.
 
     The one that the store's plan was made with wins; otherwise they are measured on a worker.
 
@@ -56,13 +63,39 @@ def choose(
     candidates = _candidates(described)
     workloads = {backend: workload_key(fixed) for backend, fixed in candidates.items()}
     chosen = made_with(store, name, workloads)
+    times = None
     if chosen is None:
-        found = executor.measure(_initial(request)) or {}
+        found = dict(executor.measure(_initial(request)) or {})
+        times = among(found)
+        if times is not None and STACKED in candidates:
+            found |= _stacked(times.up_to(executor.lanes), executor, request)
+        found = {name: seconds for name, seconds in found.items() if name.removesuffix(_BEGINS) in found}
         chosen = fastest(found, request.steps * max(1.0, _SHARE * (request.n_trials or 1)))
         _say(chosen, found)
         # Another process may have measured meanwhile.
         chosen = made_with(store, name, workloads) or chosen
-    return chosen, candidates[chosen]
+    return chosen, candidates[chosen], times
+
+
+def _stacked(times: StepTimes, executor: Executor, request: Request) -> dict[str, float]:
+    """Return the seconds of a worker for a chain's step if it is trained beside as many others as are expected to be
+    ready; nothing if that is not known."""
+    lines = lines_at_a_time(request)
+    if lines is None or executor.present is None:
+        logger.warning("numerics = 'stacked' is not considered: how many trials are trained at a time is not known")
+        return {}
+    share = expected_share(times, lines, max(1, executor.present))
+    return {STACKED: times.of(1) * share}
+
+
+def step_times(executor: Executor, request: Request) -> StepTimes | None:
+    """Measure how long a step of several chains side by side takes a worker; ``None`` if it cannot be measured."""
+    found = executor.measure(_initial(request)) or {}
+    times = among(found)
+    if times is not None:
+        told = ", ".join(f"{width}: {1000 * seconds:.3g} ms" for width, seconds in times.seconds)
+        logger.info("a step of so many siblings as one takes: %s; at most %d are trained as one", told, times.best)
+    return times
 
 
 def _candidates(described: Mapping[str, str]) -> dict[str, dict[str, str]]:

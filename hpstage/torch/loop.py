@@ -15,7 +15,7 @@ from hpstage.errors import NonFiniteLoss, StateError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.torch.backends.backend import StepBackend
-from hpstage.torch.backends.lookup import AUTO, choices, usable, usable_backend
+from hpstage.torch.backends.lookup import AUTO, backend_named, choices, usable, usable_backend
 from hpstage.torch.backends.measuring import measure
 from hpstage.torch.contents import DRAWS, SAMPLED, Contents, NoValues, contents_of
 from hpstage.torch.data import Batches, batches_of
@@ -274,7 +274,8 @@ class TorchLoop(Adapter):
     def measure_backends(self, initial: Mapping[str, Scalar]) -> dict[str, float]:
         """Return the seconds of a step by each backend, and leave the choice open again."""
         try:
-            return measure(self, usable(self.device), initial)
+            names = [name for name in usable(self.device) if not backend_named(name).several]
+            return measure(self, names, initial)
         finally:
             self.train_by(AUTO)
 

@@ -36,7 +36,7 @@ def as_trainable(obj: object) -> Trainable:
             from hpstage.torch.elastic.loop import ElasticLoop
 
             return ElasticLoop(obj)
-        if obj.numerics == "stacked":
+        if obj.numerics in ("stacked", "auto"):
             from hpstage.torch.backends.lanes import StackedLoop
 
             return StackedLoop(obj)

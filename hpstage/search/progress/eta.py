@@ -74,7 +74,7 @@ class Busy:
             self._until = elapsed
 
 
-def seconds_left(remaining: RemainingWork, *, workers: int, later_seconds: float, busy: float) -> float | None:
+def seconds_left(remaining: RemainingWork, *, workers: float, later_seconds: float, busy: float) -> float | None:
     """Estimate the remaining seconds; ``None`` without workers.
 
     The work asked for is bounded by its longest path, and by its total divided among all workers. The work still to be
@@ -82,7 +82,7 @@ def seconds_left(remaining: RemainingWork, *, workers: int, later_seconds: float
 
     Args:
         remaining: the work asked for.
-        workers: current number of workers.
+        workers: how many workers that train a chain at a time train as much as the present ones.
         later_seconds: worker seconds of the work still to be asked.
         busy: average number of busy workers so far.
     """

@@ -126,7 +126,7 @@ class Progress:
             )
             left = seconds_left(
                 remaining,
-                workers=len(scheduler.workers),
+                workers=scheduler.workers.strength(),
                 later_seconds=still_to_ask(so_far) * plan.totals.average_step_seconds,
                 busy=self._busy.average,
             )
@@ -146,8 +146,8 @@ class Progress:
             best_step=at,
             stages_done=max(0, remaining.stages_done - self._done_before),
             stages_left=remaining.stages_left,
-            running=scheduler.running,
-            workers=len(scheduler.workers),
+            running=len(scheduler.workers.chains()),
+            workers=scheduler.workers.hosts,
             merge_rate=since.merge_rate,
             used_seconds=since.worker_seconds,
             saved_seconds=since.alone_seconds(totals) - since.worker_seconds,

@@ -30,8 +30,8 @@ class StepBackend(ABC):
     numerics: ClassVar[str]
     """Name of the numerics class; part of the workload's key. A change of the bits needs another name."""
 
-    chosen_alone: ClassVar[bool] = True
-    """Whether the seconds of one model's step say what it gains, so that ``numerics = "auto"`` measures it."""
+    several: ClassVar[bool] = False
+    """Whether it trains several models at a time, so that the seconds of one model's step do not say what it gains."""
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         self.subject = subject

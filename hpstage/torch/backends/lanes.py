@@ -11,8 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hpstage.errors import NonFiniteLoss, UsageError
+from hpstage.plan.step_times import named
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.backend import StepBackend
+from hpstage.torch.backends.lookup import AUTO
+from hpstage.torch.backends.measuring_stacks import StackMeasurement
 from hpstage.torch.backends.stacked import Builder, Bundle, Member, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked_backend import refusal
@@ -43,6 +45,8 @@ def _changed(record: Record) -> str:
 class StackedLoop(TorchLoop):
     """Trains one chain of a TorchTrainable, in its lane beside others of the same process (``numerics="stacked"``).
 
+    Where a search has chosen another backend (``numerics="auto"``), it trains by that, one chain at a time.
+
     A lane has a model and an optimizer of its own. While it is a member of a bundle, they are behind; they are brought
     up to date before anything else looks at them. All lanes train the same object of the user's, which holds nothing
     that differs between them but ``hp``.
@@ -71,6 +75,10 @@ class StackedLoop(TorchLoop):
     def lanes(self) -> int:
         return self.stack.most
 
+    @property
+    def _stacks(self) -> bool:
+        return self._numerics == "stacked"
+
     def members(self) -> Sequence[Trainable]:
         stack = self.stack
         if not stack.lanes:
@@ -79,16 +87,45 @@ class StackedLoop(TorchLoop):
 
     def train_together(self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]]) -> dict[int, int]:
         lanes = self.stack.lanes
+        if not all(lanes[index]._stacks for index in steps):
+            return dict.fromkeys(steps, 1)  # each is trained when it is told to
         self.stack.train({lanes[index]: due for index, due in steps.items()})
         return {index: lanes[index].width for index in steps}
+
+    def measure_backends(self, initial: Mapping[str, Scalar]) -> dict[str, float]:
+        """Return the seconds of a step by each backend that can be chosen, and of several siblings that are stacked."""
+        chosen = self._numerics
+        found = super().measure_backends(initial) if chosen == AUTO else {}
+        lanes = [lane for lane in self.members() if isinstance(lane, StackedLoop)]
+        try:
+            if len(lanes) > 1:
+                for lane in lanes:
+                    lane.train_by("stacked")
+                    lane.setup(initial)
+                measurement = StackMeasurement(self, lanes, initial, self.device)
+                found |= named(measurement.times())
+                found["stacked begins"] = measurement.begins
+        except Exception as error:
+            # If it is the user's, training will say so.
+            logger.warning("numerics = 'stacked' could not be measured: %s: %s", type(error).__name__, error)
+        finally:
+            self.close()
+            for lane in lanes:
+                lane.train_by(chosen)
+        return found
+
+    def train_by(self, numerics: str) -> bool:
+        self.detach()
+        return super().train_by(numerics)
 
     def _data(self) -> Batches | StreamBatches:
         first = self.stack.first
         if self._batches is None and self is not first:
             shared = first._data()
-            if self.stack.most == 1:
+            stackable = isinstance(shared, Batches) and shared.processes is None
+            if self.stack.most == 1 or not (self._stacks or stackable):
                 return super()._data()
-            if not isinstance(shared, Batches) or shared.processes is not None:
+            if not stackable:
                 raise UsageError(
                     f"{type(self._user).__name__} reads a stream, or data that processes load, of which each of "
                     f"several models trained at a time would need its own: give max_stacked = 1, or data that are "
@@ -105,6 +142,9 @@ class StackedLoop(TorchLoop):
         super().setup(hp)
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        if not self._stacks:
+            super().train(step, hp)
+            return
         if not self.outcomes:
             self.stack.train({self: (step, hp)})
         error = self.outcomes.pop()
@@ -149,10 +189,6 @@ class StackedLoop(TorchLoop):
         self._give_values()
         return built
 
-    def _steps_by(self) -> StepBackend:
-        first = self.stack.first
-        return super()._steps_by() if self is first else first._steps_by()
-
     def _build(self) -> None:
         super()._build()
         self._see_shared("model() or optimizer()")
@@ -160,6 +196,8 @@ class StackedLoop(TorchLoop):
     def _see_shared(self, what: str) -> None:
         """Raise :class:`UsageError` if anything has changed that all lanes share: to the others it would happen, too,
         and recorded steps hold its first value."""
+        if not self._stacks:
+            return
         for record in self._world.pristine or ():
             own = record.path.partition(".")[0] in ("self", "dataset") or OF_CODE.match(record.path)
             if own and record.kind not in (CACHE, MODULES) and record.changed():
@@ -171,6 +209,8 @@ class StackedLoop(TorchLoop):
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
         """Raise :class:`UsageError` if a first step cannot be stacked."""
+        if not self._stacks:
+            return
         self.setup(hp)
         try:
             self.train(0, hp)

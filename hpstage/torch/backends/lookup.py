@@ -35,8 +35,7 @@ def backend_named(name: object) -> type[StepBackend]:
 
 def usable(device: torch.device) -> list[str]:
     """Return the names of the backends that can run here, for a search to choose from."""
-    found = {name: backend_named(name) for name in names()}
-    return [name for name, backend in found.items() if backend.chosen_alone and backend.missing(device) is None]
+    return [name for name in names() if backend_named(name).missing(device) is None]
 
 
 def choices(device: torch.device) -> dict[str, str]:

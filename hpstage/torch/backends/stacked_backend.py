@@ -16,7 +16,7 @@ class StackedBackend(StepBackend):
     """Trains one model. Several at a time are trained by :class:`hpstage.torch.backends.lanes.StackedLoop`."""
 
     numerics: ClassVar[str] = "stacked-v1"
-    chosen_alone: ClassVar[bool] = False
+    several: ClassVar[bool] = True
 
     _builder: Builder | None = None
 

@@ -25,6 +25,7 @@ from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
 from hpstage.store import MemoryJournal
 from hpstage.torch.backends.lanes import StackedLoop
+from tests.bundled import Unmeasured
 
 STEPS = 12
 X = torch.linspace(-2, 2, 80).reshape(20, 4)
@@ -75,7 +76,7 @@ def search(trainable: object, stacked: int, space: Any = space, **options: Any) 
         study_name="study", sampler=optuna.samplers.RandomSampler(seed=4)
     )
     settings: dict[str, Any] = {"metric": "loss", "steps": STEPS, "n_trials": 10, "store": MemoryJournal()}
-    settings |= {"executor": hpstage.InlineExecutor(), "checkpoint_every": 5}
+    settings |= {"executor": Unmeasured(), "checkpoint_every": 5}
     return hpstage.optimize(study, trainable, space, **(settings | options))
 
 

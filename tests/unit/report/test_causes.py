@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import optuna
 import pytest
@@ -16,6 +17,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import Fact, StateReached, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.log import read_facts
 from hpstage.plan.savings import answered_steps
+from hpstage.plan.step_times import StepTimes
 from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book, open_book
 from hpstage.report.causes import Causes, causes_of
@@ -25,14 +27,16 @@ from tests.unit.searches import Search, searches, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
+SIDE_BY_SIDE: dict[str, Any] = {"lanes": 3, "step_times": StepTimes(((1, 1.0), (3, 1.5)))}
+SEVERAL: dict[str, Any] = {"virtual_nodes": 2, "speedup": lambda workers: workers**0.75}
 SECONDS = st.floats(1e-3, 1e4, allow_nan=False)
 
 
 def check_identities(found: Causes) -> None:
     exact = {name: Fraction(getattr(found, name)) for name in Causes.__slots__}
     assert exact["full"] - exact["early_stopping"] == exact["alone"]
-    down = exact["shared_prefix"] + exact["other_study"] + exact["live"]
-    up = sum(exact[name] for name in ("from_disk", "save", "wasted", "again", "unanswered", "estimates"))
+    down = sum(exact[name] for name in ("shared_prefix", "other_study", "fused", "live"))
+    up = sum(exact[name] for name in ("exchange", "from_disk", "save", "wasted", "again", "unanswered", "estimates"))
     assert exact["alone"] - down + up == exact["used"]
     assert sum(exact[name] for name in ("train", "evaluate", "load", "save", "wasted")) == exact["used"]
     assert exact["from_disk"] - exact["live"] == exact["load"]
@@ -81,6 +85,7 @@ def steps_again(journal: MemoryJournal) -> int:
     st.tuples(SECONDS, SECONDS, SECONDS, SECONDS),
     st.lists(st.floats(0.1, 2e4), max_size=2),
     st.booleans(),
+    st.sampled_from([{}, SIDE_BY_SIDE, SEVERAL]),
 )
 def test_causes_sum_to_what_was_used_and_count_the_steps_that_another_trial_asked_for_first(
     rounds: list[list[TrialAdded]],
@@ -88,12 +93,15 @@ def test_causes_sum_to_what_was_used_and_count_the_steps_that_another_trial_aske
     costs: tuple[float, float, float, float],
     deaths: list[float],
     lossy: bool,
+    together: dict[str, Any],
 ) -> None:
     step, evaluate, load, save = costs
-    executor = SimulatedExecutor(2, step_seconds=step, evaluate_seconds=evaluate, load_seconds=load, save_seconds=save)
+    executor = SimulatedExecutor(
+        2, step_seconds=step, evaluate_seconds=evaluate, load_seconds=load, save_seconds=save, **together
+    )
     for after in deaths:
         executor.kill(executor.join(0.0), after)
-    run = Search(executor, checkpoint_every=3, max_losses=99)
+    run = Search(executor, checkpoint_every=3, max_losses=99, widest=executor.widest)
     for number, trials in enumerate(rounds):
         mine = [TrialAdded(TrialId(f"study {number}/{i}"), t.schedules, t.steps) for i, t in enumerate(trials)]
         run.run(mine, [data.draw(st.integers(1, added.steps)) for added in mine], validate=False)
@@ -123,7 +131,7 @@ def test_where_every_step_takes_as_long_and_nothing_is_lost_no_second_is_left_to
         mine = [TrialAdded(TrialId(f"study {number}/{i}"), t.schedules, t.steps) for i, t in enumerate(trials)]
         run.run(mine, [data.draw(st.integers(1, added.steps)) for added in mine], validate=False)
     found = causes_of(open_book(run.journal))
-    assert found.estimates == found.unanswered == found.wasted == 0.0
+    assert found.estimates == found.unanswered == found.wasted == found.fused == found.exchange == 0.0
     assert found.again == 2.0 * found.again_steps
     assert found.early_stopping == 0.0  # no study says that a trial is over
 
@@ -284,3 +292,17 @@ def test_an_empty_plan_has_no_causes() -> None:
     run.driver.finish()
     found = causes_of(open_book(run.journal))
     assert {getattr(found, name) for name in Causes.__slots__} == {0}
+
+
+def test_what_is_saved_side_by_side_and_what_it_costs_to_train_by_several_are_causes_of_their_own() -> None:
+    trials = [trial(number, {"a": s.constant(number)}, 10) for number in range(4)]
+    beside = Search(SimulatedExecutor(1, lanes=4, step_times=StepTimes(((1, 2.0), (4, 4.0)))), MemoryJournal())
+    beside.run(trials, [10] * 4)
+    found = causes_of(open_book(beside.journal))
+    # 4 x 10 steps of 1 s alone; side by side, a step of all takes 2 s.
+    assert (found.alone, found.fused, found.exchange, found.used, found.estimates) == (40.0, 20.0, 0.0, 20.0, 0.0)
+    executor = SimulatedExecutor(2, virtual_nodes=2, speedup=lambda workers: 1.0 if workers == 1 else 1.25)
+    several = Search(executor, widest=2)
+    several.run(trials[:1], [10])
+    found = causes_of(open_book(several.journal))
+    assert (found.alone, found.fused, found.exchange, found.used, found.estimates) == (10.0, 0.0, 6.0, 16.0, 0.0)

@@ -1,0 +1,52 @@
+"""How many chains of a search will be ready at a time, as far as its space tells before anything is trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import accumulate, pairwise
+
+from hpstage.algorithm import Trials
+from hpstage.plan.facts import StateKey, TrialAdded, TrialId
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.step_times import StepTimes
+from hpstage.search.dry_run import drawn
+from hpstage.search.request import Request
+
+_MOST = 256
+"""Trials that are drawn; with more, chains are ready for more workers."""
+
+
+def lines_at_a_time(request: Request) -> list[tuple[int, int]] | None:
+    """Return pairs of a number of steps and of the lines that are trained over them, from the first step to the last.
+
+    They are those of trials that a copy of the study's sampler proposes, as many as the algorithm has open at a time.
+    That it stops some early is not known yet. ``None``: how many trials there will be is not known.
+    """
+    if request.n_trials is None:
+        return None
+    room = request.algorithm.start(request.setting, Trials()).room()
+    plan = SearchPlan(StateKey("0" * 32), sharing=request.sharing)
+    reach: Counter[int] = Counter()
+    for number, described in enumerate(drawn(request, min(request.n_trials, room, _MOST))):
+        trial = TrialId(f"drawn/{number}")
+        plan.apply(TrialAdded(trial, described.schedules, described.steps))
+        for node, _, stop in plan.trials[trial].path_to(described.steps):
+            reach[node.id] = max(reach[node.id], stop)
+    changes: Counter[int] = Counter()
+    for node in plan.nodes:
+        changes[node.start] += 1
+        changes[reach[node.id]] -= 1
+    places = sorted(changes)
+    alive = accumulate(changes[place] for place in places)
+    return [(stop - start, lines) for (start, stop), lines in zip(pairwise(places), alive, strict=False)]
+
+
+def expected_share(times: StepTimes, lines: list[tuple[int, int]], workers: int) -> float:
+    """Return the mean of a chain's share of a worker's seconds, relative to those it takes alone, if the lines of each
+    step are shared out to all workers, which train as many side by side as pays."""
+    steps = seconds = 0.0
+    for length, alive in lines:
+        width = max(1, min(times.best, alive // workers))
+        steps += length * alive
+        seconds += length * alive * times.share(width)
+    return seconds / steps if steps else 1.0

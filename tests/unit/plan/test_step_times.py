@@ -1,0 +1,54 @@
+"""Seconds of a step of several chains side by side."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpstage.plan.facts import StateKey, StepsTimed
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.step_times import ALONE, StepTimes, among, named, widths
+
+TIMES = StepTimes(((1, 4.0), (2, 5.0), (4, 7.0), (8, 20.0)))
+
+
+def test_as_many_are_best_as_each_measured_number_pays_up_to() -> None:
+    assert TIMES.best == 4
+    assert StepTimes(((1, 4.0), (2, 7.9), (4, 8.0))).best == 1  # the second gains too little to be sure of it
+    assert ALONE.best == 1
+
+
+def test_between_measured_numbers_seconds_are_on_a_straight_line_and_beyond_the_last_proportional() -> None:
+    assert [TIMES.of(width) for width in (1, 2, 3, 4, 6, 8, 16)] == [4.0, 5.0, 6.0, 7.0, 13.5, 20.0, 40.0]
+    assert TIMES.slowness(4) == 7 / 4 and TIMES.share(4) == 7 / 16
+    assert [ALONE.share(width) for width in (1, 2, 8)] == [1.0, 1.0, 1.0]
+
+
+def test_workers_with_fewer_lanes_have_the_first_of_them() -> None:
+    assert TIMES.up_to(4).seconds == TIMES.seconds[:3]
+    assert TIMES.up_to(3).seconds == ((1, 4.0), (2, 5.0), (3, 6.0))
+    assert TIMES.up_to(1).best == 1
+
+
+@pytest.mark.parametrize(
+    "seconds", [(), ((2, 1.0),), ((1, 1.0), (1, 2.0)), ((1, 1.0), (4, 2.0), (2, 1.0)), ((1, 0.0),)]
+)
+def test_what_is_no_measurement_is_refused(seconds: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(ValueError, match="from one on"):
+        StepTimes(seconds)
+
+
+def test_they_are_told_by_number() -> None:
+    assert among({"eager": 1.0, "eager begins": 0.0, **named(TIMES)}) == TIMES
+    assert among({"eager": 1.0}) is None
+
+
+@pytest.mark.parametrize(("most", "measured"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_twice_as_many_are_measured_each_time(most: int, measured: list[int]) -> None:
+    assert list(widths(most)) == measured
+
+
+def test_the_first_measurement_of_a_plan_counts() -> None:
+    plan = SearchPlan(StateKey("w" * 32))
+    plan.apply(StepsTimed(TIMES.seconds, 1.0))
+    plan.apply(StepsTimed(((1, 1.0),), 2.0))
+    assert plan.step_times == TIMES

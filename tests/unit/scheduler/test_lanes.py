@@ -1,0 +1,167 @@
+"""Chains are trained side by side by a worker where that pays, and where more of them are ready than workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpstage import schedule as s
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.facts import (
+    ChainClosed,
+    ChainId,
+    ChainStarted,
+    Fact,
+    Kept,
+    Span,
+    StateReached,
+    StepsTimed,
+    TargetAsked,
+    TrialAdded,
+    TrialId,
+    WorkerId,
+)
+from hpstage.plan.log import open_plan, read_facts
+from hpstage.plan.messages import WorkerJoined, WorkerLeft, host_of, names_of
+from hpstage.plan.step_times import StepTimes
+from hpstage.report.book import open_book
+from hpstage.report.sums import savings_of
+from hpstage.scheduler.scheduler import Scheduler
+from hpstage.store.memory import MemoryJournal
+from tests.unit.searches import WORKLOAD, Search, searches, trial
+
+TIMES = StepTimes(((1, 1.0), (2, 1.25), (4, 2.0), (8, 8.0)))
+"""Of 8, each takes as long as alone: 4 are best."""
+
+
+def fused(workers: int, **options: float) -> Search:
+    """A search whose workers have 8 lanes."""
+    executor = SimulatedExecutor(workers, lanes=8, step_times=TIMES, **options)  # type: ignore[arg-type]
+    found = Search(executor)
+    found.driver.log.write([StepsTimed(TIMES.seconds, 0.0)])
+    return found
+
+
+def constants(count: int, steps: int = 10) -> list[TrialAdded]:
+    return [trial(number, {"a": s.constant(number)}, steps) for number in range(count)]
+
+
+def beside(facts: Iterable[Fact]) -> list[tuple[WorkerId, Counter[WorkerId]]]:
+    """The worker of each chain, and how many chains each worker has by then, this one included."""
+    on: dict[ChainId, WorkerId] = {}
+    found = []
+    for fact in facts:
+        if isinstance(fact, ChainStarted):
+            on[fact.chain] = host_of(fact.worker)
+            found.append((host_of(fact.worker), Counter(on.values())))
+        elif isinstance(fact, ChainClosed):
+            on.pop(fact.chain, None)
+    return found
+
+
+def test_as_many_are_trained_side_by_side_as_pays() -> None:
+    run = fused(2)
+    run.run(constants(16), [10] * 16)
+    assert max(max(chains.values()) for _, chains in beside(read_facts(run.journal))) == 4
+    # Two rounds of four on each worker, whose steps take 2 s.
+    assert run.executor.clock() == pytest.approx(2 * 10 * 2.0)
+    assert run.plan.totals.train_seconds == pytest.approx(2 * 2 * 10 * 2.0)
+    assert run.plan.totals.fused_seconds == pytest.approx(16 * 10 * 1.0 - run.plan.totals.train_seconds)
+
+
+@settings(max_examples=20, deadline=None)
+@given(searches(), st.integers(1, 3), st.data())
+def test_no_chain_is_put_beside_another_while_a_worker_is_idle(
+    trials: list[TrialAdded], workers: int, data: st.DataObject
+) -> None:
+    run = fused(workers, load_seconds=0.5, save_seconds=0.25)
+    run.run(trials, [data.draw(st.integers(1, added.steps)) for added in trials])
+    for host, chains in beside(read_facts(run.journal)):
+        assert chains[host] <= 4
+        assert chains[host] == 1 or len(chains) == workers
+
+
+@settings(max_examples=20, deadline=None)
+@given(searches(), st.integers(1, 2), st.data())
+def test_seconds_of_chains_side_by_side_are_shares_and_what_each_takes_alone_is_known(
+    trials: list[TrialAdded], workers: int, data: st.DataObject
+) -> None:
+    run = fused(workers, step_seconds=3.0)
+    run.run(trials, [data.draw(st.integers(1, added.steps)) for added in trials])
+    for fact in read_facts(run.journal):
+        if isinstance(fact, StateReached):
+            assert fact.own_seconds == pytest.approx(3.0 * (fact.step - fact.start))
+            assert fact.train_seconds <= fact.own_seconds * (1 + 1e-9)
+    totals = run.plan.totals
+    assert totals.average_step_seconds == pytest.approx(3.0)
+    assert totals.train_seconds <= workers * run.executor.clock() * (1 + 1e-9)
+    saved = savings_of(open_book(run.journal))
+    assert saved.fused_seconds == pytest.approx(totals.fused_seconds, abs=1e-3) and saved.exchange_seconds == 0.0
+    assert saved.worker_seconds_alone >= saved.worker_seconds - 1e-3
+    assert saved.workers <= workers
+
+
+def test_a_chain_is_slower_beside_others_and_so_it_is_expected() -> None:
+    run = fused(1)
+    trials = [trial(number, {"a": s.constant(number)}, steps) for number, steps in enumerate([100, 200])]
+    run.driver.add(trials)
+    for added in trials:
+        run.driver.ask(added.trial, added.steps)
+    run.driver.wait(0.0)
+    assert run.scheduler.workers.strength() == pytest.approx(4 / 2.0)
+    assert run.scheduler.remaining_work(0.0).work_seconds == pytest.approx(300)
+    assert run.scheduler.remaining_work(50.0).work_seconds == pytest.approx(300 - 2 * 50 / 1.25)
+    run.answers(2)
+    assert run.executor.clock() == pytest.approx(100 * 1.25 + 100)
+
+
+def test_what_has_killed_a_worker_is_not_starved_by_others_that_refill_lanes() -> None:
+    """It trains alone, so that a worker must be free of others for once."""
+    plan = open_plan(MemoryJournal(), WORKLOAD, {})
+    scheduler = Scheduler(plan, checkpoint_every=10**9)
+
+    def ask(number: int, steps: int) -> None:
+        scheduler.fold(TrialAdded(TrialId(f"t/{number}"), {"a": s.constant(number)}, steps))
+        scheduler.fold(TargetAsked(TrialId(f"t/{number}"), steps))
+
+    def started() -> list[ChainStarted]:
+        claims = scheduler.propose()
+        for claim in claims:
+            scheduler.fold(claim)
+        return [claim for claim in claims if isinstance(claim, ChainStarted)]
+
+    def join(host: str) -> list[ChainStarted]:
+        for lane in names_of(WorkerId(host), 3):
+            scheduler.note(WorkerJoined(lane, 0.0))
+        return started()
+
+    def reach(chain: ChainStarted, step: int) -> None:
+        node = chain.spans[0].node
+        kept = Kept(plan.key(plan.nodes[node], step), 1, "digest")
+        scheduler.fold(StateReached(chain.chain, chain.worker, node, 0, step, 1.0, 1.0, metrics={"v": 1.0}, kept=kept))
+
+    for number in range(1, 4):
+        ask(number, 8)
+    others = join("b")
+    ask(0, 100)
+    [suspect] = join("a")
+    assert [host_of(chain.worker) for chain in (*others, suspect)] == ["b", "b", "b", "a"]
+    reach(suspect, 5)
+    for lane in names_of(WorkerId("a"), 3):
+        left = WorkerLeft(lane, 2.0)
+        for fact in scheduler.decide(left):
+            scheduler.fold(fact)
+        scheduler.note(left)
+    for number, chain in enumerate(others, 4):
+        assert started() == []
+        ask(number, 8)  # further ones are always ready
+        reach(chain, 8)
+        scheduler.fold(ChainClosed(chain.chain, 3.0))
+    [again] = started()
+    assert again.spans[0] == Span(suspect.spans[0].node, 5, 100)
+    assert started() == []  # nothing is put beside it
+    scheduler.validate()
