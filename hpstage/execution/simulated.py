@@ -340,10 +340,11 @@ class SimulatedExecutor(Executor):
             if flight.beside == len(beside):
                 continue
             place, left_over = self._progress(flight)
-            self._count(flight, place, max(0.0, left_over))
+            training = left_over > 0 and place < min(flight.course.boundaries)  # not loading, evaluating or saving
+            self._count(flight, place, left_over if training else 0.0)
             slower = self._step_times.slowness(len(beside)) / self._step_times.slowness(flight.beside)
             flight.beside, flight.speed = len(beside), flight.speed / slower
-            left_over *= slower if left_over > 0 else 1.0
+            left_over *= slower if training else 1.0
             flight.place, flight.since = place, self._now - left_over
             self._aim(flight, extra=-left_over)
 

@@ -101,7 +101,7 @@ def test_causes_sum_to_what_was_used_and_count_the_steps_that_another_trial_aske
     )
     for after in deaths:
         executor.kill(executor.join(0.0), after)
-    run = Search(executor, checkpoint_every=3, max_losses=99, widest=executor.widest)
+    run = Search(executor, checkpoint_every=3, max_losses=99)
     for number, trials in enumerate(rounds):
         mine = [TrialAdded(TrialId(f"study {number}/{i}"), t.schedules, t.steps) for i, t in enumerate(trials)]
         run.run(mine, [data.draw(st.integers(1, added.steps)) for added in mine], validate=False)
@@ -302,7 +302,7 @@ def test_what_is_saved_side_by_side_and_what_it_costs_to_train_by_several_are_ca
     # 4 x 10 steps of 1 s alone; side by side, a step of all takes 2 s.
     assert (found.alone, found.fused, found.exchange, found.used, found.estimates) == (40.0, 20.0, 0.0, 20.0, 0.0)
     executor = SimulatedExecutor(2, virtual_nodes=2, speedup=lambda workers: 1.0 if workers == 1 else 1.25)
-    several = Search(executor, widest=2)
+    several = Search(executor)
     several.run(trials[:1], [10])
     found = causes_of(open_book(several.journal))
     assert (found.alone, found.fused, found.exchange, found.used, found.estimates) == (10.0, 0.0, 6.0, 16.0, 0.0)
