@@ -1,0 +1,199 @@
+"""A gang of processes trains with the bits of one; what happens in any of them is told by its leader."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from hpstage.checkpoints.state_tree import digest
+from hpstage.errors import GangApart, GangLost, NonFiniteLoss, StateError, StopTraining, UsageError
+from hpstage.plan.facts import StateKey
+from hpstage.trainable import Bundling, Elastic
+from hpstage.training.trainables import as_trainable
+from tests.torch.elastic.cases import ALL, CASES, COUNTERS, FAULTS, STEPS, Nodes, hp_at
+from tests.torch.elastic.followers import TIMEOUT, Followers, key_of, trained
+
+
+@pytest.fixture(scope="module")
+def followers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followers]:
+    started = Followers(tmp_path_factory.mktemp("states"))
+    yield started
+    started.close()
+
+
+@cache
+def alone(case: str, stop: int = STEPS) -> str:
+    return digest(trained(case, stop=stop).state_dict())
+
+
+def widths(seed: int) -> list[tuple[int, int]]:
+    """Draw how many processes train up to which step: some begin as one, widen, and become narrow again."""
+    drawn = random.Random(seed)
+    cuts = sorted(drawn.sample(range(1, STEPS), drawn.randint(1, 3)))
+    return [(drawn.choice([1, 2, 2, 4]), stop) for stop in (*cuts, STEPS)]
+
+
+def in_gangs(followers: Followers, case: str, plan: list[tuple[int, int]]) -> str:
+    """Train with so many processes up to such steps; all are in the same state at each dismissal."""
+    trainable, start = trained(case, stop=0), 0
+    for size, stop in plan:
+        if size == 1:
+            trained(case, start, stop, trainable)
+        else:
+            with followers.gang(case, trainable, start, size) as others:
+                trained(case, start, stop, trainable)
+                trainable.dismiss("here")
+                expected = {"word": "here", "digest": digest(trainable.state_dict())}
+                assert [other.answer() for other in others] == [expected] * (size - 1)
+        start = stop
+    return digest(trainable.state_dict())
+
+
+def test_the_port_is_recognised() -> None:
+    assert isinstance(as_trainable(Nodes()), Elastic)
+    assert not isinstance(as_trainable(Nodes()), Bundling)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_widened_and_narrowed_again_gives_the_bits_of_one(followers: Followers, case: str) -> None:
+    assert in_gangs(followers, case, [(1, 3), (2, 7), (1, STEPS)]) == alone(case)
+
+
+@pytest.mark.parametrize("case", ["cnn", "bag"])
+def test_as_many_processes_as_nodes_give_the_bits_of_one(followers: Followers, case: str) -> None:
+    assert in_gangs(followers, case, [(4, STEPS)]) == alone(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("case", CASES)
+def test_bits_never_depend_on_how_many_processes_trained(followers: Followers, case: str, seed: int) -> None:
+    assert in_gangs(followers, case, widths(seed)) == alone(case)
+
+
+def error_of(trainable: Any) -> Exception:
+    with pytest.raises(Exception) as raised:  # noqa: PT011  # its type is compared by the caller
+        trained("", 1, 4, trainable)
+    return raised.value
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_node_raises_is_raised_as_without_a_gang(followers: Followers, fault: str) -> None:
+    single, trainable = trained(fault, stop=1), trained(fault, stop=1)
+    expected = error_of(single)
+    with followers.gang(fault, trainable, 1, 2) as others:
+        found = error_of(trainable)
+        if fault == "one that cannot be pickled":
+            assert str(expected) in str(found)
+        else:
+            assert type(found) is type(expected)
+            assert str(found) == str(expected)
+            assert isinstance(found, ValueError | StopTraining | NonFiniteLoss)
+        # What a step that has failed leaves behind is kept as well, where training has ended with it.
+        assert digest(trainable.state_dict()) == digest(single.state_dict())
+        trainable.dismiss("")
+        assert others[0].answer() == {"word": "", "digest": ""}
+
+
+@pytest.mark.parametrize("whose", COUNTERS)
+def test_what_any_node_changes_besides_is_refused_by_the_leader(followers: Followers, whose: str) -> None:
+    trainable = trained(whose, stop=0)
+    with followers.gang(whose, trainable, 0, 2) as others:
+        trained(whose, 0, 1, trainable)
+        with pytest.raises(StateError, match=r"^self changes in training, and each of 4 virtual nodes"):
+            trainable.state_dict()
+        trainable.dismiss("")
+        assert others[0].answer()["word"] == ""
+
+
+def test_a_follower_that_is_killed_is_missed_and_the_rest_goes_on_from_a_kept_state(followers: Followers) -> None:
+    trainable = trained("cnn", stop=3)
+    with followers.gang("cnn", trainable, 3, 4) as others:
+        trained("cnn", 3, 5, trainable)
+        others[1].kill()
+        with pytest.raises(GangLost, match="a process of a gang of 4 is gone"):
+            trained("cnn", 5, STEPS, trainable)
+        trainable.dismiss("")
+        assert [other.answer()["error"] for other in (others[0], others[2])] == ["GangLost"] * 2
+    trainable.setup(hp_at(0))
+    trainable.load_state_dict(followers.store.load(key_of("cnn", 3)))
+    with followers.gang("cnn", trainable, 3, 2) as others:
+        trained("cnn", 3, STEPS, trainable)
+        trainable.dismiss("there")
+        assert others[0].answer() == {"word": "there", "digest": alone("cnn")}
+    assert digest(trainable.state_dict()) == alone("cnn")
+
+
+def test_followers_of_a_leader_that_is_killed_are_free(followers: Followers) -> None:
+    leader, other = followers.first(2)
+    key = "killed"
+    leader.tell(lead=True, case="cnn", key=key, size=2)
+    other.tell(case="cnn", key=key, address=leader.answer(), rank=1, size=2)
+    assert leader.answer() == "formed"
+    leader.kill()
+    assert other.answer()["error"] == "GangLost"
+
+
+def test_a_gang_that_does_not_meet_is_named_and_its_leader_goes_on_alone() -> None:
+    trainable = trained("cnn", stop=2)
+    address = trainable.open_gang("127.0.0.1")
+    with pytest.raises(GangApart) as apart:
+        trainable.lead(2, 0.2)
+    assert re.search(rf"did not meet at {address} within 0.2 seconds.*, 1 did not come", str(apart.value))
+    assert "Open the ports" in str(apart.value)
+    assert "GLOO_SOCKET_IFNAME" in str(apart.value)
+    assert digest(trained("cnn", 2, STEPS, trainable).state_dict()) == alone("cnn")
+
+
+def test_a_leader_that_cannot_be_reached_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        port = taken.getsockname()[1]
+        with pytest.raises(GangApart, match=rf"cannot be reached at 127.0.0.1, port {port}, from .* Open the ports"):
+            trained("cnn", stop=1).follow(f"127.0.0.1:{port}", 1, 2, 0.2)
+
+
+def test_an_interface_that_is_not_there_is_named() -> None:
+    with pytest.raises(GangApart, match=r"cannot listen on 192\.0\.2\.1 for a gang"):
+        trained("cnn", stop=1).open_gang("192.0.2.1")
+
+
+def test_processes_in_different_states_train_nothing_together(followers: Followers) -> None:
+    trainable = trained("cnn", stop=2)
+    key = StateKey("another")
+    followers.store.save(key, trained("cnn", stop=1).state_dict(), step=1, parent=None)
+    (other,) = followers.first(1)
+    other.tell(case="cnn", key=key, address=trainable.open_gang("127.0.0.1"), rank=1, size=2)
+    with pytest.raises(GangApart, match=r"not in the same state: number 0 is at sample 16, .* number 1 at sample 8"):
+        trainable.lead(2, TIMEOUT)
+    assert other.answer()["error"] == "GangApart"
+    assert digest(trained("cnn", 2, STEPS, trainable).state_dict()) == alone("cnn")
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_a_gang_that_cannot_share_the_nodes_is_refused(size: int) -> None:
+    trainable = trained("cnn", stop=1)
+    trainable.open_gang("127.0.0.1")
+    with pytest.raises(UsageError, match=f"a gang of {size} cannot train 4 virtual nodes"):
+        trainable.lead(size, TIMEOUT)
+
+
+def test_seconds_of_one_process_are_estimated(followers: Followers) -> None:
+    trainable = trained("cnn", stop=2)
+    assert trainable.shared_seconds() > 0
+    assert trainable.shared_seconds() == 0
+    with followers.gang("cnn", trainable, 2, 2):
+        trained("cnn", 2, 4, trainable)
+        assert trainable.shared_seconds() > 0
+        trainable.dismiss("")
+        followers.first(1)[0].answer()
+
+
+def test_all_cases_are_known_to_followers() -> None:
+    assert ALL.keys() == CASES.keys() | FAULTS.keys() | COUNTERS.keys()
