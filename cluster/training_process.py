@@ -2,7 +2,8 @@
 
 The Dask worker's other activities (its event loop draws random numbers and holds Python's lock, other runs describe
 their workloads) take place in another process. Chains run in the main thread. A second thread receives messages without
-affecting training: it decodes them and passes them on, runs no user code and draws no random numbers.
+affecting training: it decodes them and passes them on, runs no user code and draws no random numbers. Nor does a third
+one, which writes states and tells the reports that had to wait for them.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ from hpstage.cluster.messages import (
 from hpstage.cluster.script import import_script
 from hpstage.errors import CheckpointError, GangApart, GangLost
 from hpstage.execution.bundle import Bundle, lanes_in
-from hpstage.execution.flight import Control
+from hpstage.execution.control import Control
+from hpstage.execution.flight import Gathering
 from hpstage.execution.runner import measured
 from hpstage.plan.facts import ChainId, WorkerId
-from hpstage.plan.messages import BoundaryReached, ChainEnded
+from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
 from hpstage.trainable import Trainable
 from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
@@ -146,10 +148,26 @@ class _Training:
 
     def __init__(self, worker: WorkerId, tell: Callable[[Reply], None]) -> None:
         self._worker = worker
-        self._tell = tell
+        self._reply = tell
+        self._replying = threading.Lock()
         self._trainable: Trainable | None = None
         self._checkpoints = b""
         self._bundle: Bundle | None = None
+
+    def _tell(self, reply: Reply) -> None:
+        with self._replying:
+            self._reply(reply)
+
+    def _tell_report(self, report: ChainReport | Gathering) -> None:
+        chain = report.reached.chain if isinstance(report, BoundaryReached) else report.chain
+        self._tell(Told(encode(report), chain))
+
+    def _tell_late(self, report: ChainReport) -> None:
+        """Tell a report that had to wait until a state was written. Called in the thread that writes."""
+        try:
+            self._tell_report(report)
+        except BrokenPipeError:
+            os._exit(_ORPHANED)
 
     def wake(self) -> None:
         """Have the running chains joined by one that was requested, at their next step. May be called by any thread."""
@@ -194,10 +212,9 @@ class _Training:
             return
         if report is None:
             return
-        chain = report.reached.chain if isinstance(report, BoundaryReached) else report.chain
-        self._tell(Told(encode(report), chain))
+        self._tell_report(report)
         if isinstance(report, ChainEnded):
-            self._tell(Done(of=chain))
+            self._tell(Done(of=report.chain))
 
     def _carry_out(self, request: Request, control: Control) -> object:
         match request:
@@ -243,7 +260,9 @@ class _Training:
             store: CheckpointStore = pickle.loads(checkpoints)  # noqa: S301  # the store, sent by the driver
             self._checkpoints = checkpoints
             host = urlsplit(self._worker).hostname or "127.0.0.1"
-            self._bundle = Bundle(self._trainable, store, LiveCache(), worker=self._worker, host=host)
+            self._bundle = Bundle(
+                self._trainable, store, LiveCache(), worker=self._worker, tell=self._tell_late, host=host
+            )
         return self._bundle
 
 

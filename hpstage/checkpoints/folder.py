@@ -51,6 +51,8 @@ class FolderCheckpoints(FormattedCheckpoints):
     path leads to another place or to none, which is neither written to nor trusted.
     """
 
+    beside_training = True
+
     def __init__(self, path: str | os.PathLike[str], workload: str, *, sweep: bool = True) -> None:
         # Absolute, since workers may run in another folder.
         self.path = Path(path).absolute()

@@ -211,11 +211,36 @@ def reread(leaf: Leaf, value: Any) -> Any:
     return arranged(leaf, made)
 
 
-def copy(leaf: Leaf, value: Any) -> Any:
-    """Return a copy of the value in new memory, on the same device, without gradient."""
+def copy(leaf: Leaf, value: Any, into: Any = None) -> Any:
+    """Return a copy of the value on the same device, without gradient; in new memory, or in that of :func:`room`."""
     if leaf.kind == "bytes":
         return value
     if leaf.kind == "numpy":
-        return value.copy(order="C" if leaf.strides is None else "F")
+        if into is None:
+            return value.copy(order="C" if leaf.strides is None else "F")
+        into[...] = value
+        return into
     value = value.detach().resolve_conj().resolve_neg()
+    if into is not None and into.device == value.device:
+        return into.copy_(value)
     return value.clone() if leaf.strides is None else arranged(leaf, value)
+
+
+def room(leaf: Leaf, value: Any) -> Any:
+    """Return memory on the CPU for a copy of such a value, which was written to once; ``None`` if it takes none there.
+
+    The system provides memory when it is first written to, which takes several times as long as to copy.
+    """
+    if leaf.kind == "bytes" or (leaf.kind == "torch" and value.device.type != "cpu"):
+        return None
+    if leaf.kind == "numpy":
+        import numpy
+
+        array = numpy.empty_like(value, order="C" if leaf.strides is None else "F", subok=False)
+        array[...] = 0
+        return array
+    import torch
+
+    # As bytes, since not every dtype can be filled. Not zeros(), which may leave it to the system.
+    flat = torch.empty(leaf.nbytes, dtype=torch.uint8, device="cpu").zero_().view(value.dtype)
+    return flat.view(leaf.shape) if leaf.strides is None else flat.as_strided(leaf.shape, leaf.strides)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from hpstage.checkpoints.state_tree import clone, nbytes
+from hpstage.checkpoints.state_tree import FlatState, Room, flatten
 from hpstage.plan.facts import StateKey
 
 
@@ -19,6 +19,7 @@ class LiveCache:
         self.budget_bytes = budget_bytes
         self._nbytes = 0
         self._states: OrderedDict[StateKey, tuple[object, int]] = OrderedDict()
+        self._room: tuple[Room, int] | None = None  # for the next copy
         self._lock = threading.Lock()
 
     def put(self, key: StateKey, state: object) -> None:
@@ -31,15 +32,37 @@ class LiveCache:
             if key in self._states:
                 self._states.move_to_end(key)
                 return
-            size = nbytes(state)
-            if size > self.budget_bytes:
+            flat = flatten(state)
+            size = flat.nbytes
+            if size <= self.budget_bytes:
+                self._keep(key, flat, size)
+
+    def copy(self, key: StateKey, flat: FlatState, size: int) -> object:
+        """Return a deep copy of a state of ``size`` bytes, and keep it if :meth:`put` would. It must not change."""
+        with self._lock:
+            if key not in self._states and size <= self.budget_bytes:
+                return self._keep(key, flat, size)
+            return self._copied(flat)
+
+    def prepare(self, state: object, size: int) -> None:
+        """Make memory for the copy of another state like this one, which :meth:`copy` has returned and nobody else
+        uses. It is made while other threads may use the cache."""
+        flat = flatten(state)
+        with self._lock:
+            if self._room is not None and self._room[0].leaves == flat.leaves:
                 return
-            # Make room before copying, so that evicted states and the copy are never in memory together.
-            while self._nbytes + size > self.budget_bytes:
-                _, (_, freed) = self._states.popitem(last=False)
-                self._nbytes -= freed
-            self._states[key] = (clone(state), size)
-            self._nbytes += size
+            self._drop_room()
+            if size > self.budget_bytes:
+                self._room = Room(flat.leaves, flat.values), 0  # it is not kept: the next one takes its place
+                return
+            if 2 * size > self.budget_bytes:
+                return
+            self._make_room(size)
+        room = flat.room()
+        with self._lock:
+            if self._room is None and self._nbytes + size <= self.budget_bytes:
+                self._room = room, size
+                self._nbytes += size
 
     def get(self, key: StateKey) -> object | None:
         """Return the kept state itself, or ``None``. It must not be modified: copy what you load from it."""
@@ -51,7 +74,7 @@ class LiveCache:
 
     @property
     def nbytes(self) -> int:
-        """Total bytes of all kept states."""
+        """Total bytes of all kept states, and of what was prepared for the next one."""
         with self._lock:
             return self._nbytes
 
@@ -62,3 +85,30 @@ class LiveCache:
     def __len__(self) -> int:
         with self._lock:
             return len(self._states)
+
+    def _keep(self, key: StateKey, flat: FlatState, size: int) -> object:
+        if self._room is not None and self._room[0].leaves != flat.leaves:
+            self._drop_room()
+        # Make room before copying, so that evicted states and the copy are never in memory together.
+        self._make_room(0 if self._room is not None else size)
+        copy = self._copied(flat)
+        self._states[key] = copy, size
+        self._nbytes += size
+        return copy
+
+    def _copied(self, flat: FlatState) -> object:
+        room = self._room
+        if room is None or room[0].leaves != flat.leaves:
+            return flat.copied()
+        self._drop_room()
+        return flat.copied(room[0])
+
+    def _drop_room(self) -> None:
+        if self._room is not None:
+            self._nbytes -= self._room[1]
+            self._room = None
+
+    def _make_room(self, size: int) -> None:
+        while self._states and self._nbytes + size > self.budget_bytes:
+            _, (_, freed) = self._states.popitem(last=False)
+            self._nbytes -= freed

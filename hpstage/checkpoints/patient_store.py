@@ -26,7 +26,7 @@ _LOOK = 0.1
 
 
 class PatientStore:
-    """The checkpoint store as used by a worker's consecutive chains. Not thread-safe.
+    """The checkpoint store as used by a worker's consecutive chains. It loads and saves one state at a time.
 
     Raises :class:`CheckpointUnreachable` when its patience is over. From then on every chain is refused at its start,
     until the place can be read and written again, since its training would be lost.
@@ -51,12 +51,23 @@ class PatientStore:
         self._proven, self._failed = True, False
 
     def load(self, key: StateKey) -> object:
-        return self._persist(lambda: self._checkpoints.load(key))
+        return self._persist(lambda: self._checkpoints.load(key), self._giving_up)
 
-    def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
-        return self._persist(lambda: self._checkpoints.save(key, state, step=step, parent=parent))
+    def save(
+        self,
+        key: StateKey,
+        state: object,
+        *,
+        step: int,
+        parent: StateKey | None,
+        giving_up: Callable[[], bool] | None = None,
+    ) -> Kept:
+        """Keep a state; ``giving_up``: as in :meth:`enter`, for a save beside training."""
+        return self._persist(
+            lambda: self._checkpoints.save(key, state, step=step, parent=parent), giving_up or self._giving_up
+        )
 
-    def _persist(self, action: Callable[[], T]) -> T:
+    def _persist(self, action: Callable[[], T], giving_up: Callable[[], bool]) -> T:
         pause, longest = _PAUSES
         deadline: float | None = None
         while True:
@@ -67,15 +78,16 @@ class PatientStore:
                     deadline = time.monotonic() + self._patience
                     logger.warning("%s. Trying again for %.0f s.", error, self._patience)
                 again = time.monotonic() + pause
-                if again > deadline or self._waits_in_vain(again):
+                if again > deadline or _waits_in_vain(again, giving_up):
                     self._proven, self._failed = False, True
                     raise
                 pause = min(2 * pause, longest)
 
-    def _waits_in_vain(self, until: float) -> bool:
-        """Wait; return whether the chain is to end."""
-        while (left := until - time.monotonic()) > 0:
-            if self._giving_up():
-                return True
-            time.sleep(min(_LOOK, left))
-        return self._giving_up()
+
+def _waits_in_vain(until: float, giving_up: Callable[[], bool]) -> bool:
+    """Wait; return whether the chain is to end."""
+    while (left := until - time.monotonic()) > 0:
+        if giving_up():
+            return True
+        time.sleep(min(_LOOK, left))
+    return giving_up()

@@ -39,6 +39,31 @@ class FlatState:
     leaves: tuple[Leaf, ...]
     values: tuple[Any, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a copy takes: the leaves, and the structure as JSON."""
+        return sum(leaf.nbytes for leaf in self.leaves) + len(msgspec.json.encode(self.tree))
+
+    def copied(self, into: Room | None = None) -> object:
+        """Return a deep copy of the state, as :func:`clone` does; ``into``: memory that was made for such states, and
+        then belongs to the copy."""
+        if into is None or into.leaves != self.leaves:
+            return unflatten(self.tree, list(map(leaves.copy, self.leaves, self.values)))
+        return unflatten(self.tree, list(map(leaves.copy, self.leaves, self.values, into.values)))
+
+    def room(self) -> Room:
+        """Return memory for a copy of such a state, which was written to once; takes several times as long as to
+        copy."""
+        return Room(self.leaves, tuple(map(leaves.room, self.leaves, self.values)))
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory for a copy of a state with these leaves."""
+
+    leaves: tuple[Leaf, ...]
+    values: tuple[Any, ...]
+
 
 def flatten(state: object) -> FlatState:
     """Flatten a state. Raises :class:`StateError` with the path to anything that cannot be captured."""
@@ -127,8 +152,7 @@ def digest_of(flat: FlatState, contents: Sequence[str]) -> str:
 
 def clone(state: object) -> object:
     """Return a deep copy: tensors and arrays own their memory, on their original device, without gradient."""
-    flat = flatten(state)
-    return unflatten(flat.tree, list(map(leaves.copy, flat.leaves, flat.values)))
+    return flatten(state).copied()
 
 
 def reread(state: object) -> object:
@@ -140,8 +164,7 @@ def reread(state: object) -> object:
 
 def nbytes(state: object) -> int:
     """Return the bytes that a copy of the state takes: its leaves, and its structure as JSON."""
-    flat = flatten(state)
-    return sum(leaf.nbytes for leaf in flat.leaves) + len(msgspec.json.encode(flat.tree))
+    return flatten(state).nbytes
 
 
 class _Flattener:

@@ -76,6 +76,10 @@ class CheckpointStore(ABC):
     it.
     """
 
+    beside_training: bool = False
+    """Whether states may be saved and loaded in a thread while training goes on. It must then draw no numbers from
+    Python's, NumPy's or torch's global generators, as drivers of object stores do before they try again."""
+
     @abstractmethod
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
         """Keep a state. The result describes ``state`` even if another one was kept under the key before, so that a

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
-from hpstage.execution.flight import Control, Due, Gathering, Took
+from hpstage.execution.control import Control
+from hpstage.execution.flight import Due, Gathering, Took
 from hpstage.execution.runner import ChainRunner, Running
+from hpstage.execution.saving import Writer
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Chain, ChainEnded, ChainReport, names_of
 from hpstage.plan.step_times import StepTimes
@@ -29,6 +31,8 @@ class Bundle:
         trainable: one that is not :class:`~hpstage.trainable.Bundling` has a single lane.
         worker: its name in reports.
         host: how other workers reach this one's host.
+        tell: gives reports that had to wait until a state was written, from a thread. With it states are written while
+            training goes on, if the store allows that; without it at once.
     """
 
     def __init__(
@@ -40,12 +44,21 @@ class Bundle:
         worker: WorkerId,
         clock: Callable[[], float] = time.time,
         host: str = "127.0.0.1",
+        tell: Callable[[ChainReport], object] | None = None,
     ) -> None:
+        writer = None if tell is None or not checkpoints.beside_training else Writer(tell)
         self._together = trainable.train_together if isinstance(trainable, Bundling) else None
         members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
         self._runners = {
             lane: ChainRunner(
-                member, checkpoints, live, worker=lane, clock=clock, bundled=self._together is not None, host=host
+                member,
+                checkpoints,
+                live,
+                worker=lane,
+                clock=clock,
+                bundled=self._together is not None,
+                host=host,
+                writer=writer,
             )
             for lane, member in zip(names_of(worker, lanes_in(trainable)), members, strict=True)
         }
@@ -73,8 +86,8 @@ class Bundle:
             control.pause()
 
     def go_on(self) -> ChainReport | Gathering | None:
-        """Train to the next report of any chain, or to where one waits for its gang, and return it; ``None`` if told to
-        pause."""
+        """Train to the next report of any chain that was not told yet, or to where one waits for its gang, and return
+        it; ``None`` if told to pause."""
         while True:
             for worker in [worker for worker in self._running if worker not in self._due]:
                 report = self._running[worker][1].send(self._took.pop(worker, None))

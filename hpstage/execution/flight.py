@@ -1,10 +1,8 @@
-"""A running chain: its position, its values, and how other threads control it."""
+"""A running chain: its position, and its values."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,47 +10,11 @@ import msgspec
 
 from hpstage.execution import device_memory
 from hpstage.execution.route import Course
+from hpstage.execution.saving import Saves
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import ChainId
-from hpstage.plan.messages import Amendment, Boundary, Chain, Stage
+from hpstage.plan.messages import Boundary, Chain, Stage
 from hpstage.schedule import Scalar, varies
-
-
-class Control:
-    """Control of a running chain from other threads: amendments and requests to stop."""
-
-    def __init__(self) -> None:
-        self._amendments: deque[Amendment] = deque()
-        self._lock = threading.Lock()
-        self.called = False  # read at every step without the lock: a stale value costs one step
-        self.stopped: Literal["at once", "kept"] | None = None
-        self.paused = False
-
-    def amend(self, amendment: Amendment) -> None:
-        with self._lock:
-            self._amendments.append(amendment)
-            self.called = True
-
-    def stop(self, *, keep: bool = False) -> None:
-        """End the chain at its next step; with ``keep`` its state there is kept first."""
-        with self._lock:
-            self.stopped = "kept" if keep else "at once"
-            self.called = True
-
-    def pause(self) -> None:
-        """Make the chain return control at its next step. May be called from a signal handler, which can interrupt any
-        line here, so it takes no lock."""
-        self.paused = True
-        self.called = True
-
-    def take(self) -> list[Amendment]:
-        """Return the amendments since the last call, in order. Read other requests afterwards, so that none is
-        missed."""
-        with self._lock:
-            self.called = False  # first, so that a later call is not lost
-            taken = list(self._amendments)
-            self._amendments.clear()
-            return taken
 
 
 class Values(dict[str, Scalar]):
@@ -119,6 +81,7 @@ class Flight:
         "load_seconds",
         "parent",
         "peak_bytes",
+        "saves",
         "since",
         "source",
         "stage",
@@ -129,9 +92,10 @@ class Flight:
         "workers",
     )
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, saves: Saves) -> None:
         self.chain = chain
         self.workers = 1 + len(chain.gang)
+        self.saves = saves
         self.course = Course(chain)
         self.index = 0
         self.stage = self.course.stages[0]
@@ -189,6 +153,14 @@ class Flight:
     def has_kept(self) -> None:
         """Record that the state at the current step is kept."""
         self.kept, self._kept_at = self.step, time.perf_counter()
+
+    def take_back(self) -> None:
+        """Count as not reported what was reached after a state that could not be written."""
+        lost = self.saves.withheld()
+        if lost:
+            self.since = lost[0].start
+            self.train_seconds += sum(reached.train_seconds for reached in lost)
+            self.load_seconds += sum(reached.load_seconds for reached in lost)
 
     def turn(self) -> None:
         """Move to the next stage. The end of a stage is always a boundary, so everything before it was reported."""

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
 from hpstage.execution.bundle import Bundle, lanes_in
-from hpstage.execution.flight import Control, Gathering
+from hpstage.execution.control import Control
+from hpstage.execution.flight import Gathering
 from hpstage.execution.runner import measured
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId

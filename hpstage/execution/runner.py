@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Literal
@@ -21,20 +20,16 @@ from hpstage.errors import (
     UsageError,
 )
 from hpstage.execution import gang
-from hpstage.execution.flight import Control, Due, Flight, Gathering, Took, Values, changing
+from hpstage.execution.control import Control
+from hpstage.execution.flight import Due, Flight, Gathering, Took, Values, changing
 from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
-from hpstage.execution.verification import ForkVerification
-from hpstage.plan.facts import ForkVerified, StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
+from hpstage.execution.saving import Save, Saves, Writer
+from hpstage.execution.verifier import Verifier
+from hpstage.plan.facts import StateKey, StateReached, TrainingEnded, UserFailure, WorkerId, to_metrics
 from hpstage.plan.messages import Boundary, BoundaryMissed, BoundaryReached, Chain, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
-
-logger = logging.getLogger("hpstage")
-
-# Maximum number of further verifications when training changes something new: paths may be generated without end.
-_VERIFICATIONS = 8
-
 
 Running = Generator[ChainReport | Gathering | Due | None, Took | None, None]
 
@@ -61,6 +56,8 @@ class ChainRunner:
         bundled: whether it trains beside others: before each step it yields a :class:`Due`, and expects what the step
             took.
         host: how other workers reach this one's host.
+        writer: writes states while training goes on. Reports that have to wait for one are then told by it; without it
+            each state is written at once.
     """
 
     def __init__(
@@ -73,6 +70,7 @@ class ChainRunner:
         clock: Callable[[], float] = time.time,
         bundled: bool = False,
         host: str = "127.0.0.1",
+        writer: Writer | None = None,
     ) -> None:
         self._trainable = trainable
         self._bundled = bundled
@@ -81,21 +79,22 @@ class ChainRunner:
         self._live = live
         self._worker = worker
         self._clock = clock
+        self._writer = writer
         self._stands_at: StateKey | None = None  # the trainable's current state, if it has a key
         self._synchronize: Callable[[], None] | None = getattr(trainable, "synchronize", None)
         self._announce: Callable[[bool], None] | None = getattr(trainable, "announce", None)
         self._foresee: Callable[[frozenset[str]], None] | None = getattr(trainable, "foresee", None)
-        self._unverified: Callable[[], frozenset[str]] | None = getattr(trainable, "unverified", None)
-        self._verifications_left = _VERIFICATIONS
+        self._verifier = Verifier(trainable, self._train_step)
         self._end_is_verified = False
 
     def run(self, chain: Chain, control: Control) -> Running:
         """Train a chain to its end; the last report is its ``ChainEnded``. Yields ``None`` when told to pause, and a
         :class:`Gathering` when it waits for the others of its gang."""
-        flight = Flight(chain)
+        flight = Flight(chain, Saves(self._checkpoints, self._live, control, self._writer))
         try:
             yield from self._run(chain, flight, control)
         finally:
+            flight.saves.close()
             gang.dismiss(self._trainable, chain, None)  # if it was closed before its end
 
     def follow(self, chain: Chain, address: str, rank: int) -> None:
@@ -134,14 +133,22 @@ class ChainRunner:
                 yield self._over(flight, "failed", failure=failure_of(error, __file__))
             return
         try:
-            outcome = yield from self._train(flight, control)
+            try:
+                outcome = yield from self._train(flight, control)
+            except Exception:
+                self._settle_saves(flight)  # if a state before it cannot be kept, the chain has ended there
+                raise
+            self._settle_saves(flight)
         except CheckpointError as error:
+            flight.take_back()
             yield self._over(flight, outcome_of_store(error), message=str(error))
         except GangLost as error:
+            flight.take_back()
             yield self._over(flight, "lost", message=str(error))
         except Exception as error:
             if flight.at_boundary:
                 flight.step -= 1  # the state cannot be taken, as if the step before it had failed
+            flight.take_back()
             yield self._over(flight, "failed", failure=failure_of(error, __file__))
         else:
             yield self._over(flight, outcome)
@@ -159,13 +166,16 @@ class ChainRunner:
             if boundary is not None:
                 self._settle()
                 flight.stop_clock()
-                yield self._reach(flight, boundary)
+                yield from flight.saves.give(*self._reach(flight, boundary))
                 flight.start_clock()
             at_end = boundary is not None and (flight.step == course.end or not (course.boundaries or control.called))
-            if flight.verification is not None or self._has_news(flight, boundary):
+            if flight.verification is not None or self._verifier.has_news(flight, boundary):
                 # After the boundary, so that nothing is lost if the process dies here.
-                flight.stop_clock()
-                verified = self._verify(flight, values, at_end)
+                self._settle_saves(flight)
+                stood_at = self._stands_at
+                verified, moved = self._verifier.verify(flight, values, self._worker, self._clock, at_end=at_end)
+                if flight.verification is None:
+                    self._stands_at = None if moved else stood_at
                 if verified is not None:
                     yield verified
                     if verified.difference is not None:
@@ -173,10 +183,13 @@ class ChainRunner:
                 flight.start_clock()
             if at_end:
                 return "done"
+            if flight.saves.error is not None:
+                raise flight.saves.error
             if control.called:
                 for amendment in control.take():
                     for ref in course.amend(amendment, flight.step):
-                        yield BoundaryMissed(flight.chain.id, self._worker, ref.node, ref.step, flight.step)
+                        missed = BoundaryMissed(flight.chain.id, self._worker, ref.node, ref.step, flight.step)
+                        yield from flight.saves.give(missed)
                 stopped = control.stopped
                 if stopped == "kept" and flight.step > flight.kept:
                     if self._announce is None or flight.announced:
@@ -228,15 +241,18 @@ class ChainRunner:
         flight.verification = None
         step, outcome = flight.step, outcome_of(error)
         assert outcome is not None
-        begun, source, announced = flight.kept, flight.parent, flight.announced
-        last = None
+        begun, source = flight.kept, flight.parent
+        verify = flight.announced and flight.chain.verify_new and not (self._end_is_verified or flight.chain.gang)
+        if verify:
+            self._settle_saves(flight)
+        last, save = None, None
         if outcome == "complete":
             flight.step += 1
-            last = self._reach(flight, replace(flight.course.own(flight.step), evaluate=True), is_last=True)
+            last, save = self._reach(flight, replace(flight.course.own(flight.step), evaluate=True), is_last=True)
         elif step > flight.since:
-            last = self._reach(flight, flight.course.own(step, keep=False))
+            last, save = self._reach(flight, flight.course.own(step, keep=False))
         self._stands_at = None
-        if announced and flight.chain.verify_new and not self._end_is_verified and not flight.chain.gang:
+        if verify:
             self._verify_end(flight, source, begun, step)
         ending = TrainingEnded(
             chain=flight.chain.id,
@@ -248,7 +264,7 @@ class ChainRunner:
             message=str(error) or f"{type(error).__name__} in step {step}",
             diverged=isinstance(error, NonFiniteLoss),
         )
-        yield ending if last is None else replace(last, ending=ending)
+        yield from flight.saves.give(ending if last is None else replace(last, ending=ending), save)
 
     def _verify_end(self, flight: Flight, source: StateKey | None, begun: int, step: int) -> None:
         """Train once more up to an end in ``step`` where a report was wanted, now without one: in a tree, reports are
@@ -287,62 +303,7 @@ class ChainRunner:
     def _turned(self, flight: Flight) -> None:
         """Start a stage."""
         if flight.stage.verify and flight.verification is None and not flight.chain.gang:
-            flight.verification = self._verification(flight)
-
-    def _has_news(self, flight: Flight, boundary: Boundary | None) -> bool:
-        """Whether, at a boundary, something outside the state may have changed that did not change when verified."""
-        if boundary is None or not boundary.keep or not flight.chain.verify_new or self._unverified is None:
-            return False
-        return self._verifications_left > 0 and bool(self._unverified())
-
-    def _verification(self, flight: Flight, *, at_once: bool = False) -> ForkVerification:
-        return ForkVerification(
-            self._trainable,
-            flight.chain.initial,
-            self._train_step,
-            flight.step,
-            flight.stage.stop - flight.step,
-            developed=flight.index > 0,
-            at_once=at_once,
-        )
-
-    def _verify(self, flight: Flight, values: Mapping[str, Scalar], at_end: bool) -> ForkVerified | None:
-        """Start or continue verifying a fork; return the result once it is complete."""
-        stood_at, verification = self._stands_at, flight.verification
-        if verification is None:
-            self._verifications_left -= 1
-            if not self._verifications_left:
-                logger.warning(
-                    "Training has begun to change something new %d times, last %s; what it begins to change from now "
-                    "on is not verified. Name in `stateless` what training does not depend on.",
-                    _VERIFICATIONS,
-                    min(self._unverified()) if self._unverified is not None else "",
-                )
-            flight.verification = verification = self._verification(flight, at_once=True)
-            if at_end:
-                stood_at = None
-                verification.beyond(values)
-        else:
-            verification.after(flight.step - 1, values, flight.announced, last=at_end)
-            if at_end and flight.step == verification.fork:
-                stood_at = None
-                verification.beyond(values)  # a chain of one step
-        if not (verification.over or at_end):
-            return None
-        flight.load_seconds += verification.seconds
-        flight.verification, self._stands_at = None, stood_at
-        if not verification.over:
-            return None
-        return ForkVerified(
-            chain=flight.chain.id,
-            worker=self._worker,
-            node=flight.stage.node,
-            step=verification.fork,
-            steps=verification.steps,
-            seconds=verification.seconds,
-            at=self._clock(),
-            difference=verification.told,
-        )
+            self._verifier.begin(flight)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet."""
@@ -391,8 +352,15 @@ class ChainRunner:
         if self._synchronize is not None:
             self._synchronize()
 
-    def _reach(self, flight: Flight, boundary: Boundary, *, is_last: bool = False) -> BoundaryReached:
-        """Perform the actions of a boundary and reset the flight's counters.
+    def _settle_saves(self, flight: Flight) -> None:
+        """Return once every report so far was given. Raises what a state could not be written with."""
+        flight.stop_clock()
+        flight.saves.settle()
+
+    def _reach(
+        self, flight: Flight, boundary: Boundary, *, is_last: bool = False
+    ) -> tuple[BoundaryReached, Save | None]:
+        """Perform the actions of a boundary and reset the flight's counters. Return the report, and what it waits for.
 
         Args:
             is_last: no state follows, so that a failed evaluation is one of training.
@@ -400,7 +368,7 @@ class ChainRunner:
         flight.at_boundary = True
         metrics: dict[str, float] | None = None
         failure: UserFailure | None = None
-        kept = None
+        save = None
         began = time.perf_counter()
         if boundary.evaluate:
             try:
@@ -416,8 +384,7 @@ class ChainRunner:
             self._stands_at = boundary.key
             if boundary.key != flight.parent:
                 state = self._trainable.state_dict()
-                kept = self._checkpoints.save(boundary.key, state, step=boundary.step, parent=flight.parent)
-                self._live.put(boundary.key, state)
+                save = flight.saves.save(boundary.key, state, step=boundary.step, parent=flight.parent)
         saved = time.perf_counter()
         reached = StateReached(
             chain=flight.chain.id,
@@ -429,10 +396,9 @@ class ChainRunner:
             train_seconds=flight.train_seconds * flight.workers,
             load_seconds=flight.load_seconds * flight.workers,
             evaluate_seconds=(evaluated - began) * flight.workers if boundary.evaluate else 0.0,
-            save_seconds=(saved - evaluated) * flight.workers if kept is not None else 0.0,
+            save_seconds=(saved - evaluated) * flight.workers if save is not None else 0.0,
             source=flight.source,
             metrics=None if metrics is None else to_metrics(metrics),
-            kept=kept,
             peak_bytes=flight.peak_bytes if flight.step > flight.since else None,
             workers=flight.workers * flight.part,
             alone_seconds=flight.alone if flight.part < 1.0 else gang.alone_seconds(self._trainable, flight.chain),
@@ -441,9 +407,9 @@ class ChainRunner:
         flight.at_boundary = False
         if boundary.keep:
             flight.has_kept()
-        if kept is not None:
+        if save is not None:
             flight.parent = boundary.key
-        return BoundaryReached(reached, failure)
+        return BoundaryReached(reached, failure), save
 
     def _over(
         self,

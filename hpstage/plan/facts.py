@@ -120,8 +120,11 @@ class StateReached(msgspec.Struct, frozen=True, tag=True):
     """A chain has trained steps ``[start, step)`` of ``node``: the metrics and checkpoint of the state at ``step``.
 
     ``train_seconds`` counts from ``start``: the chain's previous boundary, or the start of its stage. ``source``, set
-    for the first state that a chain reaches, is what the chain started from. ``peak_bytes``: the most memory of CUDA
-    devices that was allocated while these steps were trained, if they were and there are any.
+    for the first state that a chain reaches, is what the chain started from. ``save_seconds``: for how long training
+    stood still to keep states, not how long it took to write them beside it: the seconds of a worker's facts never
+    overlap. They include the wait, at the end of a chain, until its last state was durable. ``at``: when all of this
+    was done; the fact may come later. ``peak_bytes``: the most memory of CUDA devices that was allocated while these
+    steps were trained, if they were and there are any.
 
     All seconds are those of workers: if a gang of W workers has trained the steps, W times the time that has passed; if
     a worker trained k chains side by side, the chain's share of it. ``workers`` is how many workers the chain had

@@ -208,7 +208,7 @@ class Dispatch:
                 initial=root.hyperparameters(0),
                 stages=tuple(stages),
                 boundaries=tuple(boundaries),
-                verify_new=self._verify_new,
+                verify_new=self._verify_new and not chain.gang,
                 numerics=self._numerics,
                 gang=chain.gang,
                 keep_every=self._builder.checkpoint_every,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import torch
 
 from hpstage.checkpoints import LiveCache
-from hpstage.checkpoints.state_tree import nbytes
+from hpstage.checkpoints.state_tree import FlatState, digest, flatten, nbytes
 from hpstage.plan.facts import StateKey
 
 A, B, C, D = (StateKey(letter * 32) for letter in "abcd")
@@ -63,3 +65,92 @@ def test_a_key_that_is_kept_is_not_counted_twice() -> None:
     cache.put(A, state(1))
     cache.put(A, state(1))
     assert cache.nbytes == SIZE
+
+
+# --- memory for the next copy -----------------------------------------------------------------------------
+
+
+def flat(value: float, length: int = 1000) -> FlatState:
+    return flatten(state(value, length))
+
+
+def kept(cache: LiveCache) -> list[float]:
+    return [found["w"][0] for found in map(cache.get, (A, B, C, D)) if isinstance(found, dict)]
+
+
+def test_a_copy_that_is_made_in_prepared_memory_is_one_of_its_own() -> None:
+    cache = LiveCache(4 * SIZE)
+    first = cache.copy(A, flat(1), SIZE)
+    cache.prepare(first, SIZE)
+    assert cache.nbytes == 2 * SIZE
+    live = state(2)
+    second = cache.copy(B, flatten(live), SIZE)
+    live["w"] += 1
+    third = cache.copy(C, flat(3), SIZE)
+    assert cache.nbytes == 3 * SIZE, "the memory is used once"
+    assert kept(cache) == [1, 2, 3]
+    assert [cache.get(key) for key in (A, B, C)] == [first, second, third]
+
+
+def test_memory_for_the_next_copy_is_within_the_budget_and_given_up_for_others() -> None:
+    cache = LiveCache(3 * SIZE)
+    for number, key in enumerate((A, B, C)):
+        cache.put(key, state(number))
+    cache.prepare(state(3), SIZE)
+    assert (kept(cache), cache.nbytes) == ([1, 2], 3 * SIZE), "the least recently used made way"
+    cache.copy(D, flat(4, 1500), nbytes(state(4, 1500)))
+    assert kept(cache) == [2, 4], "what does not fit is not used"
+    assert cache.nbytes == SIZE + nbytes(state(4, 1500))
+
+
+def test_what_the_cache_is_too_small_for_is_copied_into_the_memory_of_the_one_before() -> None:
+    cache = LiveCache(SIZE - 1)
+    first = cache.copy(A, flat(1), SIZE)
+    cache.prepare(first, SIZE)
+    second = cache.copy(B, flat(2), SIZE)
+    assert isinstance(first, dict) and isinstance(second, dict)
+    assert second["w"] is first["w"]
+    assert (len(cache), cache.nbytes) == (0, 0)
+
+
+def test_a_key_that_is_kept_is_copied_as_it_is_now() -> None:
+    cache = LiveCache()
+    cache.put(A, state(1))
+    copy = cache.copy(A, flat(2), SIZE)
+    assert isinstance(copy, dict)
+    assert copy["w"][0] == 2
+    assert kept(cache) == [1]
+
+
+LEAVES = {
+    "numpy": np.arange(12.0).reshape(3, 4),
+    "column-major": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+    "none": np.zeros((0, 3)),
+    "scalar": np.float32(3.0),
+    "zero-dimensional": np.array(7),
+    "bytes": b"abc",
+    "tensor": torch.arange(12.0).reshape(3, 4),
+    "transposed": torch.arange(12.0).reshape(3, 4).t(),
+    "channels last": torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "slice": torch.arange(12)[::2],
+    "empty": torch.zeros(0, 2),
+    "zero": torch.tensor(4.0),
+    "parameter": torch.nn.Parameter(torch.ones(3)),
+    "conjugated": torch.tensor([1 + 2j]).conj(),
+    "float8": torch.ones(5).to(torch.float8_e4m3fn),
+    "scales": torch.ones(5).to(torch.float8_e8m0fnu),
+    "bfloat16": torch.ones(5, dtype=torch.bfloat16),
+    "flags": torch.tensor([True, False]),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_any_leaf_is_copied_into_prepared_memory_as_into_new_memory(name: str) -> None:
+    given = flatten({"leaf": LEAVES[name]})
+    plain, prepared = given.copied(), given.copied(given.room())
+    assert digest(prepared) == digest(plain) == digest({"leaf": LEAVES[name]})
+    assert flatten(prepared).leaves == flatten(plain).leaves
+    assert isinstance(prepared, dict) and type(prepared["leaf"]) is type(plain["leaf"])
+    if isinstance(prepared["leaf"], torch.Tensor):
+        assert not prepared["leaf"].requires_grad
+        assert prepared["leaf"].untyped_storage().nbytes() == plain["leaf"].untyped_storage().nbytes()

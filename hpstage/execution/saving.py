@@ -1,0 +1,214 @@
+"""Saving beside training: a state is copied while training stands still, and written while it goes on.
+
+A report that follows from a state is given only once that is durable, and so is every later report of its chain:
+whoever hears of a state may fork it, or delete another one for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from hpstage.checkpoints.live import LiveCache
+from hpstage.checkpoints.patient_store import PatientStore
+from hpstage.checkpoints.state_tree import flatten
+from hpstage.execution.control import Control
+from hpstage.plan.facts import Kept, StateKey, StateReached
+from hpstage.plan.messages import BoundaryReached, ChainReport
+
+# The most states, and bytes of them, that a process has copied and not yet written: training waits before it copies
+# more. A single state may be larger.
+_STATES, _BYTES = 2, 1 << 30
+# States of fewer bytes are written at once: a thread would take Python's lock from training for as long as that takes.
+_SMALL = 100_000
+# Seconds after which the thread ends that has nothing to write; to start one takes longer than to copy a small state.
+_IDLE = 5.0
+
+
+class Save:
+    """A state that is being written; ``kept`` describes it once it is durable."""
+
+    __slots__ = ("kept", "key", "nbytes", "parent", "state", "step")
+
+    def __init__(self, key: StateKey, state: object, size: int, step: int, parent: StateKey | None) -> None:
+        self.key = key
+        self.state = state
+        self.nbytes = size
+        self.step = step
+        self.parent = parent
+        self.kept: Kept | None = None
+
+
+class Writer:
+    """Writes the states of a process one after the other, in a thread that ends when there are none for a while.
+
+    Args:
+        tell: gives a report that had to wait. Called in that thread, and never twice at a time.
+    """
+
+    def __init__(self, tell: Callable[[ChainReport], object]) -> None:
+        self.tell = tell
+        self.changed = threading.Condition()
+        self._queue: deque[tuple[Saves, Save]] = deque()
+        self._nbytes = 0
+        self._is_running = False
+
+    def has_room(self, size: int) -> bool:
+        return not self._queue or (len(self._queue) < _STATES and self._nbytes + size <= _BYTES)
+
+    def begin(self, saves: Saves, save: Save) -> None:
+        """Write a state of a chain after those begun before. Call it with ``changed`` held."""
+        self._queue.append((saves, save))
+        self._nbytes += save.nbytes
+        if not self._is_running:
+            self._is_running = True
+            threading.Thread(target=self._run, name="hpstage-saves", daemon=True).start()
+        self.changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                if not self.changed.wait_for(lambda: bool(self._queue), _IDLE):
+                    self._is_running = False
+                    return
+            self._write(*self._queue[0])
+
+    def _write(self, saves: Saves, save: Save) -> None:
+        saves.write(save)
+        with self.changed:
+            self._queue.popleft()
+            self._nbytes -= save.nbytes
+            saves.deliver()
+            self.changed.notify_all()
+        saves.prepare(save)
+
+
+class Saves:
+    """The states of a running chain that are being written, and its reports, which wait for them.
+
+    Args:
+        checkpoints: used in the writer's thread, too, while a state is being written.
+        live: keeps the copies that are written.
+        control: of the chain. Once that is to stop, an unreachable store is not waited for; nor when it is to pause, if
+            training waits for the store.
+        writer: ``None`` to write each state at once, in the thread that trains.
+    """
+
+    def __init__(self, checkpoints: PatientStore, live: LiveCache, control: Control, writer: Writer | None) -> None:
+        self.error: Exception | None = None
+        """Why a state could not be written. None is written after it, and no report given."""
+        self._checkpoints = checkpoints
+        self._live = live
+        self._control = control
+        self._writer = writer
+        self._changed = threading.Condition() if writer is None else writer.changed
+        self._held: deque[tuple[ChainReport, Save | None]] = deque()
+        self._waiting = False  # training stands still for what is being written
+        self._settling_since: float | None = None
+        self._closed = False
+
+    def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Save:
+        """Copy a state, and have it written. Waits while too much is being written. Raises :class:`StateError`, and
+        what an earlier state has failed with."""
+        flat = flatten(state)
+        size = flat.nbytes
+        if self._writer is None or (size < _SMALL and not self._held):
+            done = Save(key, None, size, step, parent)
+            done.kept = self._checkpoints.save(key, state, step=step, parent=parent)
+            self._live.put(key, state)
+            return done
+        writer = self._writer
+        with self._changed:
+            self._await(lambda: writer.has_room(size))
+        save = Save(key, self._live.copy(key, flat, size), size, step, parent)
+        with self._changed:
+            writer.begin(self, save)
+        return save
+
+    def give(self, report: ChainReport, save: Save | None = None) -> Iterator[ChainReport]:
+        """Yield a report, unless it has to wait for ``save``, whose state it is about, or for an earlier report."""
+        with self._changed:
+            if self._held or (save is not None and save.kept is None):
+                self._held.append((report, save))
+                return
+        yield _completed(report, save)
+
+    def settle(self) -> None:
+        """Return once every report was given. Raises what a state could not be written with."""
+        with self._changed:
+            self._settling_since = time.perf_counter()
+            try:
+                self._await(lambda: not self._held)
+            finally:
+                self._settling_since = None
+
+    def close(self) -> None:
+        """Give no more reports."""
+        with self._changed:
+            self._closed = True
+            self._held.clear()
+
+    def withheld(self) -> list[StateReached]:
+        """Return what was reached and is not going to be reported, after an error."""
+        return [report.reached for report, _ in self._held if isinstance(report, BoundaryReached)]
+
+    def write(self, save: Save) -> None:
+        """Write a state, unless an earlier one has failed. Called in the writer's thread."""
+        if self.error is not None or self._closed:
+            return
+        try:
+            save.kept = self._checkpoints.save(
+                save.key, save.state, step=save.step, parent=save.parent, giving_up=self._gives_up
+            )
+        except Exception as error:  # raised where training finds it
+            self.error = error
+            return
+
+    def prepare(self, save: Save) -> None:
+        """Make memory for the next state, which training then only fills. Called in the writer's thread."""
+        state, save.state = save.state, None
+        if self.error is None and not self._closed:
+            self._live.prepare(state, save.nbytes)
+
+    def deliver(self) -> None:
+        """Tell the reports that have waited long enough. Called in the writer's thread, with ``changed`` held."""
+        assert self._writer is not None
+        while self._held and self.error is None:
+            report, save = self._held[0]
+            if save is not None and save.kept is None:
+                return
+            report = _completed(report, save)
+            if len(self._held) == 1 and self._settling_since is not None and isinstance(report, BoundaryReached):
+                report = _waited_for(report, time.perf_counter() - self._settling_since)
+            self._writer.tell(report)
+            self._held.popleft()  # only now: a report that finds nothing held is given at once
+
+    def _await(self, enough: Callable[[], bool]) -> None:
+        self._waiting = True
+        try:
+            self._changed.wait_for(lambda: self.error is not None or enough())
+        finally:
+            self._waiting = False
+        if self.error is not None:
+            raise self.error
+
+    def _gives_up(self) -> bool:
+        return bool(self._control.stopped) or self._closed or (self._control.paused and self._waiting)
+
+
+def _completed(report: ChainReport, save: Save | None) -> ChainReport:
+    if save is None or not isinstance(report, BoundaryReached):
+        return report
+    return replace(report, reached=replace(report.reached, kept=save.kept))
+
+
+def _waited_for(report: BoundaryReached, seconds: float) -> BoundaryReached:
+    """Count the seconds that training stood still until the chain's last state was durable."""
+    reached = report.reached
+    return replace(
+        report, reached=replace(reached, save_seconds=reached.save_seconds + seconds, at=reached.at + seconds)
+    )

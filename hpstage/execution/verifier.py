@@ -1,0 +1,99 @@
+"""Which forks a worker verifies, and when."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from hpstage.execution.flight import Flight
+from hpstage.execution.verification import ForkVerification, Step
+from hpstage.plan.facts import ForkVerified, WorkerId
+from hpstage.plan.messages import Boundary
+from hpstage.schedule import Scalar
+from hpstage.trainable import Trainable
+
+logger = logging.getLogger("hpstage")
+
+# Maximum number of further verifications when training changes something new: paths may be generated without end.
+_VERIFICATIONS = 8
+
+
+class Verifier:
+    """Verifies forks of the chains that one trainable runs.
+
+    Args:
+        train: as for :class:`~hpstage.execution.verification.ForkVerification`.
+    """
+
+    def __init__(self, trainable: Trainable, train: Step) -> None:
+        self._trainable = trainable
+        self._train = train
+        self._unverified: Callable[[], frozenset[str]] | None = getattr(trainable, "unverified", None)
+        self._left = _VERIFICATIONS
+
+    def begin(self, flight: Flight, *, at_once: bool = False) -> ForkVerification:
+        """Start verifying a fork of the running chain."""
+        flight.verification = ForkVerification(
+            self._trainable,
+            flight.chain.initial,
+            self._train,
+            flight.step,
+            flight.stage.stop - flight.step,
+            developed=flight.index > 0,
+            at_once=at_once,
+        )
+        return flight.verification
+
+    def has_news(self, flight: Flight, boundary: Boundary | None) -> bool:
+        """Whether, at a boundary, something outside the state may have changed that did not change when verified."""
+        if boundary is None or not boundary.keep or not flight.chain.verify_new or self._unverified is None:
+            return False
+        return self._left > 0 and bool(self._unverified())
+
+    def verify(
+        self,
+        flight: Flight,
+        values: Mapping[str, Scalar],
+        worker: WorkerId,
+        clock: Callable[[], float],
+        *,
+        at_end: bool,
+    ) -> tuple[ForkVerified | None, bool]:
+        """Start or continue verifying a fork. Return the result once it is complete, and whether the trainable was
+        trained past the chain's end for it."""
+        moved, verification = False, flight.verification
+        if verification is None:
+            self._left -= 1
+            if not self._left:
+                logger.warning(
+                    "Training has begun to change something new %d times, last %s; what it begins to change from now "
+                    "on is not verified. Name in `stateless` what training does not depend on.",
+                    _VERIFICATIONS,
+                    min(self._unverified()) if self._unverified is not None else "",
+                )
+            verification = self.begin(flight, at_once=True)
+            if at_end:
+                moved = True
+                verification.beyond(values)
+        else:
+            verification.after(flight.step - 1, values, flight.announced, last=at_end)
+            if at_end and flight.step == verification.fork:
+                moved = True
+                verification.beyond(values)  # a chain of one step
+        if not (verification.over or at_end):
+            return None, moved
+        flight.load_seconds += verification.seconds
+        flight.verification = None
+        if not verification.over:
+            return None, moved
+        verified = ForkVerified(
+            chain=flight.chain.id,
+            worker=worker,
+            node=flight.stage.node,
+            step=verification.fork,
+            steps=verification.steps,
+            seconds=verification.seconds,
+            at=clock(),
+            difference=verification.told,
+        )
+        return verified, moved

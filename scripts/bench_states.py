@@ -1,0 +1,184 @@
+"""What states cost the thread that trains: saving them while it trains on, and loading those that come next.
+
+    .venv/bin/python scripts/bench_states.py [--json FILE] [--folders FOLDER ...] [--megabytes MB ...] [--rounds 9]
+
+Each size is measured in a process with the settings of a training process, one thread for torch, and each figure of a
+round is compared with ``torch.save`` or a load of the same state in the same folder in the same round.
+
+save_stall_ratio   seconds for which training stands still per kept state, by those of ``torch.save``; as ``_cpu``, CPU
+                   seconds of the thread, which depend less on other load
+first_stall_ratio  the same for the first state of a process, whose copy needs new memory
+beside_slowdown    seconds of a training step while a state is being written, by those of one otherwise
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from hpstage.checkpoints import FolderCheckpoints, LiveCache
+from hpstage.cluster import memory
+from hpstage.execution.bundle import Bundle
+from hpstage.execution.control import Control
+from hpstage.plan.facts import Kept, StateKey, WorkerId
+from hpstage.plan.messages import BoundaryReached, Chain, ChainReport
+from hpstage.schedule import Scalar
+from hpstage.testing.chains import chain
+
+WORKER = WorkerId("w")
+TENSORS = 60
+KEPT_AT = 3
+
+
+class Store(FolderCheckpoints):
+    """Tells when a state has been written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w")
+        self.written = threading.Event()
+
+    def save(self, of: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
+        kept = super().save(of, state, step=step, parent=parent)
+        self.written.set()
+        return kept
+
+
+class Trained:
+    """A state of so many megabytes. A step multiplies matrices; the last one goes on until the state is written."""
+
+    def __init__(self, megabytes: float, store: Store) -> None:
+        size = max(1, int(megabytes * 1e6 / 4 / TENSORS))
+        self.state = {f"layer{number}.weight": torch.rand(size) for number in range(TENSORS)}
+        self.matrix = torch.rand(192, 192)
+        self.store = store
+        self.stalled_at = 0.0
+        self.stall_cpu: list[float] = []
+        self.step_seconds: dict[bool, list[float]] = {True: [], False: []}
+
+    def setup(self, hp: Mapping[str, Scalar]) -> None:
+        return
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        if step == KEPT_AT:
+            self.stall_cpu.append(time.thread_time() - self.stalled_at)
+        self._step(writing=False)
+        while step > KEPT_AT and not self.store.written.is_set():
+            self._step(writing=True)
+
+    def _step(self, *, writing: bool) -> None:
+        began = time.perf_counter()
+        for _ in range(8):
+            self.matrix = torch.tanh(self.matrix @ self.matrix)
+        self.step_seconds[writing].append(time.perf_counter() - began)
+
+    def evaluate(self) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        self.stalled_at = time.thread_time()
+        return self.state
+
+    def load_state_dict(self, state: object) -> None:
+        assert isinstance(state, dict)
+        for name, tensor in self.state.items():
+            tensor.copy_(state[name])
+
+
+def planned(number: int) -> Chain:
+    """A chain that keeps one state, under a name of its own, and goes on."""
+    whole = chain(f"c{number}", KEPT_AT + 2, KEPT_AT)
+    middle, end = whole.boundaries
+    kept = replace(middle, evaluate=False, key=StateKey(f"{number:032x}"))
+    return replace(whole, boundaries=(kept, replace(end, keep=False, evaluate=False)))
+
+
+def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
+    store = Store(folder)
+    trained = Trained(megabytes, store)
+    told: list[ChainReport] = []
+    bundle = Bundle(trained, store, LiveCache(), worker=WORKER, tell=told.append)
+    stalls: list[float] = []
+    saves: list[float] = []
+    save_cpu: list[float] = []
+    for number in range(rounds + 1):
+        store.written.clear()
+        bundle.start(WORKER, planned(number), Control())
+        while bundle:
+            report = bundle.go_on()
+            if report is not None:
+                told.append(report)
+        reached = [report.reached for report in told if isinstance(report, BoundaryReached)]
+        stalls.append(next(r.save_seconds for r in reached if r.kept is not None))
+        told.clear()
+        began = time.perf_counter(), time.thread_time()
+        torch.save(trained.state, folder / f"state-{number}.pt")
+        saves.append(time.perf_counter() - began[0])
+        save_cpu.append(time.thread_time() - began[1])
+        (folder / f"state-{number}.pt").unlink()
+        store.delete(StateKey(f"{number:032x}"))
+    # Other load on the machine lengthens both, but not by the same factor: that of CPU seconds is independent of it.
+    cpu = [one / other for one, other in zip(trained.stall_cpu, save_cpu, strict=True)]
+    ratios = [one / other for one, other in zip(stalls, saves, strict=True)]
+    beside, alone = trained.step_seconds[True], trained.step_seconds[False]
+    return {
+        "save_stall_ratio": statistics.median(ratios[1:]),
+        "save_stall_spread": [min(ratios[1:]), max(ratios[1:])],
+        "save_stall_cpu_ratio": statistics.median(cpu[1:]),
+        "save_stall_cpu_spread": [min(cpu[1:]), max(cpu[1:])],
+        "first_stall_ratio": ratios[0],
+        "stall_ms": 1e3 * statistics.median(stalls[1:]),
+        "torch_save_ms": 1e3 * statistics.median(saves[1:]),
+        "beside_slowdown": statistics.median(beside) / statistics.median(alone) if beside else None,
+    }
+
+
+def in_process(*arguments: str) -> dict[str, object]:
+    """Run this script in a process with the settings of a training process."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    ran = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        env={**os.environ, **memory.ENVIRONMENT, **threads},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    found: dict[str, object] = json.loads(ran.stdout)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What states cost the thread that trains.")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--folders", type=Path, nargs="+", default=[Path(tempfile.gettempdir())])
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 10, 50, 140, 500])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--one", choices=["stall"], help="measure one size here, and print it")
+    given = parser.parse_args()
+    if given.one is not None:
+        with tempfile.TemporaryDirectory(dir=given.folders[0]) as folder:
+            print(json.dumps(stall(given.megabytes[0], given.rounds, Path(folder))))
+        return
+    found: dict[str, object] = {"torch": torch.__version__, "rounds": given.rounds}
+    for folder in given.folders:
+        for megabytes in given.megabytes:
+            where = ["--folders", str(folder), "--megabytes", str(megabytes), "--rounds", str(given.rounds)]
+            name = f"{folder}: {megabytes:g} MB"
+            found[name] = measured = in_process("--one", "stall", *where)
+            print(name, measured, flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Chains and searches of this process whose states are written while training goes on, as on Dask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import SimpleQueue
+
+from hpstage.checkpoints import CheckpointStore, LiveCache
+from hpstage.execution.bundle import Bundle
+from hpstage.execution.control import Control
+from hpstage.execution.inline import InlineExecutor
+from hpstage.plan.facts import WorkerId
+from hpstage.plan.messages import Chain, ChainEnded, ChainReport, Report
+from hpstage.trainable import Trainable
+
+WORKER = WorkerId("w")
+
+
+class Played:
+    """Chains run one after the other. States are written at once, or ``beside`` training."""
+
+    def __init__(
+        self, trainable: Trainable, store: CheckpointStore, *, beside: bool, live: LiveCache | None = None
+    ) -> None:
+        self.reports: SimpleQueue[ChainReport] = SimpleQueue()
+        tell = self.reports.put if beside else None
+        self.bundle = Bundle(trainable, store, live or LiveCache(), worker=WORKER, tell=tell)
+        self.control = Control()
+
+    def run(self, chain: Chain) -> list[ChainReport]:
+        """Return a chain's reports, in the order in which they were given."""
+        self.control = Control()
+        self.bundle.start(WORKER, chain, self.control)
+        while self.bundle:
+            report = self.bundle.go_on()
+            if report is not None:
+                self.reports.put(report)
+        told = self.given()
+        assert isinstance(told[-1], ChainEnded)
+        return told
+
+    def given(self) -> list[ChainReport]:
+        """Return the reports that were given since the last call."""
+        return [self.reports.get() for _ in range(self.reports.qsize())]
+
+
+class BesideExecutor(InlineExecutor):
+    """An InlineExecutor that writes states while it trains."""
+
+    def use(self, checkpoints: CheckpointStore) -> None:
+        self._told: SimpleQueue[Report] = SimpleQueue()
+        assert self._trainable is not None
+        self._bundle = Bundle(
+            self._trainable, checkpoints, LiveCache(), worker=WorkerId("inline"), clock=self.clock, tell=self._told.put
+        )
+
+    def wait(self, timeout: float | None) -> list[Report]:
+        late = self._take()
+        if late:
+            return late
+        reports = super().wait(timeout)
+        return [*self._take(), *reports]  # what was told meanwhile of the same chain comes before its report
+
+    def _take(self) -> list[Report]:
+        return [self._told.get() for _ in range(self._told.qsize())]
+
+
+def files_of(folder: Path) -> list[str]:
+    """Return what is left in a folder of checkpoints by those who are writing."""
+    return sorted(path.name for path in (folder / ".tmp").glob("*"))
