@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, closing
 from typing import Any
@@ -30,6 +30,7 @@ from hpstage.cluster.launch import local_cluster
 from hpstage.cluster.messages import (
     Amend,
     Description,
+    Expect,
     Order,
     Stop,
     decode_description,
@@ -41,7 +42,7 @@ from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
 from hpstage.execution.bundle import lanes_in
 from hpstage.executor import Environment, Executor
-from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Report, host_of
 from hpstage.schedule import Scalar
 from hpstage.store import Journal
@@ -292,6 +293,11 @@ class DaskExecutor(Executor):
 
     def stop(self, chain: ChainId, *, keep: bool = False) -> None:
         self._order(chain, Stop(chain, keep))
+
+    def expect(self, worker: WorkerId, keys: Sequence[StateKey]) -> None:
+        assert self._courier is not None, "open() comes first"
+        if self._connected:
+            self._courier.send(host_of(worker), Expect(tuple(keys)))
 
     def _order(self, chain: ChainId, order: Order) -> None:
         assert self._courier is not None, "open() comes first"

@@ -11,7 +11,7 @@ import msgspec
 
 from hpstage.execution.flight import Gathering
 from hpstage.executor import Environment
-from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Chain, ChainReport
 from hpstage.schedule import Scalar
 
@@ -48,7 +48,13 @@ class Amend(msgspec.Struct, frozen=True, tag=True):
     amendment: Amendment
 
 
-Order = Stop | Amend
+class Expect(msgspec.Struct, frozen=True, tag=True):
+    """The next chains are expected to start from these states, soonest first."""
+
+    keys: tuple[StateKey, ...]
+
+
+Order = Stop | Amend | Expect
 
 # --- between a Dask worker and its training process: requests, one at a time, and orders; and their replies
 

@@ -2,8 +2,8 @@
 
 The Dask worker's other activities (its event loop draws random numbers and holds Python's lock, other runs describe
 their workloads) take place in another process. Chains run in the main thread. A second thread receives messages without
-affecting training: it decodes them and passes them on, runs no user code and draws no random numbers. Nor does a third
-one, which writes states and tells the reports that had to wait for them.
+affecting training: it decodes them and passes them on, runs no user code and draws no random numbers. Nor do two
+more: one writes states and tells the reports that had to wait for them, one fetches states for the chains to come.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ from hpstage.cluster.messages import (
     SIZE,
     Amend,
     Done,
+    Expect,
     Finish,
     Follow,
     Forget,
@@ -53,7 +54,7 @@ from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
 from hpstage.execution.runner import measured
-from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
 from hpstage.trainable import Trainable
 from hpstage.training.identity.environment import describe
@@ -80,9 +81,7 @@ def main(channel: int, parent: int, worker: str) -> None:
     os.register_at_fork(after_in_child=lambda: os.close(channel))
     requests: SimpleQueue[tuple[Request, Control]] = SimpleQueue()
     training = _Training(WorkerId(worker), lambda reply: _write(channel, framed(reply)))
-    threading.Thread(
-        target=_listen, args=(channel, requests, training.wake), name="hpstage-orders", daemon=True
-    ).start()
+    threading.Thread(target=_listen, args=(channel, requests, training), name="hpstage-orders", daemon=True).start()
     try:
         training.serve(requests)
         atexit._run_exitfuncs()
@@ -113,7 +112,7 @@ def _leave_signals_to_the_worker() -> None:
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
-def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], wake: Callable[[], None]) -> None:
+def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], training: _Training) -> None:
     """Pass requests to the main thread and orders to their chains; end the process with its worker."""
     controls: dict[WorkerId, tuple[ChainId, Control]] = {}  # of the last chain of each lane
     try:
@@ -125,11 +124,13 @@ def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], wake: 
                 case Amend(amendment):
                     for control in _of(controls, amendment.chain):
                         control.amend(amendment)
+                case Expect(keys):
+                    training.expect(keys)
                 case Train() as request:
                     control = Control()
                     controls[request.lane] = request.chain.id, control
                     requests.put((request, control))
-                    wake()
+                    training.wake()
                 case request:
                     requests.put((request, Control()))
     except EOFError:
@@ -173,6 +174,12 @@ class _Training:
         """Have the running chains joined by one that was requested, at their next step. May be called by any thread."""
         if self._bundle is not None:
             self._bundle.pause()
+
+    def expect(self, keys: Sequence[StateKey]) -> None:
+        """Have states fetched from which chains will start. May be called by any thread."""
+        bundle = self._bundle
+        if bundle is not None:
+            bundle.expect(keys)
 
     def serve(self, requests: SimpleQueue[tuple[Request, Control]]) -> None:
         while True:

@@ -23,6 +23,7 @@ from msgspec.structs import asdict
 from hpstage.cluster.messages import (
     Amend,
     Description,
+    Expect,
     Follow,
     Forget,
     Load,
@@ -349,6 +350,10 @@ class Site:
     def control(self, orders: bytes) -> None:
         """Handle Dask messages with orders for the current or next chain."""
         for order in decode_orders(orders):
+            if isinstance(order, Expect):
+                if self._trainer is not None:
+                    self._trainer.send(order)
+                continue
             chain = order.amendment.chain if isinstance(order, Amend) else order.chain
             if chain in self._running and self._trainer is not None:
                 self._trainer.send(order)

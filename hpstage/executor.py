@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Report
 from hpstage.schedule import Scalar
 
@@ -118,6 +118,10 @@ class Executor(ABC):
         With ``keep`` its state there is first kept and reported, so that nothing is trained again. A trainable that
         needs notice that the state after a step will be kept (``announce``) trains one more step, unless notified.
         """
+
+    def expect(self, worker: WorkerId, keys: Sequence[StateKey]) -> None:  # noqa: B027  # not needed by most
+        """Let a worker fetch these states while it trains: its next chains are expected to start from them, soonest
+        first. A hint, which replaces an earlier one: it may be ignored, and fails nothing."""
 
     @abstractmethod
     def wait(self, timeout: float | None) -> list[Report]:

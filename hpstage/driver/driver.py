@@ -35,6 +35,7 @@ from hpstage.plan.messages import (
     AmendChain,
     BoundaryReached,
     ChainEnded,
+    ExpectStates,
     Report,
     StartChain,
     StopChain,
@@ -289,6 +290,8 @@ class Driver:
                     self._executor.amend(instruction.amendment)
                 case StopChain():
                     self._executor.stop(instruction.chain, keep=instruction.keep)
+                case ExpectStates():
+                    self._executor.expect(instruction.worker, instruction.keys)
 
     def _fold(self, fact: Fact) -> None:
         if isinstance(fact, DriverLeft) and fact.driver == self.scheduler.driver and not self._left:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
 from hpstage.execution.control import Control
+from hpstage.execution.fetching import Fetcher
 from hpstage.execution.flight import Due, Gathering, Took
 from hpstage.execution.runner import ChainRunner, Running
 from hpstage.execution.saving import Writer
-from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Chain, ChainEnded, ChainReport, names_of
 from hpstage.plan.step_times import StepTimes
 from hpstage.schedule import Scalar
@@ -46,6 +47,7 @@ class Bundle:
         host: str = "127.0.0.1",
         tell: Callable[[ChainReport], object] | None = None,
     ) -> None:
+        self._fetcher = Fetcher(checkpoints, live)
         writer = None if tell is None or not checkpoints.beside_training else Writer(tell)
         self._together = trainable.train_together if isinstance(trainable, Bundling) else None
         members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
@@ -54,6 +56,7 @@ class Bundle:
                 member,
                 checkpoints,
                 live,
+                self._fetcher.get,
                 worker=lane,
                 clock=clock,
                 bundled=self._together is not None,
@@ -79,6 +82,11 @@ class Bundle:
     def control(self, chain: ChainId) -> Control | None:
         """Return the control of a running chain."""
         return next((control for its, _, control in self._running.values() if its.id == chain), None)
+
+    def expect(self, keys: Sequence[StateKey]) -> None:
+        """Fetch these states while training goes on: chains are expected to start from them, soonest first. May be
+        called by any thread."""
+        self._fetcher.expect(keys)
 
     def pause(self) -> None:
         """Make :meth:`go_on` return at the next step. May be called from a signal handler."""

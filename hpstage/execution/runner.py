@@ -51,6 +51,7 @@ class ChainRunner:
             ended loads nothing.
         checkpoints: the store of kept states.
         live: states kept in memory.
+        find_live: returns one of them, also if it is still being fetched.
         worker: name used in reports.
         clock: returns the time used in reports.
         bundled: whether it trains beside others: before each step it yields a :class:`Due`, and expects what the step
@@ -65,6 +66,7 @@ class ChainRunner:
         trainable: Trainable,
         checkpoints: CheckpointStore,
         live: LiveCache,
+        find_live: Callable[[StateKey], object | None],
         *,
         worker: WorkerId,
         clock: Callable[[], float] = time.time,
@@ -77,6 +79,7 @@ class ChainRunner:
         self._host = host
         self._checkpoints = PatientStore(checkpoints)
         self._live = live
+        self._find_live = find_live
         self._worker = worker
         self._clock = clock
         self._writer = writer
@@ -338,7 +341,7 @@ class ChainRunner:
         if source is None:
             self._trainable.setup(initial)
             return "fresh"
-        state = self._live.get(source)
+        state = self._find_live(source)
         found = state is not None
         if state is None:
             state = self._checkpoints.load(source)

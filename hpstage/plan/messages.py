@@ -197,4 +197,12 @@ class StopChain(msgspec.Struct, frozen=True):
     keep: bool
 
 
-Instruction = StartChain | AmendChain | StopChain
+class ExpectStates(msgspec.Struct, frozen=True):
+    """A hint: chains on the worker are expected to start from these kept states next, soonest first. It replaces the
+    worker's earlier one."""
+
+    worker: WorkerId
+    keys: tuple[StateKey, ...]
+
+
+Instruction = StartChain | AmendChain | StopChain | ExpectStates

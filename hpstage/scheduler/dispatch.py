@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from hpstage.errors import InternalError
-from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, StateRef, WorkerId
+from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, WorkerId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Chain, Instruction, Stage, StartChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
+from hpstage.scheduler.expectation import source_of
 from hpstage.scheduler.lines import Line
 from hpstage.scheduler.lost_workers import killed_at
 from hpstage.scheduler.orders import Orders
@@ -105,7 +106,7 @@ class Dispatch:
         gangs = []
         widths = self._widths.share(paths, [1] * len(paths), len(spare), worth)
         for (_, _, line, step), width in zip(starts, widths, strict=True):
-            source = self._source(line, step)
+            source = source_of(line, step)
             spare.sort(key=lambda worker: source not in worker.live)
             gang, spare = spare[: width - 1], spare[width - 1 :]
             gangs.append(tuple(worker.id for worker in gang))
@@ -134,12 +135,12 @@ class Dispatch:
                 continue
             # Not one of a worker that trains others while another trains none, even if that has to load the state.
             least = idle[0].beside
-            worker = next((w for w in idle if w.beside == least and self._source(line, step) in w.live), idle[0])
+            worker = next((w for w in idle if w.beside == least and source_of(line, step) in w.live), idle[0])
             if len(idle) == 1:
                 for index, (other, its_line, its_step) in enumerate(heads[:_CONSIDERED]):
                     if other < seconds - self._preemption.switch_seconds():
                         break
-                    if self._source(its_line, its_step) in worker.live:
+                    if source_of(its_line, its_step) in worker.live:
                         chosen = index
                         break
             idle.remove(worker)
@@ -148,12 +149,6 @@ class Dispatch:
 
     def _is_suspect(self, chain: ChainId | None) -> bool:
         return chain is not None and chain in self._plan.chains and killed_at(self._plan, self._plan.chains[chain].kept)
-
-    def _source(self, line: Line, step: int) -> StateRef | None:
-        """Return the state that a head starts from, or ``None`` for the start of training."""
-        if step > line.node.start:
-            return StateRef(line.node.id, step)
-        return None if line.node.parent is None else StateRef(line.node.parent.id, step)
 
     # --- carrying out -------------------------------------------------------------------------------------
 

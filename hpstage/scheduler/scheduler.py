@@ -57,6 +57,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.covers import Covers
 from hpstage.scheduler.dispatch import Claim, Dispatch
+from hpstage.scheduler.expectation import Expectation
 from hpstage.scheduler.gangs import Gangs
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import Preemption
@@ -130,6 +131,7 @@ class Scheduler:
             running=self._running,
         )
         self._preemption = Preemption(plan, self._tree, builder)
+        self._expectation = Expectation(plan, self._tree)
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
         self._widths = Widths(widest)
@@ -215,6 +217,7 @@ class Scheduler:
             case WorkerLeft():
                 self.tick(report.at)
                 self.workers.pop(report.worker, None)
+                self._expectation.forget(report.worker)
         return []
 
     def _part_gangs(self, why: str) -> list[str]:
@@ -388,11 +391,13 @@ class Scheduler:
             instructions += self._preemption.stop_all(running)
         else:
             able = self.workers.able(self._now)
-            waiting = [seconds for seconds, _, _ in islice(self._tree.heads(), able)]
+            heads = list(islice(self._tree.heads(), able))
+            waiting = [seconds for seconds, _, _ in heads]
             if self._widths.widest > 1 and self._plan.sharing and not self.draining:
                 idle = len(self.workers.idle(self._now))
                 instructions += self._gangs.regroup(running, len(waiting), idle, able, self._now)
             instructions += self._preemption.update_ends(running, waiting, able, self._now)
+            instructions += self._expectation.update(running, heads, self._now)
         return instructions
 
     # --- reading ------------------------------------------------------------------------------------------

@@ -67,6 +67,46 @@ def test_a_key_that_is_kept_is_not_counted_twice() -> None:
     assert cache.nbytes == SIZE
 
 
+# --- what is needed next ----------------------------------------------------------------------------------
+
+
+def test_what_is_not_needed_goes_first_and_then_what_is_needed_last() -> None:
+    cache = LiveCache(3 * SIZE)
+    for number, key in enumerate((A, B, C), 1):
+        cache.put(key, state(number))
+    cache.expect([C, A])
+    cache.put(D, state(4))
+    assert kept(cache) == [1, 3, 4], "B, though A is older"
+    cache.expect([C, A, D])
+    cache.put(B, state(2))
+    assert kept(cache) == [1, 2, 3], "D is needed after the others"
+
+
+def test_what_is_fetched_takes_the_place_of_what_is_not_needed_or_needed_later_and_of_nothing_else() -> None:
+    cache = LiveCache(2 * SIZE)
+    cache.put(A, state(1))
+    cache.put(B, state(2))
+    cache.expect([C, B])
+    cache.adopt(C, state(3))
+    assert kept(cache) == [2, 3]
+    cache.expect([C, D, B])
+    cache.adopt(D, state(4))
+    assert kept(cache) == [3, 4]
+    cache.adopt(B, state(2))
+    cache.adopt(A, state(1, 3000))
+    assert kept(cache) == [3, 4], "there is no room for what is needed last, or is too large"
+    assert cache.nbytes == 2 * SIZE
+
+
+def test_no_memory_for_the_next_copy_takes_the_place_of_what_is_needed() -> None:
+    cache = LiveCache(2 * SIZE)
+    cache.put(A, state(1))
+    cache.put(B, state(2))
+    cache.expect([A, B])
+    cache.prepare(state(3), SIZE)
+    assert (kept(cache), cache.nbytes) == ([1, 2], 2 * SIZE)
+
+
 # --- memory for the next copy -----------------------------------------------------------------------------
 
 

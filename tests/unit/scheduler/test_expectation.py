@@ -1,0 +1,91 @@
+"""Workers are told which states they will need next: the one that finishes first, of the longest waiting paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpstage import schedule as s
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.facts import StateKey, TrialAdded, WorkerId
+from hpstage.plan.messages import Chain
+from hpstage.scheduler import expectation
+from tests.unit.searches import Search, searches, trial
+
+FORKS = [trial(i, {"a": s.piecewise({0: 1, 6: 2 + i})}, 12 + i) for i in range(6)]
+"""One trunk of 6 steps, and six branches of different lengths."""
+
+
+class Listening(SimulatedExecutor):
+    """Remembers what workers were told before each chain."""
+
+    def __init__(self, workers: int, **options: Any) -> None:
+        super().__init__(workers, **options)
+        self.told: list[tuple[WorkerId, tuple[StateKey, ...]]] = []
+        self.expected: dict[WorkerId, tuple[StateKey, ...]] = {}
+        self.hits: list[bool] = []
+
+    def expect(self, worker: WorkerId, keys: Any) -> None:
+        self.told.append((worker, tuple(keys)))
+        self.expected[worker] = tuple(keys)
+
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        if chain.source is not None and self.clock() > 0:
+            self.hits.append(chain.source in self.expected.get(worker, ()))
+        super().start(worker, chain)
+
+
+def test_each_chain_that_waited_starts_from_a_state_its_worker_was_told_of() -> None:
+    executor = Listening(2)
+    Search(executor).run(FORKS, [12 + i for i in range(6)])
+    assert executor.hits.count(False) <= 1, "but for those that were ready and started at once"
+    assert executor.hits.count(True) >= 3
+
+
+def test_nothing_is_told_while_no_path_waits() -> None:
+    executor = Listening(3)
+    Search(executor).run([trial(i, {"a": s.constant(i)}, 8) for i in range(3)], [8] * 3)
+    assert executor.told == []
+
+
+def test_a_worker_is_told_again_only_of_a_change() -> None:
+    executor = Listening(2)
+    Search(executor, checkpoint_every=1).run(FORKS, [12 + i for i in range(6)])
+    last: dict[WorkerId, tuple[StateKey, ...]] = {}
+    for worker, keys in executor.told:
+        assert last.get(worker) != keys
+        last[worker] = keys
+    assert all(keys == () for keys in last.values()), "in the end nothing waits"
+
+
+def test_few_workers_are_told_however_many_wait_and_train() -> None:
+    executor = Listening(20)
+    trials = [trial(i, {"a": s.piecewise({0: i % 5, 3: i})}, 8 + i % 7) for i in range(100)]
+    Search(executor).run(trials, [8 + i % 7 for i in range(100)])
+    told: dict[WorkerId, tuple[StateKey, ...]] = {}
+    most = 0
+    for worker, keys in executor.told:
+        told[worker] = keys
+        most = max(most, sum(bool(keys) for keys in told.values()))
+    assert 0 < most <= 2 * expectation._WORKERS, "those before are told that they need nothing within the same turn"
+
+
+@given(searches(), st.integers(1, 4))
+def test_what_is_told_decides_nothing(trials: list[TrialAdded], workers: int) -> None:
+    stops = [8] * len(trials)
+
+    def facts(executor: SimulatedExecutor) -> list[bytes]:
+        search = Search(executor, checkpoint_every=2)
+        search.run(trials, stops)
+        return list(search.journal.read())[1:]  # the first one names the plan
+
+    told = Listening(workers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expectation.Expectation, "update", lambda *_: [])
+        untold = facts(SimulatedExecutor(workers))
+    assert facts(told) == untold
+    for _, keys in told.told:
+        assert len(keys) == len(set(keys)) <= expectation._STATES
