@@ -1,7 +1,8 @@
 """What stacking siblings saves in a whole search: 48 trials of a small CNN on scikit-learn's digits, as a stage tree.
 
-The same search is trained merged (``numerics = "eager"``) and merged and fused (``"stacked"``), in turn, on local Dask
-workers; worker-seconds of the two are compared within a round. Metrics must not depend on how many are trained as one.
+The same search is trained merged (``numerics = "eager"``) and as ``"auto"`` chooses, in turn, on local Dask workers;
+worker-seconds of the two are compared within a round. At a batch size of 32 fusing pays, at 128 it does not. Seconds of
+measuring are told apart: no trial pays for them. Metrics must not depend on how many are trained as one.
 
     python scripts/bench_fused_search.py --json fused.json
     python scripts/bench_fused_search.py --steps 300 --rounds 1 --inline
@@ -14,7 +15,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage import schedule as s
 from hpstage.cluster import DaskExecutor
+from hpstage.plan.log import NUMERICS, read_header
 from hpstage.store import MemoryJournal
 
 
@@ -69,6 +71,37 @@ GRID: dict[str, list[Any]] = {
 }
 
 
+class Timed:
+    """An executor that tells how long it has measured."""
+
+    def __init__(self) -> None:
+        self.measured = 0.0
+
+    def timed(self, measure: Callable[[], dict[str, float] | None]) -> dict[str, float] | None:
+        begin = time.perf_counter()
+        found = measure()
+        self.measured += time.perf_counter() - begin
+        return found
+
+
+class Workers(DaskExecutor, Timed):
+    def __init__(self, workers: int) -> None:
+        DaskExecutor.__init__(self, n_workers=workers, gpus=0)
+        Timed.__init__(self)
+
+    def measure(self, initial: Mapping[str, Any]) -> dict[str, float] | None:
+        return self.timed(lambda: DaskExecutor.measure(self, initial))
+
+
+class Here(hpstage.InlineExecutor, Timed):
+    def __init__(self) -> None:
+        hpstage.InlineExecutor.__init__(self)
+        Timed.__init__(self)
+
+    def measure(self, initial: Mapping[str, Any]) -> dict[str, float] | None:
+        return self.timed(lambda: hpstage.InlineExecutor.measure(self, initial))
+
+
 def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) -> dict[str, Any]:
     def space(trial: optuna.Trial) -> dict[str, Any]:
         lr, drop = trial.suggest_categorical("lr", GRID["lr"]), trial.suggest_categorical("drop", GRID["drop"])
@@ -77,6 +110,7 @@ def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) ->
         return {"lr": s.multistep(lr, milestones, gamma), "momentum": 0.9, "batch_size": batch}
 
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(GRID, seed=0))
+    executor = Workers(workers) if workers else Here()
     begin = time.perf_counter()
     result = hpstage.optimize(
         study,
@@ -85,14 +119,19 @@ def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) ->
         metric="accuracy",
         steps=steps,
         n_trials=48,
-        executor=DaskExecutor(n_workers=workers, gpus=0) if workers else hpstage.InlineExecutor(),
-        store=MemoryJournal(),
+        executor=executor,
+        store=(journal := MemoryJournal()),
     )
-    savings = result.savings
+    savings, times = result.savings, result.plan.step_times
     return {
-        "numerics": numerics,
+        "asked": numerics,
+        "numerics": read_header(journal).described[NUMERICS],
+        "at_a_time": 1 if times is None else times.best,
+        "step_seconds": [] if times is None else times.seconds,
         "seconds": savings.worker_seconds,
         "train_seconds": savings.train_seconds,
+        "saved_by_fusing": savings.fused_seconds,
+        "measure_seconds": executor.measured,
         "makespan": savings.makespan,
         "wall": time.perf_counter() - begin,
         "steps_trained": savings.steps_trained,
@@ -102,10 +141,45 @@ def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) ->
     }
 
 
+def compare(options: argparse.Namespace, batch: int) -> dict[str, Any]:
+    """Return the figures of one batch size."""
+    workers = 0 if options.inline else options.workers
+    rounds = []
+    for number in range(options.rounds):
+        ways: list[tuple[str, int]] = [("eager", 1), ("auto", options.stacked)]
+        done = {way[0]: search(*way, options.steps, batch, workers) for way in ways[:: 1 - 2 * (number % 2)]}
+        rounds.append(done)
+        for way in done.values():
+            print(
+                f"batch {batch:3} round {number}  {way['asked']:5} {way['numerics']:10} x {way['at_a_time']}  "
+                f"{way['seconds']:7.1f} worker-s  makespan {way['makespan']:6.1f} s  measuring "
+                f"{way['measure_seconds']:4.1f} s  {way['steps_trained']:,} of {way['steps_unique']:,} steps",
+                flush=True,
+            )
+    stacked = [way["auto"]["values"] for way in rounds if way["auto"]["numerics"].startswith("stacked")]
+    alike = [*stacked, search("stacked", 3, options.steps, batch, 0)["values"]] if stacked else []
+    figures = {
+        "merge_seconds": statistics.median(done["eager"]["seconds"] for done in rounds),
+        "fused_seconds": statistics.median(done["auto"]["seconds"] for done in rounds),
+        "fused_ratio": statistics.median(done["auto"]["seconds"] / done["eager"]["seconds"] for done in rounds),
+        "makespan_ratio": statistics.median(done["auto"]["makespan"] / done["eager"]["makespan"] for done in rounds),
+        "measure_seconds": statistics.median(done["auto"]["measure_seconds"] for done in rounds),
+        "chosen": [done["auto"]["numerics"] for done in rounds],
+        "k_invariant": all(other == alike[0] for other in alike),
+        "rounds": rounds,
+    }
+    print(
+        f"batch {batch}: fused / merged worker-seconds {figures['fused_ratio']:.2f}, makespan "
+        f"{figures['makespan_ratio']:.2f}, {', '.join(figures['chosen'])}; values depend on K: "
+        f"{not figures['k_invariant']}"
+    )
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--stacked", type=int, default=8, metavar="K", help="siblings as one at most (default: 8)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--inline", action="store_true", help="in this process, instead of on Dask workers")
@@ -114,39 +188,12 @@ def main() -> None:
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     torch.set_num_threads(1)
-    workers = 0 if options.inline else options.workers
-    rounds = []
-    for number in range(options.rounds):
-        ways: list[tuple[str, int]] = [("eager", 1), ("stacked", options.stacked)]
-        done = {way[0]: search(*way, options.steps, options.batch, workers) for way in ways[:: 1 - 2 * (number % 2)]}
-        rounds.append(done)
-        for way in done.values():
-            print(
-                f"round {number}  {way['numerics']:8} {way['seconds']:7.1f} worker-s  "
-                f"makespan {way['makespan']:6.1f} s  "
-                f"wall {way['wall']:6.1f} s  {way['steps_trained']:,} of {way['steps_unique']:,} steps, merge rate "
-                f"{way['merge_rate']:.2f}",
-                flush=True,
-            )
-    values = [way["stacked"]["values"] for way in rounds]
-    values.append(search("stacked", 3, options.steps, options.batch, 0)["values"])
     figures = {
         "torch": torch.__version__,
         "machine": platform.machine(),
         "steps": options.steps,
-        "batch_size": options.batch,
-        "merge_seconds": statistics.median(done["eager"]["seconds"] for done in rounds),
-        "fused_seconds": statistics.median(done["stacked"]["seconds"] for done in rounds),
-        "fused_ratio": statistics.median(done["stacked"]["seconds"] / done["eager"]["seconds"] for done in rounds),
-        "makespan_ratio": statistics.median(done["stacked"]["makespan"] / done["eager"]["makespan"] for done in rounds),
-        "k_invariant": all(other == values[0] for other in values),
-        "equals_eager": values[0] == rounds[0]["eager"]["values"],
-        "rounds": rounds,
+        "by_batch_size": {str(batch): compare(options, batch) for batch in options.batch},
     }
-    print(
-        f"fused / merged worker-seconds {figures['fused_ratio']:.2f}, makespan {figures['makespan_ratio']:.2f}; values "
-        f"depend on K: {not figures['k_invariant']}; equal eager's: {figures['equals_eager']}"
-    )
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -52,12 +52,11 @@ class StepTimes:
 
     @property
     def best(self) -> int:
-        """The largest number of chains up to which each measured number pays."""
+        """The largest number of chains that pays, compared with the best of the smaller ones."""
         best = 1
-        for (_, _), (width, _) in pairwise(self.seconds):
-            if not pays(self, best, width):
-                break
-            best = width
+        for width, _ in self.seconds:
+            if self.share(width) <= _FALLS * self.share(best):
+                best = width
         return best
 
     def up_to(self, width: int) -> StepTimes:
@@ -81,11 +80,6 @@ def among(found: Mapping[str, float]) -> StepTimes | None:
     """Return those that were measured, if any."""
     pairs = [(int(name.removesuffix(_NAMED)), taken) for name, taken in found.items() if name.endswith(_NAMED)]
     return StepTimes(tuple(sorted(pairs))) if pairs else None
-
-
-def pays(times: StepTimes, width: int, wider: int) -> bool:
-    """Return whether a chain's share of the seconds falls when more are trained side by side."""
-    return times.share(wider) <= _FALLS * times.share(width)
 
 
 def widths(most: int) -> Iterable[int]:

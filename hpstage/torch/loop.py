@@ -258,6 +258,11 @@ class TorchLoop(Adapter):
             },
         }
 
+    @property
+    def loads_elsewhere(self) -> bool:
+        """Whether other processes make its batches."""
+        return bool(self._user.num_workers)
+
     def train_by(self, numerics: str) -> bool:
         """Train by the step backend of this name, for a trainable that leaves the choice to the search. Return whether
         it was trained by it before, so that the present state stays.

@@ -54,10 +54,12 @@ class TorchTrainable(ABC):
     """The step backend: ``"eager"`` runs the code as it is, ``"compiled"`` compiles a step with ``torch.compile``,
     ``"graphed"`` replays it as a CUDA graph, ``"stacked"`` trains siblings of one worker as one model. Each gives other
     bits (a *numerics class*), which is part of the keys of states: a search never mixes two. ``"auto"`` measures them
-    before the search, takes the fastest, and stays with it on this store."""
+    before the search, takes the fastest, and stays with it on this store: ``"stacked"`` if enough trials are expected
+    to be trained at a time."""
 
     max_stacked: int = 8
-    """With ``numerics = "stacked"``, the most siblings that a worker trains as one. It does not show in the bits."""
+    """With ``numerics = "stacked"``, the most siblings that a worker trains as one, if it pays: 1, 2, 4, ... of them are
+    measured before the search. It does not show in the bits."""
 
     virtual_nodes: int = 1
     """Number of equal parts, a power of two, into which each batch is cut so that up to as many workers can train one

@@ -102,7 +102,7 @@ class StackedLoop(TorchLoop):
                 for lane in lanes:
                     lane.train_by("stacked")
                     lane.setup(initial)
-                measurement = StackMeasurement(self, lanes, initial, self.device)
+                measurement = StackMeasurement(self, lanes, initial)
                 found |= named(measurement.times())
                 found["stacked begins"] = measurement.begins
         except Exception as error:

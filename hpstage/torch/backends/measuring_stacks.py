@@ -9,24 +9,19 @@ from typing import Protocol
 
 import torch
 
-from hpstage.plan.step_times import StepTimes, pays, widths
+from hpstage.plan.step_times import StepTimes, widths
 from hpstage.schedule import Scalar
+from hpstage.torch.backends.measuring import Measured, clock_of, train_on
 
 logger = logging.getLogger("hpstage")
 
 _FIRST = 3
 """Steps that are not counted: programs are built in the first."""
 _STEPS = 16
-_ROUNDS = 3
+_PATIENCE = 2
+"""Numbers of siblings in a row that do not pay, after which no larger one is tried."""
 _SECONDS = 4.0
-"""The most seconds of a round of one number of siblings; it has one step at least."""
-
-
-class Side(Protocol):
-    """One of several that are trained side by side."""
-
-    def train(self, step: int, hp: Mapping[str, Scalar]) -> None: ...
-    def synchronize(self) -> None: ...
+"""The most seconds of a round; it has one step at least."""
 
 
 class Together(Protocol):
@@ -45,13 +40,12 @@ class StackMeasurement:
         initial: the values at step 0, which all of them have: a step takes as long with others.
     """
 
-    def __init__(
-        self, together: Together, sides: Sequence[Side], initial: Mapping[str, Scalar], device: torch.device
-    ) -> None:
+    def __init__(self, together: Together, sides: Sequence[Measured], initial: Mapping[str, Scalar]) -> None:
         self._together = together
         self._sides = sides
         self._initial = initial
-        self._device = device
+        self._device = sides[0].device
+        self._clock = clock_of(sides[0])
         self._steps = [0] * len(sides)
         self._found: dict[int, float] = {}
         self._peaks: dict[int, int] = {}
@@ -59,7 +53,7 @@ class StackMeasurement:
         """Seconds that the first steps took longer than others."""
 
     def times(self) -> StepTimes:
-        """Return the seconds of a step by the number of siblings, up to the first that does not pay."""
+        """Return the seconds of a step by the number of siblings, until it no longer pays."""
         for width in widths(len(self._sides)):
             if not self._fits(width):
                 break
@@ -68,7 +62,8 @@ class StackMeasurement:
                 self._train(width, _FIRST)
                 self._synchronize()
                 begun = time.perf_counter()
-                self._round(width)
+                for known in [*list(self._found)[-1:], width] * 2:  # in turn, since they are compared
+                    self._round(known)
                 self.begins += max(0.0, begun - began - _FIRST * self._found[width])
             except Exception as error:
                 if width == 1:
@@ -84,34 +79,30 @@ class StackMeasurement:
                 self._found.pop(width, None)
                 break
             self._peaks[width] = self._peak()
-            if not self._pays(width):
+            if [*self._found].index(self._times.best) < len(self._found) - _PATIENCE:
                 break
-        for _ in range(_ROUNDS - 1):
-            for width in self._found:
-                self._train(width, 1)
-                self._round(width)
+        return self._times
+
+    @property
+    def _times(self) -> StepTimes:
         return StepTimes(tuple(self._found.items()))
 
-    def _pays(self, width: int) -> bool:
-        known = sorted(self._found)
-        return width == 1 or pays(StepTimes(tuple(self._found.items())), known[-2], known[-1])
-
     def _round(self, width: int) -> None:
+        self._train(width, 1)  # others leave or join
         self._synchronize()
-        began = time.perf_counter()
-        steps = 0
-        while steps < _STEPS and time.perf_counter() - began < _SECONDS:
+        started, began, steps = time.perf_counter(), self._clock(), 0
+        while steps < _STEPS and (not steps or time.perf_counter() - started < _SECONDS):
             self._train(width, 1)
             steps += 1
         self._synchronize()
-        seconds = (time.perf_counter() - began) / steps
+        seconds = max((self._clock() - began) / steps, 1e-9)
         self._found[width] = min(seconds, self._found.get(width, seconds))
 
     def _train(self, width: int, steps: int) -> None:
         for _ in range(steps):
             self._together.train_together({side: (self._steps[side], self._initial) for side in range(width)})
             for side in range(width):
-                self._sides[side].train(self._steps[side], self._initial)  # raises what its step has raised
+                train_on(self._sides[side], self._steps[side], self._initial)  # raises what its step has raised
                 self._steps[side] += 1
 
     def _synchronize(self) -> None:

@@ -11,9 +11,10 @@ from hpstage.plan.step_times import ALONE, StepTimes, among, named, widths
 TIMES = StepTimes(((1, 4.0), (2, 5.0), (4, 7.0), (8, 20.0)))
 
 
-def test_as_many_are_best_as_each_measured_number_pays_up_to() -> None:
+def test_more_are_best_only_where_it_pays_to_be_sure() -> None:
     assert TIMES.best == 4
-    assert StepTimes(((1, 4.0), (2, 7.9), (4, 8.0))).best == 1  # the second gains too little to be sure of it
+    assert StepTimes(((1, 4.0), (2, 8.2), (4, 12.0))).best == 4  # the first step to several may cost more
+    assert StepTimes(((1, 4.0), (2, 7.9))).best == 1  # too little to be sure of it
     assert ALONE.best == 1
 
 
