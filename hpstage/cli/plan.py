@@ -95,6 +95,7 @@ def plan(
         checkpoint_every=checkpoint_every,
         rehearsals=rehearsals,
         precedent=precedent,
+        step_times=None if known is None else known.step_times,
     )
     typer.echo(str(found))
     if json_file is not None:

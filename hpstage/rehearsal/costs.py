@@ -14,6 +14,7 @@ from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import UsageError
 from hpstage.plan.facts import StateKey
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.step_times import StepTimes
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.identity.environment import describe
@@ -38,6 +39,8 @@ class Costs:
     load_seconds: float = 0.0
     save_seconds: float = 0.0
     checkpoint_bytes: int = 0
+    step_times: StepTimes | None = None
+    """What a step of several siblings as one takes, if workers train them so; only the proportions count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
         load_seconds=totals.load_seconds / entered if entered else 0.0,
         save_seconds=totals.save_seconds / totals.saves if totals.saves else 0.0,
         checkpoint_bytes=plan.kept_bytes // len(plan.kept) if plan.kept else 0,
+        step_times=plan.step_times,
     )
 
 

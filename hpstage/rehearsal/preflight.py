@@ -27,6 +27,7 @@ from hpstage.optuna.ledger import samplers
 from hpstage.optuna.quiet import quiet_optuna
 from hpstage.plan.facts import StateReached
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.step_times import ALONE, StepTimes
 from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
 from hpstage.schedule import Plateau, Scalar
@@ -96,6 +97,8 @@ class Preflight:
     worker_seconds_alone: Spread
     worker_seconds: Spread
     saved_seconds: Spread
+    fused_seconds: Spread
+    """Part of it: what training siblings as one saves."""
     checkpoints: Spread
     """Total number of checkpoints kept."""
     checkpoints_needed: Spread
@@ -124,6 +127,8 @@ class Preflight:
                 ("without sharing", self.worker_seconds_alone.text(worker_hours)),
                 ("saved", self.saved_seconds.text(worker_hours)),
             ]
+            if self.fused_seconds.high:
+                rows.append(("of this by fusing", self.fused_seconds.text(worker_hours)))
         rows += [
             ("checkpoints kept", self._checkpoints(self.checkpoints)),
             ("needed at most", self._checkpoints(self.checkpoints_needed)),
@@ -182,6 +187,7 @@ def preflight(
     checkpoint_every: int | None = None,
     rehearsals: int = 9,
     precedent: Precedent | None = None,
+    step_times: StepTimes | None = None,
 ) -> Preflight:
     """Estimate what a search would train and cost, without training anything.
 
@@ -197,6 +203,7 @@ def preflight(
         rehearsals: number of sets of random metrics, if anything depends on metrics.
         precedent: a plan that was trained before; metrics it has measured are not random. Its training still counts as
             not done: the figures are those of a search from the beginning.
+        step_times: what a step of several siblings takes that a worker trains as one, if it does, in proportion to one.
 
     Raises:
         UsageError: invalid input; names it.
@@ -237,6 +244,8 @@ def preflight(
                     save_seconds=costs.save_seconds,
                     state_bytes=costs.checkpoint_bytes,
                     measure=stand_in,
+                    lanes=1 if step_times is None else step_times.best,
+                    step_times=ALONE if step_times is None else step_times,
                 )
                 result = optimize(
                     optuna.create_study(study_name="preflight", sampler=copy.deepcopy(own), direction=direction),
@@ -273,6 +282,7 @@ def preflight(
         worker_seconds_alone=_spread(one.worker_seconds_alone for one in saved),
         worker_seconds=_spread(one.worker_seconds for one in saved),
         saved_seconds=_spread(one.saved_seconds for one in saved),
+        fused_seconds=_spread(one.fused_seconds for one in saved),
         checkpoints=_spread(one.kept for one in saved),
         checkpoints_needed=_spread(most_needed(run.result) for run in every),
         checkpoint_bytes=checkpoint_bytes,

@@ -58,8 +58,8 @@ class TorchTrainable(ABC):
     to be trained at a time."""
 
     max_stacked: int = 8
-    """With ``numerics = "stacked"``, the most siblings that a worker trains as one, if it pays: 1, 2, 4, ... of them are
-    measured before the search. It does not show in the bits."""
+    """With ``numerics = "stacked"``, the most siblings that a worker trains as one, if it pays: 1, 2, 4, ... of them
+    are measured before the search. It does not show in the bits."""
 
     virtual_nodes: int = 1
     """Number of equal parts, a power of two, into which each batch is cut so that up to as many workers can train one

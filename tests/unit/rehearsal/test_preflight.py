@@ -6,6 +6,7 @@ import json
 import statistics
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import optuna
 import pytest
@@ -18,6 +19,7 @@ from hpstage.cli.app import app
 from hpstage.cli.naming import algorithm_named, named
 from hpstage.errors import StoreError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.step_times import StepTimes
 from hpstage.rehearsal.costs import Timing, by_values, costs_of_plan, measured
 from hpstage.rehearsal.preflight import most_needed, values_met
 from hpstage.schedule.space import describe
@@ -494,3 +496,17 @@ def test_simulated_time_stands_still_for_who_does_not_wait():
     assert executor.wait(0.0) == [] and executor.clock() == 0.0
     [joined] = executor.wait(0.1)
     assert joined.worker == late and executor.clock() == 5.0
+
+
+def test_siblings_trained_as_one_are_rehearsed_as_one() -> None:
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        return {"a": s.constant(trial.suggest_categorical("a", [0, 1, 2, 3]))}
+
+    grid = optuna.samplers.GridSampler({"a": [0, 1, 2, 3]}, seed=0)
+    options: dict[str, Any] = {"steps": 100, "sampler": grid, "workers": (1,), "step_seconds": 2.0}
+    alone = hpstage.preflight(space, **options)
+    fused = hpstage.preflight(space, **options, step_times=StepTimes(((1, 1.0), (4, 2.0))))
+    assert (alone.worker_seconds.median, alone.fused_seconds.median) == (800.0, 0.0)
+    assert (fused.worker_seconds.median, fused.fused_seconds.median) == (400.0, 400.0)
+    assert fused.fleets[0].makespan.median == pytest.approx(400.0)
+    assert "of this by fusing" in str(fused) and "of this by fusing" not in str(alone)
