@@ -8,6 +8,8 @@ round is compared with ``torch.save`` or a load of the same state in the same fo
 save_stall_ratio   seconds for which training stands still per kept state, by those of ``torch.save``; as ``_cpu``, CPU
                    seconds of the thread, which depend less on other load
 first_stall_ratio  the same for the first state of a process, whose copy needs new memory
+prefetch_hidden    share of the seconds of loading a state that are gone if the worker was told, while the chain before
+                   trained, that it comes next; of 50 MB and more
 beside_slowdown    seconds of a training step while a state is being written, by those of one otherwise
 """
 
@@ -33,9 +35,9 @@ from hpstage.cluster import memory
 from hpstage.execution.bundle import Bundle
 from hpstage.execution.control import Control
 from hpstage.plan.facts import Kept, StateKey, WorkerId
-from hpstage.plan.messages import BoundaryReached, Chain, ChainReport
+from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainReport
 from hpstage.schedule import Scalar
-from hpstage.testing.chains import chain
+from hpstage.testing.chains import chain, key
 
 WORKER = WorkerId("w")
 TENSORS = 60
@@ -48,15 +50,23 @@ class Store(FolderCheckpoints):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
         self.written = threading.Event()
+        self.loaded = threading.Event()
+        self.loaded.set()
 
     def save(self, of: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
         kept = super().save(of, state, step=step, parent=parent)
         self.written.set()
         return kept
 
+    def load(self, of: StateKey) -> object:
+        state = super().load(of)
+        self.loaded.set()
+        return state
+
 
 class Trained:
-    """A state of so many megabytes. A step multiplies matrices; the last one goes on until the state is written."""
+    """A state of so many megabytes. A step multiplies matrices; the last one goes on until the states are written, and
+    loaded, that should be by then."""
 
     def __init__(self, megabytes: float, store: Store) -> None:
         size = max(1, int(megabytes * 1e6 / 4 / TENSORS))
@@ -74,7 +84,7 @@ class Trained:
         if step == KEPT_AT:
             self.stall_cpu.append(time.thread_time() - self.stalled_at)
         self._step(writing=False)
-        while step > KEPT_AT and not self.store.written.is_set():
+        while step > KEPT_AT and not (self.store.written.is_set() and self.store.loaded.is_set()):
             self._step(writing=True)
 
     def _step(self, *, writing: bool) -> None:
@@ -144,6 +154,45 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
     }
 
 
+def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
+    """Load the same states in the same process, told of before and not, by turns."""
+    store = Store(folder)
+    trained = Trained(megabytes, store)
+    trained.store.written.set()
+    for step in (1, 2):
+        store.save(key(step), trained.state, step=step, parent=None)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * (rounds + 1)):
+        told = number % 2 == 0
+        bundle = Bundle(trained, store, LiveCache(), worker=WORKER, tell=lambda report: None)
+        nothing = replace(chain("a", KEPT_AT + 2), boundaries=tuple(without(chain("a", KEPT_AT + 2))))
+        bundle.start(WORKER, nothing, Control())
+        if told:
+            store.loaded.clear()
+            bundle.expect([key(2)])
+        while bundle:
+            bundle.go_on()
+        following = chain("b", KEPT_AT + 2, start=2)
+        bundle.start(WORKER, replace(following, boundaries=tuple(without(following))), Control())
+        while bundle:
+            report = bundle.go_on()
+            if isinstance(report, BoundaryReached):
+                assert report.reached.source == ("live" if told else "disk")
+                seconds[told].append(report.reached.load_seconds)
+    shares = [1.0 - one / other for one, other in zip(seconds[True], seconds[False], strict=True)][1:]
+    return {
+        "prefetch_hidden": statistics.median(shares),
+        "prefetch_hidden_spread": [min(shares), max(shares)],
+        "load_ms": 1e3 * statistics.median(seconds[False][1:]),
+        "load_told_ms": 1e3 * statistics.median(seconds[True][1:]),
+    }
+
+
+def without(planned: Chain) -> list[Boundary]:
+    """The boundaries of a chain, at which nothing is to be done."""
+    return [replace(each, keep=False, evaluate=False) for each in planned.boundaries]
+
+
 def in_process(*arguments: str) -> dict[str, object]:
     """Run this script in a process with the settings of a training process."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -163,18 +212,22 @@ def main() -> None:
     parser.add_argument("--folders", type=Path, nargs="+", default=[Path(tempfile.gettempdir())])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 10, 50, 140, 500])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--one", choices=["stall"], help="measure one size here, and print it")
+    parser.add_argument("--one", choices=["stall", "hidden"], help="measure one size here, and print it")
     given = parser.parse_args()
     if given.one is not None:
         with tempfile.TemporaryDirectory(dir=given.folders[0]) as folder:
-            print(json.dumps(stall(given.megabytes[0], given.rounds, Path(folder))))
+            measure = stall if given.one == "stall" else hidden
+            print(json.dumps(measure(given.megabytes[0], given.rounds, Path(folder))))
         return
     found: dict[str, object] = {"torch": torch.__version__, "rounds": given.rounds}
     for folder in given.folders:
         for megabytes in given.megabytes:
             where = ["--folders", str(folder), "--megabytes", str(megabytes), "--rounds", str(given.rounds)]
             name = f"{folder}: {megabytes:g} MB"
-            found[name] = measured = in_process("--one", "stall", *where)
+            measured = in_process("--one", "stall", *where)
+            if megabytes >= 50:
+                measured |= in_process("--one", "hidden", *where)
+            found[name] = measured
             print(name, measured, flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=2) + "\n")

@@ -224,6 +224,18 @@ class ExecutorContract:
         assert [(r.start, r.step) for r in passed] == [(10, 10), (10, 20)]
         self._check_total(passed[0].metrics, 10.0)
 
+    def test_states_that_are_expected_next_fail_nothing_if_they_are_not_there(self, executor: Executor) -> None:
+        everyone = self.everyone(executor)
+        executor.start(everyone[0], chain("a", 10))
+        ended(executor, "a")
+        for worker in everyone:
+            executor.expect(worker, [key(7), key(10)])
+        self.settle(executor)
+        executor.start(everyone[-1], chain("b", 20, start=10))
+        self._check_total(reached(ended(executor, "b"), "b")[-1].metrics, 20.0)
+        executor.expect(everyone[-1], [])
+        self._check_works(executor, everyone[-1])
+
     def test_a_source_that_is_not_kept_ends_its_chain_as_unreadable_and_leaves_the_worker(
         self, executor: Executor
     ) -> None:

@@ -14,7 +14,7 @@ from hpstage.errors import InternalError
 from hpstage.executor import Executor
 from hpstage.plan.facts import WorkerId
 from hpstage.testing import ExecutorContract
-from hpstage.testing.chains import chain, ended, outcome, reached, workers
+from hpstage.testing.chains import chain, ended, key, outcome, reached, workers
 from hpstage.testing.toys import Counter, Gate
 from tests.dask.conftest import Run
 
@@ -55,6 +55,20 @@ def test_workers_are_processes_of_their_own_and_train_side_by_side(run: Run) -> 
     reports = ended(executor, "a", "b")
     pids = {r.metrics["pid"] for name in "ab" for r in reached(reports, name) if r.metrics}
     assert len(pids) == 2
+
+
+def test_a_state_that_is_expected_next_is_fetched_before_its_chain_starts(run: Run) -> None:
+    executor, (here, there) = run.executor, run.workers
+    executor.start(here, chain("a", 10))
+    executor.start(there, chain("b", 2))
+    ended(executor, "a", "b")
+    executor.expect(there, [key(10)])
+    assert executor._courier is not None
+    while executor._courier._waiting:
+        time.sleep(0.001)
+    executor.start(there, chain("c", 20, start=10))
+    [last] = reached(ended(executor, "c"), "c")
+    assert last.source == "live", "only the other worker has trained it"
 
 
 def test_reports_that_the_feed_has_lost_come_with_the_result(open_executor: Open) -> None:
