@@ -32,14 +32,23 @@ _IDLE = 5.0
 class Save:
     """A state that is being written; ``kept`` describes it once it is durable."""
 
-    __slots__ = ("kept", "key", "nbytes", "parent", "state", "step")
+    __slots__ = ("kept", "key", "nbytes", "parent", "state", "step", "wait")
 
-    def __init__(self, key: StateKey, state: object, size: int, step: int, parent: StateKey | None) -> None:
+    def __init__(
+        self,
+        key: StateKey,
+        state: object,
+        size: int,
+        step: int,
+        parent: StateKey | None,
+        wait: Callable[[], object] | None = None,
+    ) -> None:
         self.key = key
         self.state = state
         self.nbytes = size
         self.step = step
         self.parent = parent
+        self.wait = wait  # returns once ``state`` is complete, if it is still being copied
         self.kept: Kept | None = None
 
 
@@ -124,7 +133,8 @@ class Saves:
         writer = self._writer
         with self._changed:
             self._await(lambda: writer.has_room(size))
-        save = Save(key, self._live.copy(key, flat, size), size, step, parent)
+        copy, wait = self._live.copy(key, flat, size)
+        save = Save(key, copy, size, step, parent, wait)
         with self._changed:
             writer.begin(self, save)
         return save
@@ -161,6 +171,8 @@ class Saves:
         if self.error is not None or self._closed:
             return
         try:
+            if save.wait is not None:
+                save.wait()
             save.kept = self._checkpoints.save(
                 save.key, save.state, step=save.step, parent=save.parent, giving_up=self._gives_up
             )
@@ -171,7 +183,7 @@ class Saves:
     def prepare(self, save: Save) -> None:
         """Make memory for the next state, which training then only fills. Called in the writer's thread."""
         state, save.state = save.state, None
-        if self.error is None and not self._closed:
+        if self.error is None and not self._closed and save.wait is None:
             self._live.prepare(state, save.nbytes)
 
     def deliver(self) -> None:

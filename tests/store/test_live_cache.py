@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from hpstage.checkpoints import LiveCache
-from hpstage.checkpoints.state_tree import FlatState, digest, flatten, nbytes
+from hpstage.checkpoints.state_tree import FlatState, digest, flatten, nbytes, unflatten
 from hpstage.plan.facts import StateKey
 
 A, B, C, D = (StateKey(letter * 32) for letter in "abcd")
@@ -120,13 +122,13 @@ def kept(cache: LiveCache) -> list[float]:
 
 def test_a_copy_that_is_made_in_prepared_memory_is_one_of_its_own() -> None:
     cache = LiveCache(4 * SIZE)
-    first = cache.copy(A, flat(1), SIZE)
+    first, _ = cache.copy(A, flat(1), SIZE)
     cache.prepare(first, SIZE)
     assert cache.nbytes == 2 * SIZE
     live = state(2)
-    second = cache.copy(B, flatten(live), SIZE)
+    second, _ = cache.copy(B, flatten(live), SIZE)
     live["w"] += 1
-    third = cache.copy(C, flat(3), SIZE)
+    third, _ = cache.copy(C, flat(3), SIZE)
     assert cache.nbytes == 3 * SIZE, "the memory is used once"
     assert kept(cache) == [1, 2, 3]
     assert [cache.get(key) for key in (A, B, C)] == [first, second, third]
@@ -145,9 +147,9 @@ def test_memory_for_the_next_copy_is_within_the_budget_and_given_up_for_others()
 
 def test_what_the_cache_is_too_small_for_is_copied_into_the_memory_of_the_one_before() -> None:
     cache = LiveCache(SIZE - 1)
-    first = cache.copy(A, flat(1), SIZE)
+    first, _ = cache.copy(A, flat(1), SIZE)
     cache.prepare(first, SIZE)
-    second = cache.copy(B, flat(2), SIZE)
+    second, _ = cache.copy(B, flat(2), SIZE)
     assert isinstance(first, dict) and isinstance(second, dict)
     assert second["w"] is first["w"]
     assert (len(cache), cache.nbytes) == (0, 0)
@@ -156,7 +158,7 @@ def test_what_the_cache_is_too_small_for_is_copied_into_the_memory_of_the_one_be
 def test_a_key_that_is_kept_is_copied_as_it_is_now() -> None:
     cache = LiveCache()
     cache.put(A, state(1))
-    copy = cache.copy(A, flat(2), SIZE)
+    copy, _ = cache.copy(A, flat(2), SIZE)
     assert isinstance(copy, dict)
     assert copy["w"][0] == 2
     assert kept(cache) == [1]
@@ -194,3 +196,103 @@ def test_any_leaf_is_copied_into_prepared_memory_as_into_new_memory(name: str) -
     if isinstance(prepared["leaf"], torch.Tensor):
         assert not prepared["leaf"].requires_grad
         assert prepared["leaf"].untyped_storage().nbytes() == plain["leaf"].untyped_storage().nbytes()
+
+
+# --- tiers ------------------------------------------------------------------------------------------------
+
+
+class Stands:
+    """The CPU stands for the device: tensors of 64-bit floats are there. Copies are complete once waited for."""
+
+    def __init__(self) -> None:
+        self.moved = self.waited = 0
+
+    def is_on_device(self, flat: FlatState) -> bool:
+        return any(isinstance(value, torch.Tensor) and value.dtype == torch.float64 for value in flat.values)
+
+    def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
+        self.moved += 1
+        source, copy = flat.copied(), flat.room()
+
+        def wait() -> None:
+            self.waited += 1
+            for value, into in zip(flatten(source).values, copy.values, strict=True):
+                into.copy_(value)
+
+        return unflatten(flat.tree, copy.values), wait
+
+
+def on_device(value: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((1000,), value, dtype=torch.float64)}
+
+
+LARGE = nbytes(on_device(0))
+
+
+def values(cache: LiveCache) -> list[float]:
+    return [float(found["w"][0]) for found in map(cache.get, (A, B, C, D)) if isinstance(found, dict)]
+
+
+def test_what_leaves_the_device_is_on_the_host_and_what_leaves_the_host_is_gone() -> None:
+    mover = Stands()
+    cache = LiveCache(LARGE, 2 * LARGE, mover=mover)
+    for number, key in enumerate((A, B), 1):
+        cache.put(key, on_device(number))
+    assert (mover.moved, cache.nbytes) == (0, 2 * LARGE)
+    cache.put(C, on_device(3))
+    assert (values(cache), mover.moved, cache.nbytes) == ([1, 2, 3], 1, 3 * LARGE)
+    cache.put(D, on_device(4))
+    assert (values(cache), mover.moved, cache.nbytes) == ([2, 3, 4], 2, 3 * LARGE)
+
+
+def test_what_is_needed_next_leaves_the_device_last_and_the_host_last() -> None:
+    cache = LiveCache(LARGE, LARGE, mover=Stands())
+    cache.put(A, on_device(1))
+    cache.expect([A])
+    cache.put(B, on_device(2))
+    cache.put(C, on_device(3))
+    assert values(cache) == [1, 3], "B did not take its place on the host"
+
+
+def test_a_state_of_the_host_takes_nothing_of_the_device() -> None:
+    cache = LiveCache(2 * LARGE, LARGE, mover=Stands())
+    cache.put(A, on_device(1))
+    for number, key in enumerate((B, C, D), 2):
+        cache.put(key, {"w": torch.full((2000,), float(number))})
+    assert values(cache) == [1, 3, 4]
+
+
+def test_a_copy_to_be_written_is_complete_once_it_was_waited_for_and_on_the_host() -> None:
+    mover = Stands()
+    cache = LiveCache(LARGE, LARGE, mover=mover)
+    live = on_device(1)
+    copy, wait = cache.copy(A, flatten(live), LARGE)
+    live["w"] += 1
+    assert wait is not None
+    wait()
+    assert isinstance(copy, dict)
+    assert float(copy["w"][0]) == 1.0
+    assert A in cache and values(cache) == [1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_states_on_a_gpu_move_to_pinned_memory_while_it_works_on() -> None:
+    """Of the values that they had when they were copied."""
+    cache = LiveCache(1 << 30, 3 << 20)
+    tensor = torch.zeros(1 << 18, device="cuda")
+    keys = [StateKey(f"{number:032x}") for number in range(8)]
+    copies = []
+    for number, key in enumerate(keys):
+        tensor.fill_(number)
+        flat = flatten({"w": tensor})
+        copies.append(cache.copy(key, flat, flat.nbytes))
+        tensor.fill_(-1)
+    for number, (key, (copy, wait)) in enumerate(zip(keys, copies, strict=True)):
+        assert wait is not None
+        wait()
+        found = cache.get(key)
+        assert isinstance(copy, dict) and isinstance(found, dict)
+        assert copy["w"].is_pinned() and copy["w"].unique().tolist() == [number]
+        assert found["w"].unique().tolist() == [number]
+        assert found["w"].is_cuda == (number >= 6)

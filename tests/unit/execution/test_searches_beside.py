@@ -97,11 +97,13 @@ KILLED = """
     import os, signal, sys, threading
     from pathlib import Path
 
-    from hpstage.checkpoints import FolderCheckpoints
+    from hpstage.checkpoints import FolderCheckpoints, LiveCache
     from hpstage.checkpoints import format as files
+    from hpstage.execution.bundle import Bundle
+    from hpstage.execution.control import Control
     from hpstage.plan.messages import BoundaryReached
     from hpstage.testing.chains import chain, key
-    from tests.unit.execution.beside import Played
+    from tests.unit.execution.beside import WORKER
     from tests.unit.execution.test_saving import Sums, WAIT
 
     folder, where = Path(sys.argv[1]), sys.argv[2]
@@ -127,9 +129,10 @@ KILLED = """
         if isinstance(report, BoundaryReached):
             print(report.reached.step, report.reached.kept.digest, flush=True)
 
-    played = Played(Sums({9: trained_on.set}), Dying(folder, "w"), beside=True)
-    played.bundle._runners["w"]._writer.tell = tell
-    played.run(chain("c", 12, 3, 6, 8))
+    bundle = Bundle(Sums({9: trained_on.set}), Dying(folder, "w"), LiveCache(), worker=WORKER, tell=tell)
+    bundle.start(WORKER, chain("c", 12, 3, 6, 8), Control())
+    while bundle:
+        tell(bundle.go_on())
 """
 
 

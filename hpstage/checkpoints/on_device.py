@@ -1,0 +1,59 @@
+"""States on CUDA devices, and their copies in pinned host memory, made on a stream beside training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hpstage.checkpoints.state_tree import FlatState, unflatten
+
+
+class Mover(Protocol):
+    """Copies states from a device to the host. In tests the CPU may stand for the device."""
+
+    def is_on_device(self, flat: FlatState) -> bool:
+        """Whether any part of a state is on the device."""
+
+    def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
+        """Begin to copy a state to the host. Return the copy, and what waits until it is complete.
+
+        The state may be freed meanwhile; what has been queued on the device so far comes before it.
+        """
+
+
+class CudaMover:
+    """Copies tensors of CUDA devices on a stream of each device; other leaves are those of the state."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Any, Any] = {}
+
+    def is_on_device(self, flat: FlatState) -> bool:
+        return any(_is_on_device(value) for value in flat.values)
+
+    def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
+        streams: dict[Any, Any] = {}
+        values = [self._copied(value, streams) if _is_on_device(value) else value for value in flat.values]
+        events = [stream.record_event() for stream in streams.values()]
+        return unflatten(flat.tree, values), lambda: [event.synchronize() for event in events]
+
+    def _copied(self, tensor: Any, streams: dict[Any, Any]) -> Any:
+        import torch
+
+        stream = streams.get(tensor.device)
+        if stream is None:
+            if tensor.device not in self._streams:
+                self._streams[tensor.device] = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+            stream = self._streams[tensor.device]
+            stream.wait_stream(torch.cuda.current_stream(tensor.device))
+            streams[tensor.device] = stream
+        host = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu", pin_memory=True)
+        with torch.cuda.stream(stream):
+            host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(stream)  # its memory is not used again before it is copied
+        return host
+
+
+def _is_on_device(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and value.device.type == "cuda"
