@@ -223,7 +223,12 @@ def copy(leaf: Leaf, value: Any, into: Any = None) -> Any:
     value = value.detach().resolve_conj().resolve_neg()
     if into is not None and into.device == value.device:
         return into.copy_(value)
-    return value.clone() if leaf.strides is None else arranged(leaf, value)
+    if leaf.strides is not None:
+        return arranged(leaf, value)
+    import torch
+
+    # Not clone() alone: it keeps the order of strides of a tensor with gaps, which is read back row-major.
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def room(leaf: Leaf, value: Any) -> Any:
