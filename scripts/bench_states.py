@@ -6,7 +6,7 @@ Each size is measured in a process with the settings of a training process, one 
 round is compared with ``torch.save`` or a load of the same state in the same folder in the same round.
 
 save_stall_ratio   seconds for which training stands still per kept state, by those of ``torch.save``; as ``_cpu``, CPU
-                   seconds of the thread, which depend less on other load
+                   seconds of the thread alone: without waits for the disk, and for a core if there is other load
 first_stall_ratio  the same for the first state of a process, whose copy needs new memory
 prefetch_hidden    share of the seconds of loading a state that are gone if the worker was told, while the chain before
                    trained, that it comes next; of 50 MB and more
@@ -138,7 +138,6 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
         save_cpu.append(time.thread_time() - began[1])
         (folder / f"state-{number}.pt").unlink()
         store.delete(StateKey(f"{number:032x}"))
-    # Other load on the machine lengthens both, but not by the same factor: that of CPU seconds is independent of it.
     cpu = [one / other for one, other in zip(trained.stall_cpu, save_cpu, strict=True)]
     ratios = [one / other for one, other in zip(stalls, saves, strict=True)]
     beside, alone = trained.step_seconds[True], trained.step_seconds[False]
