@@ -10,12 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from hpstage.checkpoints import FolderCheckpoints
+from hpstage.checkpoints import FolderCheckpoints, LiveCache
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import HpstageError
-from hpstage.plan.facts import StateKey
+from hpstage.execution.flight import Control
+from hpstage.execution.runner import ChainRunner
+from hpstage.plan.facts import StateKey, WorkerId
+from hpstage.plan.messages import Chain
 from hpstage.trainable import Elastic, Trainable
 from hpstage.training.trainables import as_trainable
 from tests.torch.elastic.cases import ALL, STEPS, hp_at
@@ -118,16 +122,34 @@ def _lead(store: FolderCheckpoints, order: dict[str, Any]) -> None:
         trained(order["case"], 1, STEPS, trainable)
 
 
+def _in_chain(runner: ChainRunner, order: dict[str, Any]) -> Any:
+    """Follow a chain, or run one alone, and return its reports."""
+    chain = msgspec.json.decode(order["chain"], type=Chain)
+    try:
+        if "address" in order:
+            runner.follow(chain, order["address"], order["rank"])
+            return {}
+        return json.loads(msgspec.json.encode(list(runner.run(chain, Control()))))
+    except HpstageError as error:
+        return {"error": type(error).__name__}
+
+
 def main(folder: str) -> None:
     torch.set_num_threads(1)
     store = FolderCheckpoints(folder, WORKLOAD)
     trainables: dict[str, Any] = {}
+    runners: dict[str, ChainRunner] = {}
     for line in sys.stdin:
         order = json.loads(line)
         if "lead" in order:
             _lead(store, order)
         case = order["case"]
         trainable = trainables.setdefault(case, as_trainable(ALL[case]()))
+        if "chain" in order:
+            if case not in runners:
+                runners[case] = ChainRunner(trainable, store, LiveCache(), worker=WorkerId("follower"))
+            print(json.dumps(_in_chain(runners[case], order)), flush=True)  # noqa: T201
+            continue
         trainable.setup(hp_at(0))
         trainable.load_state_dict(store.load(StateKey(order["key"])))
         try:
