@@ -40,7 +40,9 @@ def failure_of(error: BaseException, within: str) -> UserFailure:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
     kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
-    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    shown = traceback.TracebackException(type(error), error, None)
+    shown.__notes__ = None  # they tell of another process, and are part of the traceback
+    summary = list(shown.format_exception_only())[-1].strip()
     if isinstance(error, StopTraining):
         summary += " (raise it in a training step, or leave the loop of a function: it ends no setup and no evaluation)"
     return UserFailure(summary=summary, traceback=text, kinds=kinds)
