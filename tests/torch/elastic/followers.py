@@ -16,7 +16,7 @@ import torch
 from hpstage.checkpoints import FolderCheckpoints, LiveCache
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import HpstageError
-from hpstage.execution.flight import Control
+from hpstage.execution.control import Control
 from hpstage.execution.runner import ChainRunner
 from hpstage.plan.facts import StateKey, WorkerId
 from hpstage.plan.messages import Chain
@@ -147,7 +147,8 @@ def main(folder: str) -> None:
         trainable = trainables.setdefault(case, as_trainable(ALL[case]()))
         if "chain" in order:
             if case not in runners:
-                runners[case] = ChainRunner(trainable, store, LiveCache(), worker=WorkerId("follower"))
+                live = LiveCache()
+                runners[case] = ChainRunner(trainable, store, live, live.get, worker=WorkerId("follower"))
             print(json.dumps(_in_chain(runners[case], order)), flush=True)  # noqa: T201
             continue
         trainable.setup(hp_at(0))

@@ -11,7 +11,8 @@ import pytest
 from hpstage.checkpoints import LiveCache
 from hpstage.checkpoints.state_tree import digest
 from hpstage.execution import gang
-from hpstage.execution.flight import Control, Gathering
+from hpstage.execution.control import Control
+from hpstage.execution.flight import Gathering
 from hpstage.execution.runner import ChainRunner
 from hpstage.plan.facts import ChainId, NodeId, StateKey, WorkerId
 from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainEnded, Stage
@@ -49,8 +50,8 @@ def chain(start: int, *steps: int, workers: int = 1, case: str = "cnn", **settin
 
 
 def runner(followers: Followers, case: str = "cnn") -> ChainRunner:
-    trainable = as_trainable(ALL[case]())
-    return ChainRunner(trainable, followers.store, LiveCache(), worker=WorkerId("leader"), clock=lambda: 0.0)
+    trainable, live = as_trainable(ALL[case]()), LiveCache()
+    return ChainRunner(trainable, followers.store, live, live.get, worker=WorkerId("leader"), clock=lambda: 0.0)
 
 
 def run(followers: Followers, leader: ChainRunner, chain: Chain, case: str = "cnn") -> tuple[list[Any], list[Any]]:

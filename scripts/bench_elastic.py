@@ -1,0 +1,171 @@
+"""Seconds per step of a chain that one process trains, and that two train as a gang; and whether their bits are equal.
+
+    .venv/bin/python scripts/bench_elastic.py [--json FILE] [--widths 32 256 768] [--nodes 4] [--steps 30] [--repeats 3]
+
+An MLP with BatchNorm and dropout of several widths, so that steps take from a millisecond to a tenth of a second, batch
+128, SGD with momentum, one thread per process. One process and the gang take turns; times are medians over turns.
+
+whole             a step without virtual nodes, in one process
+alone             a step of all virtual nodes in one process
+gang              a step of two processes; its speed-up is alone / gang
+estimated         what the gang says that one process would have taken
+form, dissolve    seconds until a gang has met, its follower being at the state, and until it is dissolved
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import hpstage.torch
+from hpstage.checkpoints.state_tree import digest
+from hpstage.training.trainables import as_trainable
+
+BATCH, INPUTS, SAMPLES = 128, 128, 1024
+TIMEOUT = 300.0
+
+
+class Wide(hpstage.torch.TorchTrainable):
+    device = "cpu"
+
+    def __init__(self, width: int, nodes: int) -> None:
+        self.width, self.virtual_nodes = width, nodes
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        layers: list[nn.Module] = [nn.Linear(INPUTS, self.width)]
+        for _ in range(3):
+            layers += [nn.BatchNorm1d(self.width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(self.width, self.width)]
+        return nn.Sequential(*layers, nn.ReLU(), nn.Linear(self.width, 10))
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=hp["lr"], momentum=0.9)
+
+    def dataset(self) -> TensorDataset:
+        generator = torch.Generator().manual_seed(0)
+        return TensorDataset(torch.randn(SAMPLES, INPUTS, generator=generator), torch.arange(SAMPLES) % 10)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(model(x), y)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {}
+
+
+HP = {"lr": 0.01, "batch_size": BATCH, "seed": 1}
+
+
+def made(width: int, nodes: int) -> Any:
+    trainable = as_trainable(Wide(width, nodes))
+    trainable.setup(HP)
+    return trainable
+
+
+def follow() -> None:
+    """Follow gangs, one for each line: the width, the number of nodes, a file with the state, and the address."""
+    trainables: dict[str, Any] = {}
+    for line in sys.stdin:
+        width, nodes, file, address = line.split()
+        trainable = trainables.setdefault(width, as_trainable(Wide(int(width), int(nodes))))
+        trainable.setup(HP)
+        with open(file, "rb") as stream:
+            trainable.load_state_dict(pickle.load(stream))  # noqa: S301  # written by this script
+        print("here", flush=True)
+        trainable.follow(address, 1, 2, TIMEOUT)
+        print(digest(trainable.state_dict()), flush=True)
+
+
+def seconds(trainable: Any, start: int, count: int) -> float:
+    began = time.perf_counter()
+    for step in range(start, start + count):
+        trainable.train(step, HP)
+    return (time.perf_counter() - began) / count
+
+
+def compare(width: int, options: argparse.Namespace, follower: subprocess.Popen[str], file: Path) -> dict[str, Any]:
+    assert follower.stdin is not None and follower.stdout is not None
+    whole, alone, gang = made(width, 1), made(width, options.nodes), made(width, options.nodes)
+    found: dict[str, list[float]] = {}
+    is_equal, step = True, 0
+    for trainable in (whole, alone, gang):
+        seconds(trainable, 0, 3)
+    step = 3
+    for _ in range(options.repeats):
+        with open(file, "wb") as stream:
+            pickle.dump(gang.state_dict(), stream)
+        turn = {"whole": seconds(whole, step, options.steps), "alone": seconds(alone, step, options.steps)}
+        address = gang.open_gang("127.0.0.1")
+        follower.stdin.write(f"{width} {options.nodes} {file} {address}\n")
+        follower.stdin.flush()
+        follower.stdout.readline()
+        began = time.perf_counter()
+        gang.lead(2, TIMEOUT)
+        turn["form"] = time.perf_counter() - began
+        gang.shared_seconds()
+        turn["gang"] = seconds(gang, step, options.steps)
+        turn["estimated"] = gang.shared_seconds() / options.steps
+        began = time.perf_counter()
+        gang.dismiss("")
+        turn["dissolve"] = time.perf_counter() - began
+        step += options.steps
+        states = {digest(alone.state_dict()), digest(gang.state_dict()), follower.stdout.readline().strip()}
+        is_equal = is_equal and len(states) == 1
+        for name, value in turn.items():
+            found.setdefault(name, []).append(value)
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    return {"equal": is_equal, "speedup": medians["alone"] / medians["gang"], "medians": medians, "all": found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json")
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 256, 768])
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.follow:
+        follow()
+        return
+    figures: dict[str, Any] = {}
+    command = [sys.executable, __file__, "--follow"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as follower,
+    ):
+        for width in options.widths:
+            figures[str(width)] = found = compare(width, options, follower, Path(folder, "state"))
+            told = {name: f"{value * 1000:.1f}" for name, value in found["medians"].items()}
+            print(
+                f"width {width:5}: whole {told['whole']} ms, alone {told['alone']} ms, gang {told['gang']} ms "
+                f"({found['speedup']:.2f} x; estimated {told['estimated']} ms alone), form {told['form']} ms, dissolve "
+                f"{told['dissolve']} ms, {'equal' if found['equal'] else 'NOT EQUAL'}",
+                flush=True,
+            )
+        assert follower.stdin is not None
+        follower.stdin.close()
+    is_equal = all(found["equal"] for found in figures.values())
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"options": vars(options), "elastic_equal": is_equal, "figures": figures}, file, indent=2)
+    if not is_equal:
+        sys.exit("the bits of a gang are not those of one process")
+
+
+if __name__ == "__main__":
+    main()
