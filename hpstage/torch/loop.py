@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -105,11 +106,15 @@ class TorchLoop(Adapter):
         if hp != self._hp:
             self._turn(hp)
         built.follower.apply(self._hp)
-        backend = self._steps_by()
         batches = self._data()
         rekey(self._seed, step)
         taken = batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
-        for batch, self._samples in taken:
+        self._train_on(taken, step)
+
+    def _train_on(self, batches: Iterable[tuple[Any, int]], step: int) -> None:
+        """Train on batches, each with the number of samples consumed after it."""
+        built, backend = self._ready(), self._steps_by()
+        for batch, self._samples in batches:
             loss = backend.train(built.model, built.optimizer, batch)
             if loss is None and not self._told and self._user.terminate_on_nan:
                 self._told = True
@@ -198,6 +203,16 @@ class TorchLoop(Adapter):
         """Describe everything training can reach; see :meth:`hpstage.training.capture.world.World.portrait`."""
         self._drop_gradients(self._ready())
         return self._world.portrait()
+
+    def snapshot(self) -> object:
+        """Return copies of all that training has changed, for :meth:`put_back`."""
+        self._drop_gradients(self._ready())
+        return clone(self._world.capture(but=self._answers_for))
+
+    def put_back(self, snapshot: Any) -> None:
+        """Restore, within a step, what training can reach to how it was at a :meth:`snapshot`."""
+        self._world.load(snapshot)
+        self._ready().follower.forget()
 
     def hand_over(self) -> dict[str, object]:
         built, self._built = self._ready(), None

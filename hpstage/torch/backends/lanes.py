@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,11 +15,12 @@ from torch.utils import _pytree as pytree
 from hpstage.errors import NonFiniteLoss, UsageError
 from hpstage.plan.step_times import named
 from hpstage.schedule import Scalar
+from hpstage.torch.backends.effects import put_back
 from hpstage.torch.backends.lookup import AUTO
 from hpstage.torch.backends.measuring_stacks import StackMeasurement
-from hpstage.torch.backends.stacked import Builder, Bundle, Member, NotStackable, shape_key
+from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
 from hpstage.torch.backends.stacked.streams import generator_of
-from hpstage.torch.backends.stacked_backend import refusal
+from hpstage.torch.backends.stacked_backend import StackedBackend, refusal
 from hpstage.torch.data import Batches
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.loop import TorchLoop
@@ -43,7 +46,7 @@ def _changed(record: Record) -> str:
 
 
 class StackedLoop(TorchLoop):
-    """Trains one chain of a TorchTrainable, in its lane beside others of the same process (``numerics="stacked"``).
+    """Trains one chain of a TorchTrainable, in its lane beside others of the same process (``numerics = "stacked"``).
 
     Where a search has chosen another backend (``numerics="auto"``), it trains by that, one chain at a time.
 
@@ -189,6 +192,11 @@ class StackedLoop(TorchLoop):
         self._give_values()
         return built
 
+    def _stacking(self) -> StackedBackend:
+        backend = self._steps_by()
+        assert isinstance(backend, StackedBackend)
+        return backend
+
     def _build(self) -> None:
         super()._build()
         self._see_shared("model() or optimizer()")
@@ -202,9 +210,9 @@ class StackedLoop(TorchLoop):
             own = record.path.partition(".")[0] in ("self", "dataset") or OF_CODE.match(record.path)
             if own and record.kind not in (CACHE, MODULES) and record.changed():
                 raise UsageError(
-                    f"{what} of {type(self._user).__name__} changes {_changed(record)}, and under numerics='stacked' "
+                    f"{what} of {type(self._user).__name__} changes {_changed(record)}, and under numerics = 'stacked' "
                     f"several models of this object are trained at a time: keep it in the model, or use "
-                    f"numerics='eager'"
+                    f"numerics = 'eager'"
                 )
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
@@ -248,6 +256,30 @@ class StackedLoop(TorchLoop):
         # The user's code may fill one and the same buffer for each batch, and the next one is another lane's.
         return pytree.tree_map_only(torch.Tensor, torch.clone, batch)
 
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is trained as one with others, where there are any."""
+        return not self._stacking().as_it_is
+
+    def train_as_it_is(self, *present: Any) -> Exception | None:
+        """Train on the rest of a step's batches by ``update()``; return what that has ended in, if anything.
+
+        Args:
+            present: the batch that was taken last, if it has not been trained on.
+        """
+        self.detach()
+        self._give_values()
+        rekey(
+            self._seed, self.step
+        )  # Python's and NumPy's generators: a step that is recorded draws from torch's alone
+        generator_of(self.device).set_state(self.stream)
+        self._stacking().as_it_is = True
+        try:
+            self._train_on(chain([(batch, self._samples) for batch in present], self._step), self.step)
+        except Exception as error:
+            return error
+        return None
+
     def enter(self, bundle: Bundle) -> None:
         built = self._built
         assert built is not None
@@ -287,17 +319,19 @@ class Stack:
             raise UsageError(f"max_stacked is {subject.max_stacked!r}; it must be a whole number of at least 1")
         self.most = 1 if subject.num_workers or answered else subject.max_stacked
         self._subject = subject
-        self._builder = Builder(subject, first.device, self._portrait)
+        self._builder = Builder(subject, first.device, self._watched)
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
         self._tracing: tuple[StackedLoop, ...] = ()
+        self._told: set[str] = set()
 
-    def _portrait(self) -> dict[str, str]:
-        """Describe what a step of the lanes at hand could change."""
-        return {
-            path if not number else f"{path} of another model": text
-            for number, lane in enumerate(self._tracing)
-            for path, text in TorchLoop.portrait(lane).items()
-        }
+    def _watched(self, who: str) -> AbstractContextManager[None]:
+        """Watch what a step of the lanes at hand could change."""
+        return put_back(who, self._tracing)
+
+    def _tell(self, reason: NeedsPython) -> None:
+        if str(reason) not in self._told:
+            self._told.add(str(reason))
+            logger.warning("%s is trained without stacking it: %s", type(self._subject).__name__, reason)
 
     def train(self, due: Mapping[StackedLoop, tuple[int, Mapping[str, Scalar]]]) -> None:
         """Train a step of several lanes; each has its outcome then."""
@@ -308,7 +342,10 @@ class Stack:
             except Exception as error:
                 lane.outcomes.append(error)
             else:
-                going.append(lane)
+                if lane.is_stacked:
+                    going.append(lane)
+                else:
+                    lane.outcomes.append(lane.train_as_it_is())
         while going:
             groups: dict[object, list[tuple[StackedLoop, Any]]] = {}
             for lane in list(going):
@@ -324,12 +361,14 @@ class Stack:
                     groups.setdefault(shape_key(batch), []).append((lane, batch))
             for shape, group in groups.items():
                 batches = dict(group)
-                for lane, raised in self._step(shape, batches):
-                    lane.outcomes.append(raised)
+                for lane, outcome in self._step(shape, batches):
+                    lane.outcomes.append(outcome)
                     going.remove(lane)
 
-    def _step(self, shape: object, batches: Mapping[StackedLoop, Any]) -> Iterator[tuple[StackedLoop, Exception]]:
-        """Train on one batch of each of these lanes; yield those whose step has raised."""
+    def _step(
+        self, shape: object, batches: Mapping[StackedLoop, Any]
+    ) -> Iterator[tuple[StackedLoop, Exception | None]]:
+        """Train on one batch of each of these lanes; yield those whose step has ended, and what it has raised."""
         for bundle in self._bundles.get(shape, ()):
             for lane in (self.first, *self.lanes):
                 if lane.bundle is bundle and lane not in batches:
@@ -339,12 +378,19 @@ class Stack:
             if lane.bundle is not None and (lane.bundle not in bundles or not lane.fits()):
                 lane.detach()
             if lane.bundle is None and (refused := self._enter(lane, bundles)) is not None:
-                yield lane, refused
+                yield lane, self._otherwise(lane, refused, batches[lane])
         bundles[:] = [bundle for bundle in bundles if bundle.members]
         for bundle in list(bundles):
             yield from self._run(bundle, [lane for lane in batches if lane.bundle is bundle], batches, bundles)
 
-    def _enter(self, lane: StackedLoop, bundles: list[Bundle]) -> Exception | None:
+    def _otherwise(self, lane: StackedLoop, error: Exception, batch: Any) -> Exception | None:
+        """Train a lane as it is, if it is that by which a step has failed; return what its step has ended in."""
+        if isinstance(error, NeedsPython):
+            self._tell(error)
+            return lane.train_as_it_is(batch)
+        return refusal(self._subject, error) if isinstance(error, NotStackable) else error
+
+    def _enter(self, lane: StackedLoop, bundles: list[Bundle]) -> NotStackable | None:
         """Let a lane join a bundle, or begin one; return why it can be in none."""
         for bundle in bundles:
             try:
@@ -356,13 +402,13 @@ class Stack:
         try:
             lane.enter(alone)
         except NotStackable as error:
-            return refusal(self._subject, error)
+            return error
         bundles.append(alone)
         return None
 
     def _run(
         self, bundle: Bundle, lanes: list[StackedLoop], batches: Mapping[StackedLoop, Any], bundles: list[Bundle]
-    ) -> Iterator[tuple[StackedLoop, Exception]]:
+    ) -> Iterator[tuple[StackedLoop, Exception | None]]:
         slots = {id(member): slot for slot, member in enumerate(bundle.members)}
         lanes.sort(key=lambda lane: slots[id(lane.member)])
         for lane in lanes:
@@ -372,11 +418,16 @@ class Stack:
         try:
             losses = bundle.step([batches[lane] for lane in lanes], [lane._hp for lane in lanes])
         except Exception as error:
+            odd = lanes[0] if len(lanes) == 1 else next((lane for lane in lanes if _is_of(error, lane)), None)
+            if odd is not None:
+                lanes.remove(odd)
+                odd.detach()
+                yield odd, self._otherwise(odd, error, batches[odd])
+                if lanes:
+                    yield from self._run(bundle, lanes, batches, bundles)
+                return
             for lane in lanes:
                 lane.detach()
-            if len(lanes) == 1:
-                yield lanes[0], refusal(self._subject, error) if isinstance(error, NotStackable) else error
-                return
             for lane in lanes:  # each by itself: they differ, or the error is one's own
                 bundles.append(alone := Bundle(self._builder))
                 lane.enter(alone)
@@ -387,3 +438,7 @@ class Stack:
         for lane, loss in zip(lanes, [None] * len(lanes) if losses is None else losses.tolist(), strict=True):
             if (ending := lane.stepped(loss)) is not None:
                 yield lane, ending
+
+
+def _is_of(error: Exception, lane: StackedLoop) -> bool:
+    return isinstance(error, NeedsPython) and error.member is lane.member

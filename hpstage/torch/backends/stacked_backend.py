@@ -1,44 +1,49 @@
-"""StackedBackend: a step of one model as a stack of one takes it."""
+"""StackedBackend: what one of several siblings does where it cannot be trained as one with the others."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from hpstage.errors import UsageError
+from hpstage.schedule import Scalar
 from hpstage.torch.backends.backend import StepBackend
-from hpstage.torch.backends.stacked import Builder, Bundle, NotStackable
-from hpstage.torch.backends.stacked.streams import generator_of
+from hpstage.torch.backends.stacked import NotStackable
 
 
 class StackedBackend(StepBackend):
-    """Trains one model. Several at a time are trained by :class:`hpstage.torch.backends.lanes.StackedLoop`."""
+    """One for each lane of :class:`hpstage.torch.backends.lanes.StackedLoop`, which trains what can be stacked.
+
+    A model of which no step can be recorded is trained as it is for the rest of its trial, by ``update()``. That is so
+    whoever is trained beside it, and its states record it, so that every fork of it does the same.
+    """
 
     numerics: ClassVar[str] = "stacked-v1"
     several: ClassVar[bool] = True
 
-    _builder: Builder | None = None
+    as_it_is = False
+    """Whether the model is trained by itself, by ``update()``."""
+
+    def begin(self, initial: Mapping[str, Scalar]) -> None:
+        self.as_it_is = False
+
+    def state(self) -> Any:
+        return True if self.as_it_is else None
+
+    def load(self, state: Any) -> None:
+        self.as_it_is = bool(state)
 
     def train(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
     ) -> torch.Tensor | float | None:
-        if self._builder is None:
-            self._builder = Builder(self.subject, self.device)
-        bundle, generator = Bundle(self._builder), generator_of(self.device)
-        try:
-            member = bundle.join(model, optimizer)
-            member.stream = generator.get_state()
-            losses = bundle.step([batch], [self.subject.hp])
-            bundle.leave(member)
-        except NotStackable as error:
-            raise refusal(self.subject, error) from None
-        generator.set_state(member.stream)
-        return None if losses is None else losses[0]
+        assert self.as_it_is, "what can be stacked is trained by a Bundle"
+        return self.subject.update(model, optimizer, batch)
 
 
 def refusal(subject: object, error: NotStackable) -> UsageError:
-    """Return the error for a trainable of which no step can be stacked."""
+    """Return the error for a trainable of which no step can be trained in this numerics class."""
     return UsageError(
         f"numerics = 'stacked' cannot train {type(subject).__name__}: {error}. Give numerics = 'eager', or 'compiled'"
     )

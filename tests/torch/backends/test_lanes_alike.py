@@ -195,5 +195,5 @@ class SetsGlobals(Plain):
 )
 @pytest.mark.parametrize("stacked", [1, 3])
 def test_what_all_siblings_share_must_not_change(kind: type[Plain], named: str, stacked: int) -> None:
-    with pytest.raises(UsageError, match=f"{named}.*numerics='stacked'"):
+    with pytest.raises(UsageError, match=f"{named}.*numerics = 'stacked'"):
         search(kind(), stacked, space, n_trials=3)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hpstage.torch import TorchLoop
+from hpstage.torch.backends.effects import put_back
 from hpstage.torch.backends.stacked import Bundle, NotStackable, shape_key
 from tests.torch.backends.siblings import Hp, Mlp, Sibling, Trial, builder, hp_of, train
 
@@ -156,7 +157,7 @@ def test_python_objects_that_a_step_changes_are_refused_by_name() -> None:
     loop = TorchLoop(subject)
     loop.setup({"lr": 0.05, "penalty": 0.02, "batch_size": 4})
     loop.portrait()
-    made = builder(subject, loop.portrait)
+    made = builder(subject, lambda who: put_back(who, [loop]))
     with pytest.raises(NotStackable, match=r"self\.counted"):
         train(Bundle(made), [Trial(subject, 0)])
     loop.close()

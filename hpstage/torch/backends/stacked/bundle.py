@@ -14,7 +14,7 @@ from hpstage.torch.backends.stacked.building import Builder
 from hpstage.torch.backends.stacked.member import Member
 from hpstage.torch.backends.stacked.memory import FlatGroup
 from hpstage.torch.backends.stacked.program import Program, Value
-from hpstage.torch.backends.stacked.refusal import NotStackable
+from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.signature import shape_key, tensors_of
 from hpstage.torch.backends.stacked.streams import Streams
 from hpstage.torch.backends.stacked.tracing import Trace
@@ -91,6 +91,7 @@ class Bundle:
 
         Raises:
             NotStackable: these members do not take the same step. Nothing has been trained.
+            NeedsPython: a member's step cannot be recorded at all.
         """
         if len(batches) != len(self.members) or len(hp) != len(self.members):
             raise UsageError(
@@ -126,10 +127,14 @@ class Bundle:
         if any(key != keys[0] for key in keys):
             raise NotStackable("the members' batches differ in shape at this step")
         tracer = self._builder.tracer
-        trace, *others = [
-            tracer.trace(member.model, member.optimizer, batch, of)
-            for member, batch, of in zip(self.members, batches, hp, strict=True)
-        ]
+        traces = []
+        for member, batch, of in zip(self.members, batches, hp, strict=True):
+            try:
+                traces.append(tracer.trace(member.model, member.optimizer, batch, of))
+            except NeedsPython as error:
+                error.member = member
+                raise
+        trace, *others = traces
         if any(other is not trace for other in others):
             raise NotStackable("the members' models, or hyper-parameters that are no floats, differ: so do their steps")
         if self._trace is None:
@@ -149,10 +154,11 @@ class Bundle:
 
     def _allocate(self, trace: Trace) -> None:
         first = self.members[0]
-        self._groups = {}
+        groups = {}
         for index in sorted(set(trace.groups)):
             names = [name for name, group in zip(trace.trained, trace.groups, strict=True) if group == index]
-            self._groups[index] = FlatGroup(first.formulas[index], [(name, first.parameters[name]) for name in names])
+            groups[index] = FlatGroup(first.formulas[index], [(name, first.parameters[name]) for name in names])
+        self._groups = groups
         self._kept = [[] for _ in trace.kept]
         self._trace = trace
         for member in self.members:

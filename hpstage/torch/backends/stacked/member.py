@@ -16,7 +16,7 @@ class Member:
     """A model with its optimizer, which a bundle trains in their place until it writes into them.
 
     Raises:
-        NotStackable: there is no stacked form of the optimizer, or of its state.
+        NeedsPython: there is no stacked form of the optimizer.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpstage.torch.backends.stacked.optimizers import Formula
 from hpstage.torch.backends.stacked.planning import VECTOR
-from hpstage.torch.backends.stacked.refusal import NotStackable
+from hpstage.torch.backends.stacked.refusal import NeedsPython
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FlatGroup:
         example = parameters[0][1].detach()
         dtypes = {parameter.dtype for _, parameter in parameters}
         if dtypes not in ({torch.float32}, {torch.float64}):
-            raise NotStackable(f"a param group has parameters of {', '.join(sorted(map(str, dtypes)))}")
+            raise NeedsPython(f"a param group has parameters of {', '.join(sorted(map(str, dtypes)))}")
         self.weight = example.new_zeros((0, size))
         self.state = [example.new_zeros((0, size)) for _ in formula.state]
         self._pads = [example.new_zeros(-(-place.numel // VECTOR) * VECTOR - place.numel) for place in self.places]

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.stacked.refusal import NotStackable
+from hpstage.torch.backends.stacked.refusal import NeedsPython
 from hpstage.torch.backends.stacked.stand_ins import Recorded, StandInOptimizer, StandInValues
 from hpstage.torch.trainable import TorchTrainable
 
@@ -21,7 +21,7 @@ class OneStep:
     model's. The model, the optimizer and the batch stay as they are.
 
     Raises:
-        NotStackable: the optimizer trains what the model does not have, or gradients are seen by hooks.
+        NeedsPython: the optimizer trains what the model does not have, or gradients are seen by hooks.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class OneStep:
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         for name, parameter in self._parameters.items():
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                raise NotStackable(f"the parameter {name} has hooks, which see no gradients of a stack")
+                raise NeedsPython(f"the parameter {name} has hooks, which see no gradients of a stack")
         self.groups: dict[str, int] = {}
         """The param group of each parameter that the optimizer has."""
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if id(parameter) not in self._names:
-                    raise NotStackable(f"{type(optimizer).__name__} trains parameters that the model does not have")
+                    raise NeedsPython(f"{type(optimizer).__name__} trains parameters that the model does not have")
                 self.groups[self._names[id(parameter)]] = index
         tensors = self._parameters | dict(model.named_buffers())
         self.state = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -102,9 +102,9 @@ class OneStep:
         finally:
             object.__setattr__(self._subject, "hp", hp)
         if optimizer.gradients is None:
-            raise NotStackable(f"{self.who} has trained without a call of optimizer.step()")
+            raise NeedsPython(f"{self.who} has trained without a call of optimizer.step()")
         if loss is not None and not isinstance(loss, Tensor):
-            raise NotStackable(f"{self.who} returned {type(loss).__name__}, where a stack needs a tensor")
+            raise NeedsPython(f"{self.who} returned {type(loss).__name__}, where a stack needs a tensor")
         self.stepped = [name for name, gradient in optimizer.gradients.items() if gradient is not None]
         gradients = [optimizer.gradients[name] for name in self.stepped]
         kept = [members[name].detach() for name in members if name not in self.stepped]
@@ -115,10 +115,10 @@ class OneStep:
         now = dict(model.named_parameters()) | dict(model.named_buffers())
         replaced = {name: tensor for name, tensor in now.items() if tensor is not before.get(name)}
         if now.keys() != before.keys() or replaced.keys() & self._parameters.keys():
-            raise NotStackable(f"{self.who} replaces parameters of the model, or adds or removes buffers")
+            raise NeedsPython(f"{self.who} replaces parameters of the model, or adds or removes buffers")
         for name, tensor in replaced.items():
             if (tensor.shape, tensor.dtype) != (before[name].shape, before[name].dtype):
-                raise NotStackable(f"{self.who} replaces the buffer {name} by one of another shape")
+                raise NeedsPython(f"{self.who} replaces the buffer {name} by one of another shape")
         return replaced
 
 

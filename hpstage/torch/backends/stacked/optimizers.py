@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpstage.torch.backends.stacked.refusal import NotStackable
+from hpstage.torch.backends.stacked.refusal import NeedsPython
 
 Group = Mapping[str, Any]
 
@@ -111,22 +111,22 @@ def formula_of(optimizer: torch.optim.Optimizer, group: Group) -> Formula:
     """Return the formula of a param group. Two members can be stacked if theirs are :func:`equal`.
 
     Raises:
-        NotStackable: there is none for this optimizer, or for one of its options.
+        NeedsPython: there is none for this optimizer, or for one of its options.
     """
     name = type(optimizer).__name__
     for option in ("amsgrad", "maximize", "differentiable"):
         if group.get(option):
-            raise NotStackable(f"{name} with {option}=True has no stacked form")
+            raise NeedsPython(f"{name} with {option}=True has no stacked form")
     kinds = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     if any(kinds):
-        raise NotStackable(f"{name} has hooks on its steps, which a stack would not call")
+        raise NeedsPython(f"{name} has hooks on its steps, which a stack would not call")
     decays = bool(group.get("weight_decay"))
     if type(optimizer) is torch.optim.SGD:
         return SGD(momentum=bool(group["momentum"]), nesterov=bool(group["nesterov"]), weight_decay=decays)
     if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
         decoupled = type(optimizer) is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
         return Adam(weight_decay=decays, decoupled=decoupled)
-    raise NotStackable(f"{name} has no stacked form: SGD, Adam and AdamW do")
+    raise NeedsPython(f"{name} has no stacked form: SGD, Adam and AdamW do")
 
 
 def equal(a: Formula, b: Formula) -> bool:

@@ -7,3 +7,13 @@ from hpstage.errors import UsageError
 
 class NotStackable(UsageError):
     """A model, an optimizer or a step that cannot be trained together with its siblings. The message names why."""
+
+
+class NeedsPython(NotStackable):
+    """A step that no recording repeats, whatever the values of its tensors: ``update()`` itself can train it.
+
+    Whoever trains by itself for that may decide so by this error: it does not depend on the other members.
+    """
+
+    member: object = None
+    """Whose step it is, where several were to be trained as one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ class Signature:
     def __init__(self, model: nn.Module) -> None:
         self.objects: list[object] = []
         """What only equals itself; held here so that no other object has its identity meanwhile."""
+        own = (*model.named_parameters(), *model.named_buffers())
+        self._names = {id(tensor): name for name, tensor in own}
         self.text = "\n".join(self._lines(model))
 
     def _lines(self, model: nn.Module) -> Iterator[str]:
@@ -49,6 +52,10 @@ class Signature:
             return f"{type(value).__name__}({', '.join(map(self._told, value))})"
         if isinstance(value, dict):
             return f"dict({', '.join(f'{self._told(key)}: {self._told(item)}' for key, item in value.items())})"
+        if id(value) in self._names:
+            return f"the tensor {self._names[id(value)]}"
+        if isinstance(value, weakref.ref):
+            return f"ref({self._told(value())})"
         self.objects.append(value)
         return f"{type(value).__name__} {id(value)}"
 
@@ -56,7 +63,8 @@ class Signature:
 def _form(tensor: Tensor | None) -> str:
     if tensor is None:
         return "None"
-    return f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device} {tensor.requires_grad} {tensor.layout}"
+    hooks = bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device} {tensor.requires_grad} {tensor.layout} {hooks}"
 
 
 def shape_key(batch: Any) -> object:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.stacked.refusal import NotStackable
+from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 
 
 class StandInOptimizer:
@@ -34,14 +34,14 @@ class StandInOptimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         if closure is not None:
-            raise NotStackable(f"{self._who} gives the optimizer a closure")
+            raise NeedsPython(f"{self._who} gives the optimizer a closure")
         if self.gradients is not None:
-            raise NotStackable(f"{self._who} calls optimizer.step() twice")
+            raise NeedsPython(f"{self._who} calls optimizer.step() twice")
         gradients = {name: self.leaves[name].grad for name in self._trained}
         self.gradients = {name: None if grad is None else grad.detach().clone() for name, grad in gradients.items()}
 
     def __getattr__(self, name: str) -> Never:
-        raise NotStackable(f"{self._who} uses optimizer.{name}")
+        raise NeedsPython(f"{self._who} uses optimizer.{name}")
 
 
 class _Group(dict[str, Any]):
@@ -52,10 +52,10 @@ class _Group(dict[str, Any]):
         self._who = who
 
     def __missing__(self, name: str) -> Never:
-        raise NotStackable(f"{self._who} reads {name!r} of a param group")
+        raise NeedsPython(f"{self._who} reads {name!r} of a param group")
 
     def __setitem__(self, name: str, value: Any) -> Never:
-        raise NotStackable(f"{self._who} sets {name!r} of a param group")
+        raise NeedsPython(f"{self._who} sets {name!r} of a param group")
 
 
 _LEAVES_TORCH = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
@@ -76,34 +76,56 @@ class Recorded(TorchFunctionMode):
         self._leaves = {id(leaf) for leaf in optimizer.leaves.values()}
         self._own = {id(tensor): tensor for tensor in own}
         self._foreign: dict[int, tuple[Tensor, int]] = {}
+        self._error: Exception | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         given = [value for value in _flat((args, kwargs)) if isinstance(value, Tensor)]
         if self._optimizer.gradients is not None and any(id(tensor) in self._leaves for tensor in given):
-            raise NotStackable(f"{self._who} uses parameters after optimizer.step() (an average of weights?)")
+            raise NeedsPython(f"{self._who} uses parameters after optimizer.step() (an average of weights?)")
         if name in _LEAVES_TORCH:
-            raise NotStackable(f"{self._who} looks at a tensor's values in Python, by {name}()")
+            raise NeedsPython(f"{self._who} looks at a tensor's values in Python, by {name}()")
         for tensor in given:
             if id(tensor) not in self._own:
                 self._foreign.setdefault(id(tensor), (tensor, tensor._version))
         changed = [*given[:1], kwargs.get("out")] if _is_in_place(name) else [kwargs.get("out")]
         if any(id(tensor) in self._foreign for tensor in changed):
             self._refuse(name)
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            self._error = error
+            raise
         for tensor in _flat(result):
             if isinstance(tensor, Tensor) and id(tensor) not in self._foreign:
                 self._own[id(tensor)] = tensor  # held, so that no other has its identity
         return result
 
     def check(self) -> None:
-        """Look, at the end, whether anything else has been changed after all."""
+        """Look, at the end, whether anything else has been changed after all, or an error has been caught."""
+        if self._error is not None:
+            caught = f"{self._who} catches an error of torch's, {first_line(self._error)}"
+            # An error for the values at hand tells nothing of other values, with which others may have been recorded.
+            raise (NeedsPython if needs_value(self._error) else NotStackable)(caught)
         if any(tensor._version != version for tensor, version in self._foreign.values()):
             self._refuse("an operation")
 
     def _refuse(self, name: str) -> Never:
-        raise NotStackable(f"{self._who} changes a tensor that is neither a parameter nor a buffer, by {name}")
+        raise NeedsPython(f"{self._who} changes a tensor that is neither a parameter nor a buffer, by {name}")
+
+
+def needs_value(error: Exception) -> bool:
+    """Return whether an error says that a value was needed where only operations are recorded."""
+    return "tracing tensor" in str(error)
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says, in a line."""
+    if needs_value(error):
+        return "Python looks at a tensor's value"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.') if lines else ''}"
 
 
 def _is_in_place(name: str) -> bool:
@@ -156,6 +178,19 @@ class StandInValues(Mapping[str, Any]):
         self.listed = True
         return len(self._hp)
 
+    def fits(self, hp: Mapping[str, Scalar]) -> bool:
+        """Return whether other hyper-parameters give all that was read from these, except tensors in their place."""
+        return (
+            all(name in hp and equal_scalars(hp[name], value) for name, value in self.fixed.items())
+            and self.absent.isdisjoint(hp)
+            and (not self.listed or self._hp.keys() == hp.keys())
+        )
+
     def blamed(self) -> str:
         """Return what an error may come from: the float that was read last."""
         return "" if self._last is None else f", perhaps for the hyper-parameter {self._last!r}, here a tensor"
+
+
+def equal_scalars(a: Scalar, b: Scalar) -> bool:
+    """Return whether two values are one, of one type: True is no 1."""
+    return type(a) is type(b) and a == b

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from hpstage.schedule import Scalar
+from hpstage.torch.backends.stacked.one_step import OneStep
+from hpstage.torch.backends.stacked.refusal import NeedsPython
 from hpstage.torch.backends.stacked.signature import Signature, shape_key
+from hpstage.torch.backends.stacked.stand_ins import StandInValues
 from hpstage.torch.backends.stacked.tracing import Effects, Trace, trace
 from hpstage.torch.trainable import TorchTrainable
+
+
+@dataclass(frozen=True, slots=True)
+class _Untraceable:
+    """A step of which there is no trace. It costs as long to find out as a trace does."""
+
+    read: StandInValues
+    reason: str
+
+    def fits(self, hp: Mapping[str, Scalar]) -> bool:
+        return self.read.fits(hp)
 
 
 class Tracer:
@@ -19,13 +34,13 @@ class Tracer:
 
     Args:
         subject: whose ``update()`` is traced.
-        effects: describes what a step could change besides tensors, to refuse those that do.
+        effects: watches what a step could change besides tensors, to refuse those that do.
     """
 
     def __init__(self, subject: TorchTrainable, effects: Effects | None = None) -> None:
         self.subject = subject
         self._effects = effects
-        self._traces: dict[object, list[tuple[Trace, Signature]]] = {}
+        self._traces: dict[object, list[tuple[Trace | _Untraceable, Signature]]] = {}
         self.traced = 0
         """Number of traces made."""
 
@@ -39,11 +54,19 @@ class Tracer:
         known = self._traces.setdefault(key, [])
         for found, _ in known:
             if found.fits(hp):
+                if isinstance(found, _Untraceable):
+                    raise NeedsPython(found.reason)
                 found.check_constants()
                 return found
-        made = trace(self.subject, model, optimizer, batch, hp, self._effects)
+        one = OneStep(self.subject, model, optimizer, batch, hp)
+        try:
+            made = trace(one, self._effects)
+        except NeedsPython as error:
+            known.append((_Untraceable(one.read, str(error)), signature))
+            raise
         self.traced += 1
         # Two models with objects of their own may still take the same step: then there is one trace of both.
-        same = next((other for others in self._traces.values() for other, _ in others if made.same(other)), made)
+        all_known = (other for others in self._traces.values() for other, _ in others)
+        same = next((other for other in all_known if isinstance(other, Trace) and made.same(other)), made)
         known.append((same, signature))
         return same

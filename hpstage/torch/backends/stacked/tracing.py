@@ -10,12 +10,13 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -24,11 +25,11 @@ from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.cleaning import clean, lift_constants
 from hpstage.torch.backends.stacked.one_step import OneStep
 from hpstage.torch.backends.stacked.probes import probe
-from hpstage.torch.backends.stacked.refusal import NotStackable
-from hpstage.torch.trainable import TorchTrainable
+from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
+from hpstage.torch.backends.stacked.stand_ins import equal_scalars, first_line
 
-Effects = Callable[[], Mapping[str, str]]
-"""Describes all that training can reach, by path (:meth:`hpstage.torch.loop.TorchLoop.portrait`)."""
+Effects = Callable[[str], AbstractContextManager[None]]
+"""Given what is traced (``"X.update()"``), watches what else it changes, and raises :class:`NotStackable` then."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class Trace:
     def fits(self, hp: Mapping[str, Scalar]) -> bool:
         """Return whether a step under these hyper-parameters is this one, as far as they decide it."""
         return (
-            all(name in hp and _equal(hp[name], value) for name, value in self.fixed.items())
+            all(name in hp and equal_scalars(hp[name], value) for name, value in self.fixed.items())
             and all(type(hp.get(name)) is float for name in self.values)
             and self.absent.isdisjoint(hp)
             and (self.names is None or self.names == hp.keys())
@@ -93,7 +94,7 @@ class Trace:
             and (self.trained, self.groups, self.kept, self.values)
             == (other.trained, other.groups, other.kept, other.values)
             and self.fixed.keys() == other.fixed.keys()
-            and all(_equal(value, other.fixed[name]) for name, value in self.fixed.items())
+            and all(equal_scalars(value, other.fixed[name]) for name, value in self.fixed.items())
             and (self.absent, self.names) == (other.absent, other.names)
             and len(self.constants) == len(other.constants)
             and all(
@@ -104,48 +105,56 @@ class Trace:
 
 
 def trace(
-    subject: TorchTrainable,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Any,
-    hp: Mapping[str, Scalar],
+    one: OneStep,
     effects: Effects | None = None,
 ) -> Trace:
-    """Trace ``subject.update(model, optimizer, batch)``. Nothing is trained: all objects are as before.
+    """Trace a step. Nothing is trained: all objects are as before.
 
     Raises:
-        NotStackable: ``update()`` needs Python at each step, or does more than compute gradients and step.
+        NeedsPython: ``update()`` needs Python at each step, or does more than compute gradients and step.
+        NotStackable: it does other things with other values.
     """
-    one = OneStep(subject, model, optimizer, batch, hp)
     before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
-    described = {} if effects is None else dict(effects())
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            recorded = make_fx(one, decomposition_table=_IN_PLACE)(one.state, one.values, one.tensors, one.left)
+    with warnings.catch_warnings(), nullcontext() if effects is None else effects(one.who):
+        warnings.simplefilter("ignore")
+        try:
+            recorded = _recorded(one)
             if random.getstate() != before[0] or not _same_state(np.random.get_state(), before[1]):
-                raise NotStackable(
+                raise NeedsPython(
                     f"{one.who} draws from the generator of Python's random or of NumPy, not from torch's"
                 )
             made = _finished(one, recorded)
-            return replace(made, movable=compared(made, one, before[2]))
-    except NotStackable:
+            return replace(made, movable=_compared(made, one, before[2]))
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.set_rng_state(before[2])
+
+
+def _recorded(one: OneStep) -> GraphModule:
+    try:
+        return make_fx(one, decomposition_table=_IN_PLACE)(one.state, one.values, one.tensors, one.left)
+    except (NotStackable, MemoryError, torch.OutOfMemoryError):  # how much memory there is depends on others
         raise
     except Exception as error:
-        raise NotStackable(f"{one.who} needs Python at each step{one.read.blamed()}: {_first_line(error)}") from error
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
-        if effects is not None:
-            _no_effects(one.who, described, dict(effects()))
+        raise NeedsPython(f"{one.who} needs Python at each step{one.read.blamed()}: {first_line(error)}") from error
+
+
+def _compared(made: Trace, one: OneStep, stream: Tensor) -> bool:
+    """Compare, as :func:`compared` does. An error for other values tells nothing of those that others have."""
+    try:
+        return compared(made, one, stream)
+    except (NotStackable, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise NotStackable(f"{one.who} fails with other values{one.read.blamed()}: {first_line(error)}") from error
 
 
 def _finished(one: OneStep, recorded: GraphModule) -> Trace:
     who, state, values, left, stepped = one.who, one.state, one.values, one.left, one.stepped
     run, constants = lift_constants(recorded)
     if not all(isinstance(constant, Tensor) for constant in constants):
-        raise NotStackable(f"{who} draws from a generator of its own, or uses another object of torch's")
+        raise NeedsPython(f"{who} draws from a generator of its own, or uses another object of torch's")
     flat = [*state.values(), *values.values(), *one.tensors, *left.values(), *constants]
     graph = make_fx(functionalize(run, remove="mutations"))(*flat).graph
     clean(graph)
@@ -154,17 +163,17 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         if node.target._schema.is_mutable:
-            raise NotStackable(f"{who} changes a tensor that is neither a parameter nor a buffer, by {node.target}")
+            raise NeedsPython(f"{who} changes a tensor that is neither a parameter nor a buffer, by {node.target}")
         tags = node.target.tags
         if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
-            raise NotStackable(f"{who} uses {node.target}, whose result has a shape or a value that Python must see")
+            raise NeedsPython(f"{who} uses {node.target}, whose result has a shape or a value that Python must see")
         draws |= torch.Tag.nondeterministic_seeded in tags
     trained = set(stepped)
     inputs = graph.find_nodes(op="placeholder")
     by_name = dict(zip((*state, *values), inputs, strict=False))
     for name, node in zip(left, inputs[len(inputs) - len(constants) - len(left) :], strict=False):
         if node.users:
-            raise NotStackable(f"{who} accumulates gradients over its calls, of {name} for one")
+            raise NeedsPython(f"{who} accumulates gradients over its calls, of {name} for one")
         graph.erase_node(node)
     used = tuple(name for name in values if by_name[name].users)
     for name in values.keys() - set(used):
@@ -201,23 +210,8 @@ def _batch_norm(
 _IN_PLACE: dict[Any, Callable[..., Any]] = {torch.ops.aten.native_batch_norm.default: _batch_norm}
 
 
-def _equal(a: Scalar, b: Scalar) -> bool:
-    return type(a) is type(b) and a == b  # True is no 1
-
-
 def _same_state(a: Any, b: Any) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _no_effects(who: str, before: dict[str, str], after: dict[str, str]) -> None:
-    changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
-    if changed:
-        raise NotStackable(f"{who} changes {', '.join(changed[:3])}: Python runs once for a stack, not at each step")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def compared(made: Trace, one: OneStep, stream: Tensor) -> bool:

@@ -1,0 +1,189 @@
+"""What cannot be stacked is trained as it is, in the same numerics class, whoever is trained beside it; or refused."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpstage.checkpoints.state_tree import reread
+from hpstage.errors import UsageError
+from hpstage.torch.backends.lanes import StackedLoop
+from tests.torch.backends.forking import by, forks_exactly
+from tests.torch.backends.odd_programs import ODD, Hooked, Printing, SideEffects, Surgery, Tiny
+from tests.torch.trainables import FORK, STEPS, advance, fresh, hp_at, outcome
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(8, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.recurrent(x.reshape(len(x), 8, 8))[0][:, -1])
+        return out
+
+
+class Recurrent(Tiny):
+    """torch's recurrent layers hold their weights twice."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return Words()
+
+
+class NoFormula(Tiny):
+    """An optimizer of which there is no stacked form."""
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(model.parameters(), lr=hp["lr"])
+
+
+class LateDraws(Tiny):
+    """The last batch of each epoch is short, and trained with random numbers of all three libraries."""
+
+    step_unit = "epoch"
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch) * (1 + torch.rand(()))
+        if len(batch[0]) == 6:
+            loss = loss * (1 + random.random() + float(np.random.rand()))
+        return loss
+
+
+class SomeLook(Tiny):
+    """Every second sibling looks at values."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        return loss * 0.5 if self.hp.get("looks") and loss.item() > 0.5 else loss
+
+
+REFUSED = {Hooked: r"self\.mean", Surgery: r"self\.batches"}
+TRAINED = [kind for kind in (*ODD, Recurrent, NoFormula, LateDraws, SomeLook) if kind not in REFUSED]
+
+
+def hp_of(id: int, step: int) -> dict[str, Any]:
+    return {**hp_at(step), "seed": id, "lr": hp_at(step)["lr"] / (1 + id), "looks": id % 2 == 1}
+
+
+def alone(kind: type[Tiny], id: int, numerics: str = "stacked") -> Any:
+    trainable: Any = fresh(by(numerics, kind)(), hp_of(id, 0))
+    for step in range(STEPS):
+        trainable.train(step, hp_of(id, step))
+    return trainable
+
+
+def beside_others(kind: type[Tiny]) -> list[StackedLoop]:
+    """Train siblings 0 to 2 to the end: 1 begins late, 2 goes on in the lane of another that has left."""
+    subject = by("stacked", kind)()
+    subject.max_stacked = 3
+    loop = StackedLoop(subject)
+    lanes: Any = loop.members()
+
+    def train(steps: dict[int, tuple[int, int]]) -> None:
+        due = {index: (step, hp_of(id, step)) for index, (id, step) in steps.items()}
+        loop.train_together(due)
+        for index, (step, hp) in due.items():
+            lanes[index].train(step, hp)
+
+    for index, id in enumerate((2, 0, 7)):
+        lanes[index].setup(hp_of(id, 0))
+    for step in range(FORK):
+        train({0: (2, step), 1: (0, step), 2: (7, step)} if step < 4 else {0: (2, step), 1: (0, step)})
+    state = reread(lanes[0].state_dict())
+    lanes[2].setup(hp_of(2, 0))
+    lanes[2].load_state_dict(state)
+    lanes[0].setup(hp_of(1, 0))
+    for step in range(FORK, STEPS):
+        train({0: (1, step - FORK), 1: (0, step), 2: (2, step)})
+    for step in range(STEPS - FORK, STEPS):
+        train({0: (1, step)})
+    return [lanes[1], lanes[0], lanes[2]]
+
+
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("kind", TRAINED)
+def test_an_odd_program_goes_on_exactly_stacked(kind: type[Tiny]) -> None:
+    forks_exactly(by("stacked", kind))
+
+
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("kind", TRAINED)
+def test_an_odd_program_is_trained_beside_others_as_alone(kind: type[Tiny]) -> None:
+    for id, lane in enumerate(beside_others(kind)):
+        assert outcome(lane) == outcome(alone(kind, id))
+
+
+@pytest.mark.parametrize("kind", [SideEffects, Recurrent, NoFormula])
+def test_what_is_not_stacked_has_the_metrics_of_eager_training(kind: type[Tiny]) -> None:
+    """What was recorded in vain has left nothing behind."""
+    assert alone(kind, 0).evaluate() == alone(kind, 0, "eager").evaluate()
+
+
+def test_siblings_of_one_that_cannot_be_stacked_stay_together() -> None:
+    lanes = beside_others(SomeLook)
+    assert [lane.is_stacked for lane in lanes] == [True, False, True]
+    subject = by("stacked", SomeLook)()
+    loop = StackedLoop(subject)
+    for id, lane in enumerate(loop.members()):
+        lane.setup(hp_of(id, 0))
+    loop.train_together({id: (0, hp_of(id, 0)) for id in range(4)})
+    even, odd, other, _ = loop.stack.lanes[:4]
+    assert even.bundle is not None and even.bundle is other.bundle
+    assert odd.bundle is None
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_siblings_would_share_is_refused(kind: type[Tiny]) -> None:
+    with pytest.raises(UsageError, match=f"{REFUSED[kind]}.*numerics = 'stacked'"):
+        alone(kind, 0)
+
+
+def test_what_is_not_stacked_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        trainable = fresh(by("stacked", Printing)())
+        advance(trainable, 0, 3)
+        trainable.setup(hp_at(0))
+        advance(trainable, 0, 3)
+    [told] = [record.getMessage() for record in caplog.records if "without stacking" in record.getMessage()]
+    assert told.endswith("Printing.update() needs Python at each step: Python looks at a tensor's value")
+    assert isinstance(trainable, StackedLoop) and trainable.stack._builder.tracer.traced == 0
+
+
+class CatchingAll(Tiny):
+    """Catches the error by which a recording says that it has no values."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        out = model(batch[0])
+        try:
+            out = out * 0.5 if out.max() > 0.5 else out
+        except Exception:
+            out = out * 2
+        return nn.functional.cross_entropy(out, batch[1])
+
+
+def test_an_error_of_the_recording_that_the_user_catches_is_seen() -> None:
+    trainable = alone(CatchingAll, 0)
+    assert trainable.evaluate() == alone(CatchingAll, 0, "eager").evaluate()
+
+
+class Factorizing(Tiny):
+    """Catches an error of torch's that depends on values."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        try:
+            return loss + torch.linalg.cholesky(-torch.eye(3) * loss.detach()).sum()
+        except torch.linalg.LinAlgError:
+            return loss * 0.5
+
+
+def test_a_value_dependent_error_that_the_user_catches_is_refused() -> None:
+    with pytest.raises(UsageError, match="catches an error of torch's, _LinAlgError"):
+        alone(Factorizing, 0)
