@@ -24,6 +24,10 @@ from tests.workloads.cases import CASES, STEPS, Case, schedules_of, write_files
 
 pin()  # as on a worker: the number of threads changes bits
 N_TRIALS, FORK = 5, STEPS // 2
+WITHOUT_BACKENDS = ("gpt", "evolution")  # a function, and an object with a step of its own: no backend takes it over
+WITH_BACKENDS = [name for name in CASES if name not in WITHOUT_BACKENDS]
+SHARED = {"recommender": "self.dense", "unet": "self.kind", "bert": "self.initial"}
+"""What belongs to a trial, and is kept on the object, which stacked siblings share."""
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +80,33 @@ def test_check_finds_nothing(case: Case, files: Path, children: Children) -> Non
     assert report.ok, str(report)
 
 
+def checked(name: str, numerics: str, files: Path, children: Children) -> hpstage.CheckReport:
+    trainable = CASES[name].make(files)
+    assert isinstance(trainable, TorchTrainable)
+    trainable.numerics = numerics
+    return hpstage.check(trainable, CASES[name].space, steps=4, n_forks=1, children=children)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "recommender" else pytest.mark.slow) for name in CASES]
+    "name", [pytest.param(name, marks=() if name == "recommender" else pytest.mark.slow) for name in WITH_BACKENDS]
 )
 def test_check_finds_nothing_in_compiled_steps(name: str, files: Path, children: Children) -> None:
-    trainable = CASES[name].make(files)
-    if not isinstance(trainable, TorchTrainable):
-        pytest.skip("it is a function, or an object with a training loop of its own")
-    trainable.numerics = "compiled"
-    report = hpstage.check(trainable, CASES[name].space, steps=4, n_forks=1, children=children)
+    report = checked(name, "compiled", files, children)
     assert report.ok, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in WITH_BACKENDS if name not in SHARED])
+def test_check_finds_nothing_in_stacked_steps(name: str, files: Path, children: Children) -> None:
+    report = checked(name, "stacked", files, children)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_siblings_would_share_is_refused_by_name(name: str, files: Path, children: Children) -> None:
+    report = checked(name, "stacked", files, children)
+    assert not report.ok and f"changes {SHARED[name]}, and under numerics = 'stacked'" in str(report)
 
 
 @pytest.mark.one_in(2)
