@@ -1,10 +1,21 @@
-"""What stacking sibling models saves: seconds per member and step against eager training, by model, batch and number.
+"""What the engine saves: siblings trained as one, by model, batch and number, and in a whole search.
 
-All variants live side by side; in each round every variant trains one block of steps, in a shuffled order, and ratios
-are taken within a round, so that other load on the machine cancels out. Seconds are of this thread.
+By model: seconds per member and step against eager training. All variants live side by side; in each round every
+variant trains one block of steps, in a shuffled order, and ratios are taken within a round, so that other load on the
+machine cancels out. Seconds are of this thread.
+
+The search: 48 trials of a small CNN, merged (``numerics = "eager"``), and merged and fused (``"stacked"``), in turn on
+local Dask workers; worker-seconds of the two are compared within a round.
 
     python scripts/bench_engine.py --json engine.json
-    python scripts/bench_engine.py --models mlp small_cnn --batches 32 --widths 1 8 24
+    python scripts/bench_engine.py --models mlp small_cnn --batches 32 --widths 1 8 24 --steps 300 --rounds 3
+
+merge_seconds, fused_seconds   of workers, for the search
+fused_ratio                    the second by the first, within a round
+k_invariant                    whether bits do not depend on how many are trained as one: K is 1, 2, 5 and 8, in
+                               steps of each model, and in all states of a shorter search
+models                         by model and batch: the K that pays (none: eager training does) and its ratio of seconds
+save_stall_ratio, prefetch_hidden, elastic_equal   what ``bench_states.py`` and ``bench_elastic.py`` find
 """
 
 from __future__ import annotations
@@ -14,141 +25,27 @@ import json
 import platform
 import random
 import statistics
-import time
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import optuna
 import torch
-from torch import Tensor, nn
+from engine_models import CPU, SUBJECTS, Side, equal
+from fused_search import search
 
-from hpstage.torch import TorchTrainable
-from hpstage.torch.backends.stacked import Builder, Bundle
-from hpstage.training.randomness import rekey
-from hpstage.workloads.gpt import GPT
-from hpstage.workloads.resnet import resnet
+from hpstage.torch.backends.stacked import Builder
 
-CPU = torch.device("cpu")
-
-
-class Images(TorchTrainable):
-    """A classifier of made-up images under SGD with momentum."""
-
-    device = "cpu"
-    shape = (1, 8, 8)
-
-    def __init__(self, build: Callable[[], nn.Module], shape: tuple[int, int, int] = (1, 8, 8)) -> None:
-        self.build, self.shape = build, shape
-
-    def model(self, hp: Mapping[str, Any]) -> nn.Module:
-        return self.build()
-
-    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-
-    def dataset(self) -> Any:
-        raise NotImplementedError("batches are made up")
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        images, labels = batch
-        return nn.functional.cross_entropy(model(images), labels)
-
-    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        return {}
-
-    def batch(self, generator: torch.Generator, size: int) -> Any:
-        return torch.randn(size, *self.shape, generator=generator), torch.randint(10, (size,), generator=generator)
-
-
-class Text(Images):
-    """A small GPT under AdamW, its gradients clipped."""
-
-    block = 32
-
-    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-
-    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Tensor:
-        optimizer.zero_grad()
-        loss = self.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss
-
-    def batch(self, generator: torch.Generator, size: int) -> Any:
-        return torch.randint(256, (size, self.block + 1), generator=generator)
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
-    )
-
-
-def cnn(first: int, second: int) -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, first, 3, padding=1), nn.BatchNorm2d(first), nn.ReLU()),
-        *(nn.Conv2d(first, second, 3, padding=1), nn.BatchNorm2d(second), nn.ReLU()),
-        *(nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.25), nn.Linear(second * 16, 10)),
-    )
-
-
-SUBJECTS: dict[str, Callable[[], Images]] = {
-    "mlp": lambda: Images(mlp),
-    "small_cnn": lambda: Images(lambda: cnn(8, 16)),
-    "demo_cnn": lambda: Images(lambda: cnn(16, 32)),
-    "resnet20": lambda: Images(lambda: resnet(20, 8), (3, 16, 16)),
-    "gpt": lambda: Text(lambda: GPT(layers=2, heads=2, width=32, block=32, dropout=0.1)),
+WIDTHS = (1, 2, 5, 8)
+"""Numbers of members of which bits are compared."""
+ELSEWHERE: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "bench_states.py": {"save_stall_ratio": statistics.median, "prefetch_hidden": statistics.median},
+    "bench_elastic.py": {"elastic_equal": all},
 }
-
-
-class Side:
-    """One way to train ``width`` members, each in its own sequence of batches and random numbers."""
-
-    def __init__(self, subject: Images, builder: Builder | None, width: int, size: int) -> None:
-        self.subject, self.width, self.taken = subject, width, 0
-        self.pairs = []
-        for number in range(width):
-            torch.manual_seed(number)
-            model = subject.model({})
-            self.pairs.append((model, subject.optimizer(model, {})))
-        self.batches = [subject.batch(torch.Generator().manual_seed(number), size) for number in range(width)]
-        self.bundle = None if builder is None else Bundle(builder)
-        self.members = [] if self.bundle is None else [self.bundle.join(*pair) for pair in self.pairs]
-
-    def train(self, steps: int) -> float:
-        """Return seconds per member and step."""
-        begin = time.thread_time()
-        for _ in range(steps):
-            self.taken += 1
-            for number in range(self.width):
-                rekey(number, self.taken)
-                if self.bundle is None:
-                    loss: Any = self.subject.update(*self.pairs[number], self.batches[number])
-                    loss.item()
-                else:
-                    self.members[number].stream = torch.get_rng_state()
-            if self.bundle is not None:
-                losses = self.bundle.step(self.batches, [{}] * self.width)
-                assert losses is not None
-                losses.tolist()
-        return (time.thread_time() - begin) / steps / self.width
-
-    def weights(self) -> list[list[Tensor]]:
-        if self.bundle is not None:
-            for member in self.members:
-                self.bundle.sync(member)
-        return [[tensor.clone() for tensor in model.state_dict().values()] for model, _ in self.pairs]
-
-
-def equal(some: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
-    return all(
-        torch.equal(a, b) for mine, its in zip(some, others, strict=False) for a, b in zip(mine, its, strict=True)
-    )
+"""Figures of other scripts, by script, and what is told of several."""
 
 
 def measure(name: str, size: int, widths: list[int], rounds: int, seconds: float) -> dict[str, Any]:
@@ -156,14 +53,13 @@ def measure(name: str, size: int, widths: list[int], rounds: int, seconds: float
     subject = SUBJECTS[name]()
     builder = Builder(subject, CPU)
     eager = Side(subject, None, 1, size)
-    alone = [Side(subject, builder, 1, size)]
-    sides = {width: Side(subject, builder, width, size) for width in widths}
-    first = {width: side.weights() for width, side in sides.items() if side.train(3)}
-    reference = alone[0]
-    reference.train(3)
-    eager.train(3)
-    invariant = all(equal(weights[:1], reference.weights()) for weights in first.values())
-    like_eager = equal(eager.weights(), reference.weights())
+    sides = {width: Side(subject, builder, width, size) for width in {*widths, *WIDTHS}}
+    for side in (eager, *sides.values()):
+        side.train(3)
+    alone = sides[1].weights()
+    invariant = all(equal(alone, side.weights()) for side in sides.values())
+    invariant &= all(equal(sides[width].weights(), sides[max(WIDTHS)].weights()) for width in WIDTHS)
+    like_eager = equal(eager.weights(), alone)
     each = eager.train(2)
     ratios: dict[int, list[float]] = {width: [] for width in widths}
     spent = []
@@ -187,21 +83,11 @@ def measure(name: str, size: int, widths: list[int], rounds: int, seconds: float
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
-    parser.add_argument("--batches", nargs="+", type=int, default=[32, 128], metavar="SIZE")
-    parser.add_argument("--widths", nargs="+", type=int, default=[1, 2, 4, 8, 16, 24], metavar="K")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.2, help="of a block (default: 0.2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = []
+def of_models(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each model and batch size, and print them."""
     for name in options.models:
         for size in options.batches:
             row = measure(name, size, options.widths, options.rounds, options.seconds)
-            rows.append(row)
             ratios = "  ".join(f"{width}: {ratio:.2f}" for width, ratio in row["ratios"].items())
             print(
                 f"{name:10} batch {size:4}  eager {1e3 * row['eager_seconds']:7.2f} ms  {ratios}  "
@@ -209,13 +95,97 @@ def main() -> None:
                 f"built in {row['build_seconds']:.1f} s",
                 flush=True,
             )
+            yield row
+
+
+def of_searches(rounds: int, steps: int, batch: int, stacked: int, workers: int) -> dict[str, Any]:
+    """Return what a search takes, merged, and merged and fused."""
+    done = []
+    for number in range(rounds):
+        ways: list[tuple[str, int]] = [("eager", 1), ("stacked", stacked)]
+        done.append({way[0]: search(*way, steps, batch, workers) for way in ways[:: 1 - 2 * (number % 2)]})
+        for way in done[-1].values():
+            print(
+                f"round {number}  {way['numerics']:8} {way['seconds']:7.1f} worker-s  "
+                f"makespan {way['makespan']:6.1f} s  wall {way['wall']:6.1f} s  {way['steps_trained']:,} of {way['steps_unique']:,} steps, merge rate "
+                f"{way['merge_rate']:.2f}",
+                flush=True,
+            )
+    return {
+        "steps": steps,
+        "merge_seconds": statistics.median(way["eager"]["seconds"] for way in done),
+        "fused_seconds": statistics.median(way["stacked"]["seconds"] for way in done),
+        "fused_ratio": statistics.median(way["stacked"]["seconds"] / way["eager"]["seconds"] for way in done),
+        "makespan_ratio": statistics.median(way["stacked"]["makespan"] / way["eager"]["makespan"] for way in done),
+        "equals_eager": all(way["stacked"]["values"] == way["eager"]["values"] for way in done),
+        "searches": [{name: {**way, "states": len(way["states"])} for name, way in ways.items()} for ways in done],
+    }
+
+
+def states_agree(steps: int, batch: int) -> bool:
+    """Return whether a search has the same states for each number of siblings that are trained as one."""
+    found = [search("stacked", width, steps, batch, 0)["states"] for width in WIDTHS]
+    common = set.intersection(*(set(states) for states in found))
+    return bool(common) and all(len({states[key] for states in found}) == 1 for key in common)
+
+
+def of_others(scripts: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the figures that other scripts find, by key; those of scripts that are not there are left out."""
+    for script, keys in ELSEWHERE.items():
+        if not (scripts / script).exists():
+            print(f"left out, since there is no {script} here: {', '.join(keys)}", flush=True)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "found.json")
+            subprocess.run([sys.executable, str(scripts / script), "--json", str(file)], check=True)
+            found = json.loads(file.read_text())
+        for key, told in keys.items():
+            values = list(valued(found, key))
+            if values:
+                yield key, told(values)
+            else:
+                print(f"left out, since {script} does not tell it: {key}", flush=True)
+
+
+def valued(tree: Any, key: str) -> Iterator[Any]:
+    """Yield what a key has, wherever it is in a tree of dicts and lists."""
+    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        if name == key:
+            yield value
+        else:
+            yield from valued(value, key)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", nargs="*", choices=SUBJECTS, default=list(SUBJECTS))
+    parser.add_argument("--batches", nargs="+", type=int, default=[32, 128], metavar="SIZE")
+    parser.add_argument("--widths", nargs="+", type=int, default=[1, 2, 4, 8, 16, 24], metavar="K")
+    parser.add_argument("--rounds", type=int, default=7, help="with each model (default: 7)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a block (default: 0.2)")
+    parser.add_argument("--searches", type=int, default=3, help="rounds of searches (default: 3; 0: none)")
+    parser.add_argument("--steps", type=int, default=3000, help="of a trial of the search (default: 3000)")
+    parser.add_argument("--stacked", type=int, default=8, metavar="K", help="siblings as one there (default: 8)")
+    parser.add_argument("--workers", type=int, default=2, help="0: in this process (default: 2)")
+    parser.add_argument("--alone", action="store_true", help="without the figures of other scripts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    torch.set_num_threads(1)
+    figures: dict[str, Any] = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+    }
+    if options.searches:
+        figures |= of_searches(options.searches, options.steps, 32, options.stacked, options.workers)
+    figures["models"] = list(of_models(options))
+    figures["k_invariant"] = states_agree(40, 32) and all(row["k_invariant"] for row in figures["models"])
+    if not options.alone:
+        figures |= dict(of_others(Path(__file__).parent))
+    print(json.dumps({key: value for key, value in figures.items() if not isinstance(value, list)}, indent=2))
     if options.json is not None:
-        about = {
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "isa": torch.backends.cpu.get_cpu_capability(),
-        }
-        options.json.write_text(json.dumps({**about, "stacked": rows}, indent=2) + "\n")
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -443,7 +443,8 @@ def _names_gradients(code: type) -> bool:
 
 def _read_in_training(code: type[TorchTrainable]) -> list[str]:
     """Return the attributes for speed alone that the user's code reads while it trains: then they may matter."""
-    functions = [function for function in functions_reached(code) if function.__name__ != "dataset"]
+    before = {"__init__", "dataset"}  # which set them, or decide nothing by them that is not told of the data
+    functions = [function for function in functions_reached(code) if function.__name__ not in before]
     read = {name for function in functions for name in names_in(function.__code__)}
     return sorted(read.intersection(code._without_keys))
 

@@ -257,6 +257,14 @@ def test_keys_hold_what_a_loader_decides_and_nothing_of_its_speed() -> None:
     assert len({*others}) == len(others)
 
 
+def test_an_attribute_for_speed_that_the_constructor_sets_is_no_part_of_the_key() -> None:
+    class Set(Loading):
+        def __init__(self, workers: int, stacked: int) -> None:
+            self.num_workers, self.max_stacked = workers, stacked
+
+    assert key(Set(0, 1)) == key(Set(2, 1)) == key(Set(0, 8))
+
+
 def test_an_attribute_for_speed_that_training_reads_is_part_of_the_key() -> None:
     class Reading(Loading):
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:

@@ -1,0 +1,94 @@
+"""48 trials of a small CNN on scikit-learn's digits, as a stage tree: the search that ``bench_engine.py`` measures."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.cluster import DaskExecutor
+from hpstage.store import MemoryJournal
+
+
+class SmallCnn(hpstage.torch.TorchTrainable):
+    """8 and 16 channels; a step is a batch."""
+
+    device = "cpu"
+
+    def __init__(self, numerics: str, stacked: int) -> None:
+        self.numerics, self.max_stacked = numerics, stacked
+
+    def dataset(self) -> TensorDataset:
+        images, labels = load_digits(return_X_y=True)
+        x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16, torch.tensor(labels)
+        self.test = x[1437:], y[1437:]
+        return TensorDataset(x[:1437], y[:1437])
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return nn.Sequential(
+            *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU()),
+            *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)),
+        )
+
+    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=hp["lr"], momentum=hp["momentum"])
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        x, y = self.test
+        return {"accuracy": (model(x).argmax(1) == y).double().mean().item()}
+
+
+GRID: dict[str, list[Any]] = {
+    "lr": [0.1, 0.05, 0.02],
+    "drop": [0.3, 0.5, 0.6, 0.8],
+    "gamma": [0.1, 0.3],
+    "late": [0, 1],
+}
+
+
+def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) -> dict[str, Any]:
+    """Train the grid; ``workers`` 0 trains in this process."""
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        lr, drop = trial.suggest_categorical("lr", GRID["lr"]), trial.suggest_categorical("drop", GRID["drop"])
+        gamma, late = trial.suggest_categorical("gamma", GRID["gamma"]), trial.suggest_categorical("late", GRID["late"])
+        milestones = [round(drop * steps), *([round(0.9 * steps)] if late else [])]
+        return {"lr": s.multistep(lr, milestones, gamma), "momentum": 0.9, "batch_size": batch}
+
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(GRID, seed=0))
+    begin = time.perf_counter()
+    result = hpstage.optimize(
+        study,
+        SmallCnn(numerics, stacked),
+        space,
+        metric="accuracy",
+        steps=steps,
+        n_trials=48,
+        executor=DaskExecutor(n_workers=workers, gpus=0) if workers else hpstage.InlineExecutor(),
+        store=MemoryJournal(),
+    )
+    savings = result.savings
+    return {
+        "numerics": numerics,
+        "seconds": savings.worker_seconds,
+        "train_seconds": savings.train_seconds,
+        "makespan": savings.makespan,
+        "wall": time.perf_counter() - begin,
+        "steps_trained": savings.steps_trained,
+        "steps_unique": savings.steps_unique,
+        "merge_rate": savings.merge_rate,
+        "states": {key: state.digest for key, state in result.plan.kept.items()},
+        "values": {json.dumps(trial.params, sort_keys=True): trial.value for trial in study.trials},
+    }

@@ -1,0 +1,40 @@
+"""The benchmark of the engine: what it takes from other scripts, and that its bits are really compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import bench_engine
+
+    return bench_engine
+
+
+def test_figures_of_other_scripts_are_taken_wherever_they_tell_them(
+    bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"1 MB": {"save_stall_ratio": 0.2}, "50 MB": [{"save_stall_ratio": 0.4}, {"save_stall_ratio": 0.1}]}
+    script = f"import sys; open(sys.argv[2], 'w').write({json.dumps(told)!r})"
+    (tmp_path / "bench_states.py").write_text(script)
+    assert dict(bench.of_others(tmp_path)) == {"save_stall_ratio": 0.2}
+    assert capsys.readouterr().out.splitlines() == [
+        "left out, since bench_states.py does not tell it: prefetch_hidden",
+        "left out, since there is no bench_elastic.py here: elastic_equal",
+    ]
+
+
+@pytest.mark.slow
+def test_bits_of_each_number_of_members_are_compared(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bench.measure("mlp", 4, [1, 2], 1, 0.001)
+    assert found["k_invariant"] and found["ratios"].keys() == {1, 2}
+    monkeypatch.setattr(bench, "equal", lambda some, others: len(others) < 5)
+    assert not bench.measure("mlp", 4, [1], 1, 0.001)["k_invariant"]
