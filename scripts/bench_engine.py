@@ -107,8 +107,8 @@ def of_searches(rounds: int, steps: int, batch: int, stacked: int, workers: int)
         for way in done[-1].values():
             print(
                 f"round {number}  {way['numerics']:8} {way['seconds']:7.1f} worker-s  "
-                f"makespan {way['makespan']:6.1f} s  wall {way['wall']:6.1f} s  {way['steps_trained']:,} of {way['steps_unique']:,} steps, merge rate "
-                f"{way['merge_rate']:.2f}",
+                f"makespan {way['makespan']:6.1f} s  wall {way['wall']:6.1f} s  {way['steps_trained']:,} of "
+                f"{way['steps_unique']:,} steps, merge rate {way['merge_rate']:.2f}",
                 flush=True,
             )
     return {

@@ -34,7 +34,8 @@ def test_figures_of_other_scripts_are_taken_wherever_they_tell_them(
 
 @pytest.mark.slow
 def test_bits_of_each_number_of_members_are_compared(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "WIDTHS", (1, 3))
     found = bench.measure("mlp", 4, [1, 2], 1, 0.001)
     assert found["k_invariant"] and found["ratios"].keys() == {1, 2}
-    monkeypatch.setattr(bench, "equal", lambda some, others: len(others) < 5)
+    monkeypatch.setattr(bench, "equal", lambda some, others: len(others) < 3)
     assert not bench.measure("mlp", 4, [1], 1, 0.001)["k_invariant"]

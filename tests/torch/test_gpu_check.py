@@ -1,0 +1,81 @@
+"""What scripts/gpu_check.py does on a GPU; here its parts run on the CPU, except for CUDA graphs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpstage.torch.environment import pin
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+PARTS = ("fused", "forks", "costs", "chains", "steps")  # of every second, the first is in the default suite
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        import gpu_check
+
+        yield gpu_check
+
+
+def flags(found: Any) -> Iterator[bool]:
+    """Yield all that is true or false in a part's findings."""
+    for value in found.values():
+        if isinstance(value, dict):
+            yield from flags(value)
+        elif isinstance(value, bool):
+            yield value
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_runs_on_a_cpu(part: str, script: Any) -> None:
+    pin()
+    found = script.check(torch.device("cpu"), script.SMALL, (part,))
+    assert "error" not in found["parts"][part], found["parts"][part]["traceback"]
+    assert all(flags(found["parts"][part]["found"]))
+    assert (part in ("forks", "fused")) == any(flags(found["parts"][part]["found"]))
+    if part in ("forks", "steps"):
+        assert found["parts"][part]["found"]["mlp graphed"] == "CUDA graphs need a GPU, and this trains on cpu"
+
+
+def test_a_part_that_fails_says_why_and_the_others_go_on(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(device: torch.device, sizes: Any) -> dict[str, Any]:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setitem(script.PARTS, "forks", fails)
+    monkeypatch.setitem(script.PARTS, "costs", lambda device, sizes: {"seconds": 1.0})
+    found = script.check(torch.device("cpu"), script.SMALL, ("forks", "costs"))["parts"]
+    assert found["forks"]["error"] == "RuntimeError: no kernel image is available"
+    assert found["costs"]["found"] == {"seconds": 1.0}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "gpu_check.py"), "--json", str(tmp_path / "gpu.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    [line] = done.stdout.splitlines()
+    assert line.startswith("gpu_check: no GPU here") and not done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("model", ["mlp", "small_cnn", "resnet20", "gpt"])
+def test_everything_is_exact_on_a_gpu(model: str, tmp_path: Path) -> None:
+    """In a process of its own, since deterministic algorithms are a setting of the process."""
+    file = tmp_path / "gpu.json"
+    command = [sys.executable, str(SCRIPTS / "gpu_check.py"), "--small", "--models", model, "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = json.loads(file.read_text())["parts"]
+    assert parts.keys() == {*PARTS}
+    assert all(flags(parts["forks"]["found"])) and all(flags(parts["fused"]["found"]))
