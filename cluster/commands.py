@@ -97,6 +97,9 @@ def worker(
         int | None, typer.Option(min=1, help="How many processes.  [default: one per GPU, else one per core]")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="How many GPUs to use; 0 hides them.  [default: all]")] = None,
+    workers_per_gpu: Annotated[
+        int | None, typer.Option(min=1, help="How many processes share each GPU, in place of --nworkers.")
+    ] = None,
     host: Host = None,
     interface: Interface = None,
     name: Annotated[
@@ -117,13 +120,13 @@ def worker(
     \b
     hpstage worker tcp://head:8786
     hpstage worker tcp://head:8786 --nworkers 4 --name rack2
+    hpstage worker tcp://head:8786 --workers-per-gpu 4
     hpstage worker --scheduler-file /shared/scheduler.json
     hpstage worker tls://head:8786 --tls-ca-file ca.pem --tls-cert worker.pem --tls-key worker.key
     """
-    from dask.system import CPU_COUNT
     from distributed.cli import dask_worker
 
-    from hpstage.cluster.devices import environment_of, first_devices, visible_devices
+    from hpstage.cluster.devices import environment_of, first_devices, how_many, visible_devices
     from hpstage.cluster.settings import worker_environment
     from hpstage.cluster.supervision import Child, Supervisor
 
@@ -142,14 +145,14 @@ def worker(
     place = _Place(_parse(dask_worker.main, theirs))
     words = [*ours, *theirs, "--preload", "hpstage.cluster.supervised_worker"]
     devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
-    count = nworkers or len(devices) or CPU_COUNT
+    count = how_many(nworkers, workers_per_gpu, devices)
     command = (sys.executable, "-m", "hpstage.cluster.supervised_worker", str(os.getpid()), *words)
     names = [] if name is None else [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
     children = [
         Child(
             f"worker {number}",
             (*command, "--name", names[number]) if names else command,
-            {**worker_environment(), **environment_of(number, devices, hide=gpus == 0)},
+            {**worker_environment(), **environment_of(number, devices, hide=gpus == 0, workers=count)},
         )
         for number in range(count)
     ]
@@ -257,7 +260,8 @@ def _parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
 def _on(devices: Sequence[str], count: int) -> str:
     if not devices:
         return "the CPU"
-    return "GPU " + ", ".join(devices[:count])
+    shared = f" (up to {-(-count // len(devices))} each)" if count > len(devices) else ""
+    return "GPU " + ", ".join(devices[:count]) + shared
 
 
 def _say(line: str) -> None:

@@ -6,7 +6,10 @@ import ctypes
 import os
 from collections.abc import Sequence
 
-from hpstage.errors import ClusterError
+from dask.system import CPU_COUNT
+
+from hpstage.errors import ClusterError, UsageError
+from hpstage.execution.shared_device import SHARERS
 
 
 def visible_devices() -> list[str]:
@@ -39,8 +42,38 @@ def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
     return list(devices[:gpus])
 
 
-def environment_of(worker: int, devices: Sequence[str], *, hide: bool) -> dict[str, str]:
-    """Return variables that give a worker one device, round-robin. Without devices: none, or one to ``hide`` them."""
+def how_many(n_workers: int | None, workers_per_gpu: int | None, devices: Sequence[str]) -> int:
+    """Return how many workers to start: by default one per device, else per core.
+
+    Raises:
+        UsageError: both numbers are given, or workers per GPU where there is no GPU.
+    """
+    if workers_per_gpu is None:
+        return n_workers or len(devices) or CPU_COUNT
+    if type(workers_per_gpu) is not int or workers_per_gpu < 1:
+        raise UsageError(f"workers_per_gpu is {workers_per_gpu!r}; it must be a whole number of at least 1")
+    if n_workers is not None:
+        raise UsageError(
+            f"{n_workers} workers were asked for, and {workers_per_gpu} per GPU: give one of these, the other follows"
+        )
+    if not devices:
+        raise UsageError(
+            f"{workers_per_gpu} workers per GPU were asked for, but no GPU is used here; give the number of workers "
+            f"instead, or install a torch that was built for CUDA"
+        )
+    return workers_per_gpu * len(devices)
+
+
+def environment_of(worker: int, devices: Sequence[str], *, hide: bool, workers: int = 1) -> dict[str, str]:
+    """Return variables that give a worker one device, round-robin. Without devices: none, or one to ``hide`` them.
+
+    Args:
+        workers: how many there are in all; they learn how many share a device.
+    """
     if devices:
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices[worker % len(devices)]}
+        return {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": devices[worker % len(devices)],
+            SHARERS: str(-(-workers // len(devices))),
+        }
     return {"CUDA_VISIBLE_DEVICES": ""} if hide else {}

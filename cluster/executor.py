@@ -79,11 +79,13 @@ class DaskExecutor(Executor):
             and never closed. Without a client, a local cluster is started, and closed in :meth:`close`.
         n_workers: size of the local cluster.
         gpus: number of GPUs that a local cluster uses, or of other workers that must have one. ``None``: as available.
+        workers_per_gpu: how many workers of a local cluster share each GPU, for models that leave most of it idle. Each
+            is a process; before a search one of them tries out how much memory it needs.
         worker_timeout: seconds for which a search waits for workers when all are gone, including the time to restart a
             scheduler; by default 300, and 60 for a local cluster.
 
     Raises:
-        UsageError: ``n_workers`` was given with a client.
+        UsageError: ``n_workers`` or ``workers_per_gpu`` was given with a client.
     """
 
     def __init__(
@@ -92,15 +94,20 @@ class DaskExecutor(Executor):
         *,
         n_workers: int | None = None,
         gpus: int | None = None,
+        workers_per_gpu: int | None = None,
         worker_timeout: float | None = None,
     ) -> None:
         if client is not None and n_workers is not None:
             raise UsageError(
                 "n_workers sizes the local cluster; the cluster of a client is sized by client.cluster.scale"
             )
+        if client is not None and workers_per_gpu is not None:
+            raise UsageError(
+                "workers_per_gpu is of a local cluster; on other hosts start `hpstage worker --workers-per-gpu`"
+            )
         self._given = client
         self._n_workers = n_workers
-        self._gpus = gpus
+        self._gpus, self._workers_per_gpu = gpus, workers_per_gpu
         self._run = uuid.uuid4().hex[:12]
         self._name = name_of(self._run)
         default = 60.0 if client is None else 300.0
@@ -192,7 +199,9 @@ class DaskExecutor(Executor):
 
     def _place(self) -> tuple[str | LocalCluster, Security | None]:
         if self._given is None:
-            self._cluster = local_cluster(self._n_workers, gpus=self._gpus, lanes=self._lanes)
+            self._cluster = local_cluster(
+                self._n_workers, gpus=self._gpus, workers_per_gpu=self._workers_per_gpu, lanes=self._lanes
+            )
             return self._cluster, None
         # A client that has just lost its scheduler has status "connecting", and still knows the address.
         if self._given.status not in ("running", "connecting") or self._given.scheduler is None:

@@ -10,18 +10,19 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import dask.config
-from dask.system import CPU_COUNT
 from distributed import LocalCluster
 
 from hpstage.cluster.dashboard import install_on
-from hpstage.cluster.devices import environment_of, first_devices, visible_devices
+from hpstage.cluster.devices import environment_of, first_devices, how_many, visible_devices
 from hpstage.cluster.main_guard import require_main_guard
 from hpstage.cluster.private import start_workers
 from hpstage.cluster.script import leave_it_to_training_processes
 from hpstage.errors import ClusterError
 
 
-def local_cluster(n_workers: int | None = None, *, gpus: int | None = None, lanes: int = 1) -> LocalCluster:
+def local_cluster(
+    n_workers: int | None = None, *, gpus: int | None = None, workers_per_gpu: int | None = None, lanes: int = 1
+) -> LocalCluster:
     """Start workers: one per GPU, if there are any, else one per core.
 
     Memory is not limited (states kept in memory would look like a leak), and Dask's task profiler is off: with steps of
@@ -30,26 +31,26 @@ def local_cluster(n_workers: int | None = None, *, gpus: int | None = None, lane
     Args:
         n_workers: number of workers; GPUs are assigned to them round-robin.
         gpus: number of GPUs to use (0: none; ``None``: all).
+        workers_per_gpu: how many share a GPU, in place of ``n_workers``.
         lanes: number of threads of each worker. They do not train: each waits for one of the chains that the worker's
             training process trains side by side, which is one unless siblings are trained as one.
 
     Raises:
-        UsageError: training processes, which import the calling script, would also run this call.
+        UsageError: training processes, which import the calling script, would also run this call; or there is no GPU
+            for ``workers_per_gpu``.
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
     require_main_guard()
     leave_it_to_training_processes()
     devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
-    if n_workers is None:
-        n_workers = len(devices) or CPU_COUNT
-    return _Cluster(n_workers, devices, hide=gpus == 0, lanes=lanes)
+    return _Cluster(how_many(n_workers, workers_per_gpu, devices), devices, hide=gpus == 0, lanes=lanes)
 
 
 class _Cluster(LocalCluster):  # type: ignore[misc]
     """A LocalCluster whose workers see one device each."""
 
     def __init__(self, n_workers: int, devices: list[str], *, hide: bool, lanes: int) -> None:
-        self._devices = devices
+        self._devices, self._size = devices, n_workers
         self._hide = hide
         dashboard = importlib.util.find_spec("bokeh") is not None
         with warnings.catch_warnings():
@@ -93,7 +94,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
         }
 
     def _shown(self, name: object) -> dict[str, str]:
-        return environment_of(int(str(name)), self._devices, hide=self._hide)
+        return environment_of(int(str(name)), self._devices, hide=self._hide, workers=self._size)
 
 
 def _worker_ttl() -> str:

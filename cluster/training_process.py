@@ -54,6 +54,7 @@ from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
 from hpstage.execution.runner import measured
+from hpstage.execution.shared_device import see_room
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
 from hpstage.trainable import Trainable
@@ -232,6 +233,8 @@ class _Training:
                 return measured(self._trainable, request.initial)
             case TryOut():
                 assert request.checkpoints is not None
+                assert self._trainable is not None, "a worker with a problem tries nothing out"
+                see_room(self._trainable, request.initial)
                 return self._bundle_for(request.checkpoints).try_out(request.initial)
             case Train():
                 self._bundle_for(request.checkpoints).start(request.lane, request.chain, control)

@@ -25,3 +25,25 @@ def peak_bytes() -> int | None:
     if torch is None or not torch.cuda.is_initialized():
         return None
     return sum(int(torch.cuda.max_memory_allocated(device)) for device in range(torch.cuda.device_count()))
+
+
+class DeviceMemory:
+    """The memory of the CUDA device that this process trains on."""
+
+    def count_anew(self) -> None:
+        import torch
+
+        torch.cuda.empty_cache()
+        count_anew()
+
+    def free_bytes(self) -> int:
+        """Return what no process has taken, and what this one has."""
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0]) + int(torch.cuda.memory_reserved())
+
+    def taken_bytes(self) -> int:
+        """Return the most that this process has taken from the device since :meth:`count_anew`, used or not."""
+        import torch
+
+        return int(torch.cuda.max_memory_reserved())

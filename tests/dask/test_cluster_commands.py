@@ -21,10 +21,11 @@ from typer.testing import CliRunner
 
 from hpstage.cli.app import app
 from hpstage.cluster.commands import _innermost
-from hpstage.cluster.devices import environment_of, first_devices
+from hpstage.cluster.devices import environment_of, first_devices, how_many
 from hpstage.cluster.settings import scheduler_environment, worker_environment
 from hpstage.cluster.supervision import Child, Supervisor
 from hpstage.errors import ClusterError, UsageError
+from hpstage.execution.shared_device import SHARERS
 from tests.dask.commands import Command, children, free_port, has_ended, until, workers
 from tests.dask.conftest import Start
 
@@ -179,6 +180,20 @@ def test_each_worker_is_shown_one_device_in_turn() -> None:
     assert environment_of(0, [], hide=True) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
+def test_workers_that_share_a_device_know_how_many_they_are() -> None:
+    assert how_many(None, 3, ["0", "1"]) == 6
+    assert how_many(None, None, ["0", "1"]) == 2
+    assert [environment_of(worker, ["0", "1"], hide=False, workers=6)[SHARERS] for worker in range(6)] == ["3"] * 6
+    assert environment_of(2, ["0", "1"], hide=False, workers=3)[SHARERS] == "2"
+    for arguments, problem in (
+        ((None, 2, []), "2 workers per GPU were asked for, but no GPU is used here"),
+        ((4, 2, ["0"]), "4 workers were asked for, and 2 per GPU"),
+        ((None, 0, ["0"]), "workers_per_gpu is 0"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            how_many(*arguments)  # type: ignore[arg-type]
+
+
 def test_as_many_devices_are_used_as_were_asked_for() -> None:
     assert first_devices(["0", "1"], None) == ["0", "1"]
     assert first_devices(["0", "1"], 1) == ["0"]
@@ -204,6 +219,7 @@ def test_variables_that_are_set_are_left_as_they_are() -> None:
         (["worker", "host:1", "--tls-cert", __file__], "tls://host:8786"),
         (["worker", "tcp://host:1", "--tls-cert", "/not/there"], "does not exist"),
         (["worker", "tcp://host:1", "--gpus", "99"], "99 GPUs were asked for"),
+        (["worker", "tcp://host:1", "--gpus", "0", "--workers-per-gpu", "2"], "no GPU is used here"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(words: list[str], problem: str) -> None:

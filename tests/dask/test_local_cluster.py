@@ -13,7 +13,8 @@ from distributed import Client
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, launch, local_cluster
-from hpstage.errors import ClusterError
+from hpstage.errors import ClusterError, UsageError
+from hpstage.execution.shared_device import SHARERS
 from hpstage.testing.chains import chain, ended, outcome, workers
 from hpstage.testing.toys import Counter
 from tests.dask.processes import ROOT
@@ -37,6 +38,20 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(launch, "visible_devices", lambda: ["0"])
     with pytest.raises(ClusterError, match="2 GPUs were asked for, but torch finds 1"):
         local_cluster(gpus=2)
+
+
+def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "visible_devices", lambda: ["3"])
+    with local_cluster(workers_per_gpu=2) as cluster, Client(cluster, set_as_default=False) as client:
+        seen = client.run(lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ[SHARERS]))
+        assert list(seen.values()) == [("3", "2")] * 2
+
+
+def test_a_number_of_workers_per_gpu_needs_a_gpu_and_a_cluster_of_our_own(client: Client) -> None:
+    with pytest.raises(UsageError, match="2 workers per GPU were asked for, but no GPU is used here"):
+        DaskExecutor(gpus=0, workers_per_gpu=2).open(Counter(), None)
+    with pytest.raises(UsageError, match="hpstage worker --workers-per-gpu"):
+        DaskExecutor(client, workers_per_gpu=2)
 
 
 # With a dashboard a cluster takes a second longer to start.

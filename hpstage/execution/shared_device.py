@@ -1,0 +1,80 @@
+"""Room for several models on one GPU: what they need is tried out before a search, and refused before it overflows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Protocol
+
+from hpstage.errors import UsageError
+from hpstage.execution.bundle import lanes_in
+from hpstage.execution.device_memory import DeviceMemory
+from hpstage.schedule import Scalar
+from hpstage.text import count_of, size
+from hpstage.trainable import Bundling, Trainable
+
+logger = logging.getLogger("hpstage")
+
+SHARERS = "HPSTAGE_WORKERS_SHARING_A_GPU"
+"""Variable by which a worker, and so its training process, learns how many share its device."""
+
+
+class Memory(Protocol):
+    """A device's memory, see :class:`~hpstage.execution.device_memory.DeviceMemory`."""
+
+    def count_anew(self) -> None: ...
+    def free_bytes(self) -> int: ...
+    def taken_bytes(self) -> int: ...
+
+
+def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Memory | None = None) -> None:
+    """Train a step where several workers share the device, or where siblings are trained as one, and count its memory.
+
+    Args:
+        memory: of the device; by default that of the GPU, and nothing is tried out without one.
+
+    Raises:
+        UsageError: it does not hold as many workers. The message says how many it holds.
+    """
+    sharers = int(os.environ.get(SHARERS, "1"))
+    if sharers == 1 and lanes_in(trainable) == 1:
+        return
+    if memory is None:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available():
+            return
+        memory = DeviceMemory()
+    memory.count_anew()
+    free = memory.free_bytes()
+    fits = True
+    try:
+        _train_a_step(trainable, initial)
+    except UsageError:
+        raise  # a misuse that training cannot fix
+    except Exception as error:
+        fits = type(error).__name__ != "OutOfMemoryError"  # of anything else training will tell
+        logger.debug("the step by which memory is tried out has failed", exc_info=True)
+    taken = memory.taken_bytes()
+    if fits and sharers * taken <= free:
+        return
+    fitting = free // taken if fits else 0
+    lanes = lanes_in(trainable)
+    raise UsageError(
+        f"{count_of(sharers, 'worker')} on a GPU with {size(free)} free, of which each"
+        f"{f', with {lanes} models as one,' if lanes > 1 else ''} needs {size(taken)}{'' if fits else ' and more'} to "
+        f"train a step: {f'at most {fitting} fit' if fitting else 'not even one fits'}. Give fewer workers per GPU"
+        f"{', or a smaller max_stacked' if lanes > 1 else ', or smaller batches'}"
+    )
+
+
+def _train_a_step(trainable: Trainable, initial: Mapping[str, Scalar]) -> None:
+    members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
+    for member in members:
+        member.setup(initial)
+    if isinstance(trainable, Bundling):
+        trainable.train_together(dict.fromkeys(range(len(members)), (0, initial)))
+    for member in members:
+        member.train(0, initial)
+        member.evaluate()
