@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hpstage.torch.backends.stacked import NeedsPython, NotStackable
 from hpstage.torch.loop import TorchLoop
 
-_OWN = re.compile(r"(model|optimizer)\b")
+_OWN = re.compile(r"(model|optimizer)(?![\w:])")  # "model:" is a user's module of that name
 
 
 @contextmanager
