@@ -216,7 +216,7 @@ class StackedLoop(TorchLoop):
                 )
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
-        """Raise :class:`UsageError` if a first step cannot be stacked."""
+        """Raise :class:`UsageError` if a first step changes what siblings share, or does not repeat what it does."""
         if not self._stacks:
             return
         self.setup(hp)
