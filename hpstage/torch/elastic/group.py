@@ -23,8 +23,6 @@ _PATIENCE = timedelta(days=365)
 """A process waits for the next step while the leader evaluates or saves. One that dies closes its connections."""
 _FAREWELL = 10.0
 """Seconds for which the leader waits until all have read its last message."""
-_RETRY = 0.05
-"""Seconds between attempts to connect."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -78,25 +76,20 @@ class Meeting:
         """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        deadline = time.monotonic() + timeout
-        while True:
-            left = max(_RETRY, deadline - time.monotonic())
-            try:
-                # Not by the store: it would write all its attempts to the standard error.
-                with closing(socket.create_connection((host, int(port)), left)) as probe:
-                    own_host = probe.getsockname()[0]
-                store = TCPStore(
-                    host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=left)
-                )
-            except (OSError, RuntimeError) as error:
-                if time.monotonic() + _RETRY < deadline and not isinstance(error, socket.gaierror):
-                    time.sleep(_RETRY)
-                    continue
-                raise GangApart(
-                    f"the leader of a gang cannot be reached at {host}, port {port}, from {socket.gethostname()}: "
-                    f"{error}. {_remedy()}"
-                ) from error
-            return cls(store, host, int(port), own_host)
+        try:
+            # Not by the store at once: it would write each attempt to the standard error. One attempt is enough,
+            # since a leader listens before it says where.
+            with closing(socket.create_connection((host, int(port)), timeout)) as probe:
+                own_host = probe.getsockname()[0]
+            store = TCPStore(
+                host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+            )
+        except (OSError, RuntimeError) as error:
+            raise GangApart(
+                f"the leader of a gang cannot be reached at {host}, port {port}, from {socket.gethostname()}: "
+                f"{error}. {_remedy()}"
+            ) from error
+        return cls(store, host, int(port), own_host)
 
     def form(self, rank: int, size: int, timeout: float) -> Group:
         """Wait until all have come.

@@ -63,6 +63,7 @@ class ElasticLoop(TorchLoop):
             self._leave()
 
     def dismiss(self, word: str) -> None:
+        self._meeting = None  # nobody is waited for any more
         if self._gang is not None:
             self._gang.stop(word)
             self._leave()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -23,13 +22,6 @@ from tests.torch.elastic.followers import Followers, trained
 
 NODE = NodeId(1)
 HP = hp_at(0)
-
-
-@pytest.fixture(scope="module")
-def followers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followers]:
-    started = Followers(tmp_path_factory.mktemp("states"))
-    yield started
-    started.close()
 
 
 def key(step: int, case: str = "cnn") -> StateKey:
@@ -100,6 +92,7 @@ def test_the_leader_reports_for_all_and_the_others_go_on_from_its_last_kept_stat
     assert digest(followers.store.load(key(8))) == expected(8)
 
 
+@pytest.mark.slow
 def test_a_chain_that_loses_a_worker_is_lost_and_ends_from_its_last_kept_state_with_the_same_bits(
     followers: Followers,
 ) -> None:

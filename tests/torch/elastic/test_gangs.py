@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import socket
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -18,13 +17,6 @@ from hpstage.trainable import Bundling, Elastic
 from hpstage.training.trainables import as_trainable
 from tests.torch.elastic.cases import ALL, CASES, COUNTERS, FAULTS, STEPS, Nodes, hp_at
 from tests.torch.elastic.followers import TIMEOUT, Followers, key_of, trained
-
-
-@pytest.fixture(scope="module")
-def followers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followers]:
-    started = Followers(tmp_path_factory.mktemp("states"))
-    yield started
-    started.close()
 
 
 @cache
@@ -65,6 +57,7 @@ def test_one_widened_and_narrowed_again_gives_the_bits_of_one(followers: Followe
     assert in_gangs(followers, case, [(1, 3), (2, 7), (1, STEPS)]) == alone(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["cnn", "bag"])
 def test_as_many_processes_as_nodes_give_the_bits_of_one(followers: Followers, case: str) -> None:
     assert in_gangs(followers, case, [(4, STEPS)]) == alone(case)
@@ -112,15 +105,18 @@ def test_what_any_node_changes_besides_is_refused_by_the_leader(followers: Follo
         assert others[0].answer()["word"] == ""
 
 
-def test_a_follower_that_is_killed_is_missed_and_the_rest_goes_on_from_a_kept_state(followers: Followers) -> None:
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_follower_that_is_killed_is_missed_and_the_rest_goes_on_from_a_kept_state(
+    followers: Followers, size: int
+) -> None:
     trainable = trained("cnn", stop=3)
-    with followers.gang("cnn", trainable, 3, 4) as others:
+    with followers.gang("cnn", trainable, 3, size) as others:
         trained("cnn", 3, 5, trainable)
-        others[1].kill()
-        with pytest.raises(GangLost, match="a process of a gang of 4 is gone"):
+        others[-1].kill()
+        with pytest.raises(GangLost, match=f"a process of a gang of {size} is gone"):
             trained("cnn", 5, STEPS, trainable)
         trainable.dismiss("")
-        assert [other.answer()["error"] for other in (others[0], others[2])] == ["GangLost"] * 2
+        assert [other.answer()["error"] for other in others[:-1]] == ["GangLost"] * (size - 2)
     trainable.setup(hp_at(0))
     trainable.load_state_dict(followers.store.load(key_of("cnn", 3)))
     with followers.gang("cnn", trainable, 3, 2) as others:
@@ -130,6 +126,7 @@ def test_a_follower_that_is_killed_is_missed_and_the_rest_goes_on_from_a_kept_st
     assert digest(trainable.state_dict()) == alone("cnn")
 
 
+@pytest.mark.slow
 def test_followers_of_a_leader_that_is_killed_are_free(followers: Followers) -> None:
     leader, other = followers.first(2)
     key = "killed"
@@ -156,7 +153,15 @@ def test_a_leader_that_cannot_be_reached_is_named() -> None:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         port = taken.getsockname()[1]
         with pytest.raises(GangApart, match=rf"cannot be reached at 127.0.0.1, port {port}, from .* Open the ports"):
-            trained("cnn", stop=1).follow(f"127.0.0.1:{port}", 1, 2, 0.2)
+            trained("cnn", stop=1).follow(f"127.0.0.1:{port}", 1, 2, TIMEOUT)
+
+
+def test_a_leader_that_has_changed_its_mind_is_not_waited_for() -> None:
+    leader = trained("cnn", stop=1)
+    address = leader.open_gang("127.0.0.1")
+    leader.dismiss("")
+    with pytest.raises(GangApart, match="cannot be reached"):
+        trained("cnn", stop=1).follow(address, 1, 2, TIMEOUT)
 
 
 def test_an_interface_that_is_not_there_is_named() -> None:
