@@ -14,131 +14,12 @@ import argparse
 import json
 import platform
 import statistics
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
 import torch
-from sklearn.datasets import load_digits
-from torch import nn
-from torch.utils.data import TensorDataset
-
-import hpstage
-from hpstage import schedule as s
-from hpstage.cluster import DaskExecutor
-from hpstage.plan.log import NUMERICS, read_header
-from hpstage.store import MemoryJournal
-
-
-class SmallCnn(hpstage.torch.TorchTrainable):
-    """8 and 16 channels; a step is a batch."""
-
-    device = "cpu"
-
-    def __init__(self, numerics: str, stacked: int) -> None:
-        self.numerics, self.max_stacked = numerics, stacked
-
-    def dataset(self) -> TensorDataset:
-        images, labels = load_digits(return_X_y=True)
-        x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16, torch.tensor(labels)
-        self.test = x[1437:], y[1437:]
-        return TensorDataset(x[:1437], y[:1437])
-
-    def model(self, hp: Mapping[str, Any]) -> nn.Module:
-        return nn.Sequential(
-            *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU()),
-            *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)),
-        )
-
-    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=hp["lr"], momentum=hp["momentum"])
-
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        x, y = self.test
-        return {"accuracy": (model(x).argmax(1) == y).double().mean().item()}
-
-
-GRID: dict[str, list[Any]] = {
-    "lr": [0.1, 0.05, 0.02],
-    "drop": [0.3, 0.5, 0.6, 0.8],
-    "gamma": [0.1, 0.3],
-    "late": [0, 1],
-}
-
-
-class Timed:
-    """An executor that tells how long it has measured."""
-
-    def __init__(self) -> None:
-        self.measured = 0.0
-
-    def timed(self, measure: Callable[[], dict[str, float] | None]) -> dict[str, float] | None:
-        begin = time.perf_counter()
-        found = measure()
-        self.measured += time.perf_counter() - begin
-        return found
-
-
-class Workers(DaskExecutor, Timed):
-    def __init__(self, workers: int) -> None:
-        DaskExecutor.__init__(self, n_workers=workers, gpus=0)
-        Timed.__init__(self)
-
-    def measure(self, initial: Mapping[str, Any]) -> dict[str, float] | None:
-        return self.timed(lambda: DaskExecutor.measure(self, initial))
-
-
-class Here(hpstage.InlineExecutor, Timed):
-    def __init__(self) -> None:
-        hpstage.InlineExecutor.__init__(self)
-        Timed.__init__(self)
-
-    def measure(self, initial: Mapping[str, Any]) -> dict[str, float] | None:
-        return self.timed(lambda: hpstage.InlineExecutor.measure(self, initial))
-
-
-def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) -> dict[str, Any]:
-    def space(trial: optuna.Trial) -> dict[str, Any]:
-        lr, drop = trial.suggest_categorical("lr", GRID["lr"]), trial.suggest_categorical("drop", GRID["drop"])
-        gamma, late = trial.suggest_categorical("gamma", GRID["gamma"]), trial.suggest_categorical("late", GRID["late"])
-        milestones = [round(drop * steps), *([round(0.9 * steps)] if late else [])]
-        return {"lr": s.multistep(lr, milestones, gamma), "momentum": 0.9, "batch_size": batch}
-
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(GRID, seed=0))
-    executor = Workers(workers) if workers else Here()
-    begin = time.perf_counter()
-    result = hpstage.optimize(
-        study,
-        SmallCnn(numerics, stacked),
-        space,
-        metric="accuracy",
-        steps=steps,
-        n_trials=48,
-        executor=executor,
-        store=(journal := MemoryJournal()),
-    )
-    savings, times = result.savings, result.plan.step_times
-    return {
-        "asked": numerics,
-        "numerics": read_header(journal).described[NUMERICS],
-        "at_a_time": 1 if times is None else times.best,
-        "step_seconds": [] if times is None else times.seconds,
-        "seconds": savings.worker_seconds,
-        "train_seconds": savings.train_seconds,
-        "saved_by_fusing": savings.fused_seconds,
-        "measure_seconds": executor.measured,
-        "makespan": savings.makespan,
-        "wall": time.perf_counter() - begin,
-        "steps_trained": savings.steps_trained,
-        "steps_unique": savings.steps_unique,
-        "merge_rate": savings.merge_rate,
-        "values": {json.dumps(trial.params, sort_keys=True): trial.value for trial in study.trials},
-    }
+from fused_search import search
 
 
 def compare(options: argparse.Namespace, batch: int) -> dict[str, Any]:
@@ -148,6 +29,8 @@ def compare(options: argparse.Namespace, batch: int) -> dict[str, Any]:
     for number in range(options.rounds):
         ways: list[tuple[str, int]] = [("eager", 1), ("auto", options.stacked)]
         done = {way[0]: search(*way, options.steps, batch, workers) for way in ways[:: 1 - 2 * (number % 2)]}
+        for way in done.values():
+            way["states"] = len(way["states"])
         rounds.append(done)
         for way in done.values():
             print(

@@ -1,10 +1,11 @@
-"""48 trials of a small CNN on scikit-learn's digits, as a stage tree: the search that ``bench_engine.py`` measures."""
+"""48 trials of a small CNN on scikit-learn's digits, as a stage tree: the search that ``bench_engine.py`` and
+``bench_fused_search.py`` measure."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optuna
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 import hpstage
 from hpstage import schedule as s
 from hpstage.cluster import DaskExecutor
+from hpstage.plan.log import NUMERICS, read_header
 from hpstage.store import MemoryJournal
 
 
@@ -58,6 +60,37 @@ GRID: dict[str, list[Any]] = {
 }
 
 
+class Timed:
+    """An executor that tells how long it has measured."""
+
+    def __init__(self) -> None:
+        self.measured = 0.0
+
+    def timed(self, measure: Callable[[], dict[str, float] | None]) -> dict[str, float] | None:
+        begin = time.perf_counter()
+        found = measure()
+        self.measured += time.perf_counter() - begin
+        return found
+
+
+class Workers(DaskExecutor, Timed):
+    def __init__(self, workers: int) -> None:
+        DaskExecutor.__init__(self, n_workers=workers, gpus=0)
+        Timed.__init__(self)
+
+    def measure(self, initial: Mapping[str, Any]) -> dict[str, float] | None:
+        return self.timed(lambda: DaskExecutor.measure(self, initial))
+
+
+class Here(hpstage.InlineExecutor, Timed):
+    def __init__(self) -> None:
+        hpstage.InlineExecutor.__init__(self)
+        Timed.__init__(self)
+
+    def measure(self, initial: Mapping[str, Any]) -> dict[str, float] | None:
+        return self.timed(lambda: hpstage.InlineExecutor.measure(self, initial))
+
+
 def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) -> dict[str, Any]:
     """Train the grid; ``workers`` 0 trains in this process."""
 
@@ -68,6 +101,7 @@ def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) ->
         return {"lr": s.multistep(lr, milestones, gamma), "momentum": 0.9, "batch_size": batch}
 
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(GRID, seed=0))
+    executor = Workers(workers) if workers else Here()
     begin = time.perf_counter()
     result = hpstage.optimize(
         study,
@@ -76,14 +110,19 @@ def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) ->
         metric="accuracy",
         steps=steps,
         n_trials=48,
-        executor=DaskExecutor(n_workers=workers, gpus=0) if workers else hpstage.InlineExecutor(),
-        store=MemoryJournal(),
+        executor=executor,
+        store=(journal := MemoryJournal()),
     )
-    savings = result.savings
+    savings, times = result.savings, result.plan.step_times
     return {
-        "numerics": numerics,
+        "asked": numerics,
+        "numerics": read_header(journal).described[NUMERICS],
+        "at_a_time": 1 if times is None else times.best,
+        "step_seconds": [] if times is None else times.seconds,
         "seconds": savings.worker_seconds,
         "train_seconds": savings.train_seconds,
+        "saved_by_fusing": savings.fused_seconds,
+        "measure_seconds": executor.measured,
         "makespan": savings.makespan,
         "wall": time.perf_counter() - begin,
         "steps_trained": savings.steps_trained,
