@@ -81,7 +81,7 @@ class Experts(Nodes):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         x, y = batch
-        return nn.functional.cross_entropy(model(x.flatten(1)), y)
+        return nn.functional.cross_entropy(model(x), y)
 
 
 class Routed(nn.Module):
@@ -99,7 +99,7 @@ class Routed(nn.Module):
         if self.training:
             self.usual = 0.9 * self.usual + 0.1 * x.mean()
         chosen = int(x.sum().abs() * 10) % 3
-        return self.experts[chosen](x) + self.mask.clamp(-1, 0)
+        return self.experts[chosen](x.flatten(1)) + self.mask.clamp(-1, 0)
 
 
 class Faulty(Nodes):
