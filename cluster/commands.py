@@ -100,6 +100,9 @@ def worker(
     workers_per_gpu: Annotated[
         int | None, typer.Option(min=1, help="How many processes share each GPU, in place of --nworkers.")
     ] = None,
+    gpus_per_worker: Annotated[
+        int, typer.Option(min=1, help="How many GPUs each process sees, for a trainable with devices_per_stage.")
+    ] = 1,
     host: Host = None,
     interface: Interface = None,
     name: Annotated[
@@ -126,7 +129,7 @@ def worker(
     """
     from distributed.cli import dask_worker
 
-    from hpstage.cluster.devices import environment_of, first_devices, how_many, visible_devices
+    from hpstage.cluster.devices import environment_of, first_devices, grouped, how_many, visible_devices
     from hpstage.cluster.settings import worker_environment
     from hpstage.cluster.supervision import Child, Supervisor
 
@@ -144,7 +147,7 @@ def worker(
     theirs = [*_words(options), *context.args]
     place = _Place(_parse(dask_worker.main, theirs))
     words = [*ours, *theirs, "--preload", "hpstage.cluster.supervised_worker"]
-    devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
+    devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
     count = how_many(nworkers, workers_per_gpu, devices)
     command = (sys.executable, "-m", "hpstage.cluster.supervised_worker", str(os.getpid()), *words)
     names = [] if name is None else [name] if count == 1 else [f"{name}-{number}" for number in range(count)]

@@ -42,6 +42,20 @@ def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
     return list(devices[:gpus])
 
 
+def grouped(devices: Sequence[str], size: int) -> list[str]:
+    """Return the devices in groups of ``size``, each named as ``CUDA_VISIBLE_DEVICES`` names several. Those left over
+    are not used.
+
+    Raises:
+        ClusterError: there are some, but not enough for one group.
+    """
+    if devices and len(devices) < size:
+        raise ClusterError(
+            f"{size} GPUs per worker were asked for, but torch finds {len(devices)} here; ask for at most so many"
+        )
+    return [",".join(devices[first : first + size]) for first in range(0, len(devices) - size + 1, size)]
+
+
 def how_many(n_workers: int | None, workers_per_gpu: int | None, devices: Sequence[str]) -> int:
     """Return how many workers to start: by default one per device, else per core.
 
@@ -65,7 +79,8 @@ def how_many(n_workers: int | None, workers_per_gpu: int | None, devices: Sequen
 
 
 def environment_of(worker: int, devices: Sequence[str], *, hide: bool, workers: int = 1) -> dict[str, str]:
-    """Return variables that give a worker one device, round-robin. Without devices: none, or one to ``hide`` them.
+    """Return variables that give a worker one device, or one group, round-robin. Without devices: none, or one to
+    ``hide`` them.
 
     Args:
         workers: how many there are in all; they learn how many share a device.

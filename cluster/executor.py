@@ -124,7 +124,7 @@ class DaskExecutor(Executor):
         self._trying = threading.Event()
         self._checkpoints = b""
         self._started = 0
-        self._lanes = 1  # of the workers of a local cluster
+        self._gpus_per_worker = self._lanes = 1  # of the workers of a local cluster
         self._most_lanes = 1  # of a worker present in open()
         self._futures: dict[ChainId, Future] = {}
         self._followers = Followers(self._on_refused)
@@ -135,6 +135,7 @@ class DaskExecutor(Executor):
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         packed, adapted = pack(trainable), as_trainable(trainable)
+        self._gpus_per_worker = getattr(trainable, "devices_per_stage", 1)
         self.widest = adapted.virtual_nodes if isinstance(adapted, Elastic) else 1
         self._loaded, self._lanes = identify(adapted).loaded, lanes_in(adapted)
         try:
@@ -200,7 +201,11 @@ class DaskExecutor(Executor):
     def _place(self) -> tuple[str | LocalCluster, Security | None]:
         if self._given is None:
             self._cluster = local_cluster(
-                self._n_workers, gpus=self._gpus, workers_per_gpu=self._workers_per_gpu, lanes=self._lanes
+                self._n_workers,
+                gpus=self._gpus,
+                workers_per_gpu=self._workers_per_gpu,
+                gpus_per_worker=self._gpus_per_worker,
+                lanes=self._lanes,
             )
             return self._cluster, None
         # A client that has just lost its scheduler has status "connecting", and still knows the address.

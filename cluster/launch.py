@@ -13,7 +13,7 @@ import dask.config
 from distributed import LocalCluster
 
 from hpstage.cluster.dashboard import install_on
-from hpstage.cluster.devices import environment_of, first_devices, how_many, visible_devices
+from hpstage.cluster.devices import environment_of, first_devices, grouped, how_many, visible_devices
 from hpstage.cluster.main_guard import require_main_guard
 from hpstage.cluster.private import start_workers
 from hpstage.cluster.script import leave_it_to_training_processes
@@ -21,7 +21,12 @@ from hpstage.errors import ClusterError
 
 
 def local_cluster(
-    n_workers: int | None = None, *, gpus: int | None = None, workers_per_gpu: int | None = None, lanes: int = 1
+    n_workers: int | None = None,
+    *,
+    gpus: int | None = None,
+    workers_per_gpu: int | None = None,
+    gpus_per_worker: int = 1,
+    lanes: int = 1,
 ) -> LocalCluster:
     """Start workers: one per GPU, if there are any, else one per core.
 
@@ -32,6 +37,7 @@ def local_cluster(
         n_workers: number of workers; GPUs are assigned to them round-robin.
         gpus: number of GPUs to use (0: none; ``None``: all).
         workers_per_gpu: how many share a GPU, in place of ``n_workers``.
+        gpus_per_worker: how many GPUs each worker sees, for a trainable with ``devices_per_stage``.
         lanes: number of threads of each worker. They do not train: each waits for one of the chains that the worker's
             training process trains side by side, which is one unless siblings are trained as one.
 
@@ -42,12 +48,12 @@ def local_cluster(
     """
     require_main_guard()
     leave_it_to_training_processes()
-    devices = [] if gpus == 0 else first_devices(visible_devices(), gpus)
+    devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
     return _Cluster(how_many(n_workers, workers_per_gpu, devices), devices, hide=gpus == 0, lanes=lanes)
 
 
 class _Cluster(LocalCluster):  # type: ignore[misc]
-    """A LocalCluster whose workers see one device each."""
+    """A LocalCluster whose workers see one device each, or one group of devices."""
 
     def __init__(self, n_workers: int, devices: list[str], *, hide: bool, lanes: int) -> None:
         self._devices, self._size = devices, n_workers

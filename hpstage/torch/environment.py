@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hpstage.errors import UsageError
+
 # How a step is computed. Another way (compiled, fused siblings) gives other bits and needs another name.
 NUMERICS = "eager-v1"
 
@@ -14,6 +16,22 @@ NUMERICS = "eager-v1"
 def default_device() -> torch.device:
     """Return cuda if available, else cpu."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def see_devices(who: str, count: object) -> None:
+    """Check that this process sees as many GPUs as a trainable uses.
+
+    Raises:
+        UsageError: it sees fewer.
+    """
+    if type(count) is not int or count < 1:
+        raise UsageError(f"{who}: devices_per_stage is {count!r}; it must be a whole number of at least 1")
+    if count > 1 and torch.cuda.device_count() < count:
+        raise UsageError(
+            f"{who} states devices_per_stage = {count}, and this process sees {torch.cuda.device_count()} CUDA "
+            f"devices; start workers that see {count} each: hpstage worker --gpus-per-worker {count}, or "
+            f"CUDA_VISIBLE_DEVICES with as many"
+        )
 
 
 def pin() -> None:

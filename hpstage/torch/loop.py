@@ -257,6 +257,7 @@ class TorchLoop(Adapter):
 
     def describe_environment(self) -> dict[str, str]:
         """Describe what decides the bits of training here (see :func:`hpstage.torch.environment.describe`)."""
+        environment.see_devices(type(self._user).__name__, self._user.devices_per_stage)
         environment.warm_up()
         auto = self._numerics == AUTO
         backend = usable_backend("eager" if auto else self._numerics, self.device)

@@ -68,6 +68,11 @@ class TorchTrainable(ABC):
     workers there were is not. Above 1, ``numerics`` is ``"eager"``, and :meth:`update` is the default: see
     :mod:`hpstage.torch.elastic`."""
 
+    devices_per_stage: int = 1
+    """How many GPUs the code uses by itself (``nn.DataParallel``, layers on several devices). Each worker must see so
+    many; those that :class:`hpstage.cluster.DaskExecutor` starts do, for others there is ``hpstage worker
+    --gpus-per-worker``. One device, or a CPU, needs no mention."""
+
     num_workers: int = 0
     """Number of processes that make samples and batches ahead, as in torch's DataLoader; 0: the training process does.
     It does not show in the bits: random numbers drawn while a sample is made are functions of (seed, position)."""

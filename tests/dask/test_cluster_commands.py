@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from hpstage.cli.app import app
 from hpstage.cluster.commands import _innermost
-from hpstage.cluster.devices import environment_of, first_devices, how_many
+from hpstage.cluster.devices import environment_of, first_devices, grouped, how_many
 from hpstage.cluster.settings import scheduler_environment, worker_environment
 from hpstage.cluster.supervision import Child, Supervisor
 from hpstage.errors import ClusterError, UsageError
@@ -192,6 +192,15 @@ def test_workers_that_share_a_device_know_how_many_they_are() -> None:
     ):
         with pytest.raises(UsageError, match=problem):
             how_many(*arguments)  # type: ignore[arg-type]
+
+
+def test_devices_are_shown_in_groups_to_workers_that_use_several() -> None:
+    assert grouped(["0", "1", "2"], 1) == ["0", "1", "2"]
+    assert grouped(["0", "1", "2", "GPU-5a", "4"], 2) == ["0,1", "2,GPU-5a"]
+    assert environment_of(1, grouped(["0", "1", "2", "3"], 2), hide=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert grouped([], 2) == []
+    with pytest.raises(ClusterError, match="4 GPUs per worker were asked for, but torch finds 2 here"):
+        grouped(["0", "1"], 4)
 
 
 def test_as_many_devices_are_used_as_were_asked_for() -> None:

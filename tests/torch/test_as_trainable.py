@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import pytest
+import torch
 
 from hpstage.errors import UsageError
 from hpstage.torch import TorchLoop
@@ -71,3 +72,16 @@ def test_the_environment_holds_what_decides_torchs_bits_where_the_code_names_tor
     assert as_trainable(ordinary_loop).describe_environment()["numerics"] == "eager-v1"  # type: ignore[attr-defined]
     assert as_trainable(Small()).describe_environment()["step"] == "batch"  # type: ignore[attr-defined]
     assert as_trainable(Drawing()).describe_environment() == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("count", "match"),
+    [
+        (torch.cuda.device_count() + 2, "states devices_per_stage = .*, and this process sees .* --gpus-per-worker"),
+        (0, "devices_per_stage is 0; it must be a whole number"),
+    ],
+)
+def test_a_process_that_sees_too_few_devices_is_refused(count: int, match: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Small, "devices_per_stage", count)
+    with pytest.raises(UsageError, match=match):
+        TorchLoop(Small()).describe_environment()
