@@ -35,6 +35,9 @@ def plan(
     save_seconds: Annotated[float | None, typer.Option(help="Seconds until a checkpoint is written.")] = None,
     checkpoint_bytes: Annotated[str | None, typer.Option(help="What a checkpoint takes, such as '200 MB'.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="As for optimize().")] = None,
+    virtual_nodes: Annotated[
+        int | None, typer.Option(min=1, help="The most workers that train a trial together, as in TorchTrainable.")
+    ] = None,
     store: Annotated[
         str | None, typer.Option(help="A plan that was trained before, to take all these from: a folder or a URL.")
     ] = None,
@@ -96,6 +99,7 @@ def plan(
         rehearsals=rehearsals,
         precedent=precedent,
         step_times=None if known is None else known.step_times,
+        virtual_nodes=_first(virtual_nodes, known and known.virtual_nodes, 1),
     )
     typer.echo(str(found))
     if json_file is not None:

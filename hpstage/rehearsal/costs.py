@@ -16,7 +16,7 @@ from hpstage.plan.facts import StateKey
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import StepTimes
 from hpstage.schedule import Scalar
-from hpstage.trainable import Trainable
+from hpstage.trainable import Elastic, Trainable
 from hpstage.training.identity.environment import describe
 from hpstage.training.identity.threads import restored
 from hpstage.training.trainables import as_trainable
@@ -40,6 +40,7 @@ class Costs:
     save_seconds: float = 0.0
     checkpoint_bytes: int = 0
     step_times: StepTimes | None = None
+    virtual_nodes: int = 1
     """What a step of several siblings as one takes, if workers train them so; only the proportions count."""
 
 
@@ -128,6 +129,7 @@ def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Co
         load_seconds=load_seconds,
         save_seconds=saved - began,
         checkpoint_bytes=kept.bytes,
+        virtual_nodes=trained.virtual_nodes if isinstance(trained, Elastic) else 1,
     )
 
 

@@ -32,6 +32,7 @@ from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
 from hpstage.schedule import Plateau, Scalar
 from hpstage.schedule.space import Space, describe, longest, points_of
+from hpstage.scheduler.widths import Widths
 from hpstage.search.optimize import optimize
 from hpstage.search.request import BLIND
 from hpstage.search.results.result import Result
@@ -188,6 +189,7 @@ def preflight(
     rehearsals: int = 9,
     precedent: Precedent | None = None,
     step_times: StepTimes | None = None,
+    virtual_nodes: int = 1,
 ) -> Preflight:
     """Estimate what a search would train and cost, without training anything.
 
@@ -203,6 +205,8 @@ def preflight(
         rehearsals: number of sets of random metrics, if anything depends on metrics.
         precedent: a plan that was trained before; metrics it has measured are not random. Its training still counts as
             not done: the figures are those of a search from the beginning.
+        virtual_nodes: the most workers that train a chain together, if some would be idle; each doubling is taken to
+            be 1.8 times as fast.
         step_times: what a step of several siblings takes that a worker trains as one, if it does, in proportion to one.
 
     Raises:
@@ -244,6 +248,8 @@ def preflight(
                     save_seconds=costs.save_seconds,
                     state_bytes=costs.checkpoint_bytes,
                     measure=stand_in,
+                    virtual_nodes=virtual_nodes,
+                    speedup=Widths().speedup,
                     lanes=1 if step_times is None else step_times.best,
                     step_times=ALONE if step_times is None else step_times,
                 )

@@ -510,3 +510,15 @@ def test_siblings_trained_as_one_are_rehearsed_as_one() -> None:
     assert (fused.worker_seconds.median, fused.fused_seconds.median) == (400.0, 400.0)
     assert fused.fleets[0].makespan.median == pytest.approx(400.0)
     assert "of this by fusing" in str(fused) and "of this by fusing" not in str(alone)
+
+
+def test_workers_that_would_be_idle_train_together():
+    lone = [
+        hpstage.preflight(
+            lambda trial: {"lr": 0.1}, steps=100, n_trials=1, workers=(4,), step_seconds=10.0, virtual_nodes=n
+        )
+        for n in (1, 4)
+    ]
+    alone, together = (said.fleets[0].makespan.median for said in lone)
+    assert alone == 1000.0
+    assert together < 1000.0 / 3
