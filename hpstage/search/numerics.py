@@ -11,6 +11,7 @@ import optuna
 
 from hpstage.executor import Executor
 from hpstage.optuna.quiet import quiet_optuna
+from hpstage.plan.facts import StateKey
 from hpstage.plan.keys import workload_key
 from hpstage.plan.log import NUMERICS
 from hpstage.plan.step_times import StepTimes, among
@@ -19,7 +20,7 @@ from hpstage.schedule.space import describe, points_of
 from hpstage.search.expected import expected_share, lines_at_a_time
 from hpstage.search.request import Request
 from hpstage.store import Journal
-from hpstage.store.opening import made_with
+from hpstage.store.opening import header_in, made_with
 from hpstage.training.randomness import generators_restored
 
 logger = logging.getLogger("hpstage")
@@ -62,9 +63,12 @@ def choose(
     """
     candidates = _candidates(described)
     workloads = {backend: workload_key(fixed) for backend, fixed in candidates.items()}
-    chosen = made_with(store, name, workloads)
+    chosen = made_with(store, name, workloads) or _of_another(store, name, candidates, workloads)
     times = None
     if chosen is None:
+        logger.warning(
+            "numerics = 'auto': a worker tries out every step backend, once for a plan; this may take minutes"
+        )
         found = dict(executor.measure(_initial(request)) or {})
         times = among(found)
         if times is not None and STACKED in candidates:
@@ -75,6 +79,21 @@ def choose(
         # Another process may have measured meanwhile.
         chosen = made_with(store, name, workloads) or chosen
     return chosen, candidates[chosen], times
+
+
+def _of_another(
+    store: str | os.PathLike[str] | Journal | None,
+    name: str,
+    candidates: Mapping[str, Mapping[str, str]],
+    workloads: Mapping[str, StateKey],
+) -> str | None:
+    """Return the backend of a plan of another workload, with which the store will be refused: nothing need be measured
+    for that. ``None`` if there is no plan."""
+    header = header_in(store, name, next(iter(workloads.values())))
+    if header is None:
+        return None
+    numerics = header.described.get(NUMERICS)
+    return next((name for name, text in candidates.items() if text.get(NUMERICS) == numerics), next(iter(candidates)))
 
 
 def _stacked(times: StepTimes, executor: Executor, request: Request) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
 from hpstage.errors import StoreError, UsageError
-from hpstage.plan.facts import StateKey
+from hpstage.plan.facts import PlanCreated, StateKey
 from hpstage.plan.log import open_existing_plan, read_header
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import Journal, SQLiteJournal, plugins
@@ -107,20 +107,29 @@ def made_with(
         workloads: keys by the name to return. If there are plans of several, the first counts.
     """
     for chosen, workload in workloads.items():
-        with ExitStack() as closing:
-            if isinstance(store, Journal):
-                journal = store
-            elif (opener := _opener(store)) is not None:
-                journal = opener(str(store), _own(name, workload))
-                closing.callback(journal.close)
-            else:
-                folder = Path(DEFAULT_ROOT) / _own(name, workload) if store is None else Path(store)
-                if not (folder / _FILE).is_file():
-                    continue
-                journal = open_journal(folder, closing=closing, read_only=True)
-            if len(journal) and read_header(journal).workload == workload:
-                return chosen
+        header = header_in(store, name, workload)
+        if header is not None and header.workload == workload:
+            return chosen
     return None
+
+
+def header_in(store: str | os.PathLike[str] | Journal | None, name: str, workload: StateKey) -> PlanCreated | None:
+    """Return the first event of the plan that :func:`open_places` would open; ``None`` if there is none.
+
+    Nothing is made there.
+    """
+    with ExitStack() as closing:
+        if isinstance(store, Journal):
+            journal = store
+        elif (opener := _opener(store)) is not None:
+            journal = opener(str(store), _own(name, workload))
+            closing.callback(journal.close)
+        else:
+            folder = Path(DEFAULT_ROOT) / _own(name, workload) if store is None else Path(store)
+            if not (folder / _FILE).is_file():
+                return None
+            journal = open_journal(folder, closing=closing, read_only=True)
+        return read_header(journal) if len(journal) else None
 
 
 def open_existing(

@@ -19,9 +19,12 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
     return {"lr": hpstage.schedule.multistep(0.1, milestones=[drop], gamma=0.1), "batch_size": 8, "momentum": 0.9}
 
 
-def search(numerics: str, store: Path | Journal | None, executor: Executor | None = None) -> hpstage.Result:
+def search(
+    numerics: str, store: Path | Journal | None, executor: Executor | None = None, *, version: str = "1"
+) -> hpstage.Result:
     """Search with :class:`Tiny`, whose two trials share two steps; in this process by default."""
     subject = by(numerics, Tiny)()
+    subject.version = version
     subject.max_stacked = 2  # measuring more takes longer
     study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop_at": [2, 3]}, seed=0))
     return hpstage.optimize(

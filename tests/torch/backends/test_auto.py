@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpstage.cluster import DaskExecutor
-from hpstage.errors import UsageError
+from hpstage.errors import StoreError, UsageError
 from hpstage.plan.log import NUMERICS, read_header
 from hpstage.search.numerics import fastest
 from hpstage.store import MemoryJournal, SQLiteJournal
@@ -107,6 +107,18 @@ def test_a_journal_of_ones_own_is_looked_at_too(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, "hpstage"):
         search("auto", journal)
     assert measurements(caplog) == 0
+
+
+@pytest.mark.parametrize("made_with", ["eager", "stacked"])
+def test_a_store_of_another_workload_is_refused_before_anything_is_measured(
+    made_with: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = MemoryJournal()
+    search(made_with, journal)
+    with caplog.at_level(logging.WARNING, "hpstage"), pytest.raises(StoreError, match="another workload") as refused:
+        search("auto", journal, version="2")
+    assert "measured" not in caplog.text
+    assert "numerics" not in str(refused.value)
 
 
 def test_measuring_leaves_no_trace_in_training() -> None:
