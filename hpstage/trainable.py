@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from hpstage.schedule import Scalar
@@ -89,9 +89,9 @@ class Elastic(Protocol):
         """
 
     @abstractmethod
-    def lead(self, size: int, timeout: float) -> None:
-        """Wait for the other ``size - 1`` processes, for at most ``timeout`` seconds. From now on ``train`` trains with
-        them.
+    def lead(self, size: int, timeout: float, in_vain: Callable[[], bool]) -> None:
+        """Wait for the other ``size - 1`` processes, for at most ``timeout`` seconds, or until ``in_vain()``. From now
+        on ``train`` trains with them.
 
         Raises:
             GangApart: they did not come in time, or cannot be reached. This process goes on alone.

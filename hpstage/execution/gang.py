@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from hpstage.errors import InternalError
+from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
 from hpstage.plan.facts import StateKey
 from hpstage.plan.messages import Chain
@@ -19,16 +20,16 @@ GATHER_SECONDS = 120.0
 """Seconds for which the workers of a gang wait for each other. Meanwhile the others load the chain's source."""
 
 
-def gather(trainable: Trainable, chain: Chain, host: str) -> Generator[Gathering, float | None, None]:
+def gather(trainable: Trainable, chain: Chain, host: str, control: Control) -> Generator[Gathering, float | None, None]:
     """Form the gang of a chain, if it has one, with the trainable at its source: the executor has to tell the others.
 
     Raises:
-        GangApart: they did not come.
+        GangApart: they did not come, or the chain was stopped before they had.
     """
     if chain.gang:
         elastic = _elastic(trainable, chain)
         yield Gathering(chain.id, elastic.open_gang(host))
-        elastic.lead(1 + len(chain.gang), GATHER_SECONDS)
+        elastic.lead(1 + len(chain.gang), GATHER_SECONDS, lambda: control.stopped is not None)
         elastic.shared_seconds()  # from here on
 
 

@@ -120,13 +120,13 @@ class ChainRunner:
                 self._foresee(changing(chain))
             self._enter(chain, flight)
             began = time.perf_counter()
-            yield from gang.gather(self._trainable, chain, self._host)
+            yield from gang.gather(self._trainable, chain, self._host, control)
             flight.load_seconds += time.perf_counter() - began
         except CheckpointError as error:
             yield self._over(flight, outcome_of_store(error), message=str(error))
             return
         except GangApart as error:
-            yield self._over(flight, "apart", message=str(error))
+            yield self._over(flight, "stopped" if control.stopped else "apart", message=str(error))
             return
         except Exception as error:
             if chain.source is None and outcome_of(error) == "pruned":

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import timedelta
 from typing import NamedTuple
@@ -23,6 +24,8 @@ _PATIENCE = timedelta(days=365)
 """A process waits for the next step while the leader evaluates or saves. One that dies closes its connections."""
 _FAREWELL = 10.0
 """Seconds for which the leader waits until all have read its last message."""
+_GLANCE = 0.005
+"""Seconds between two looks of the leader at who has come."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -91,17 +94,19 @@ class Meeting:
             ) from error
         return cls(store, host, int(port), own_host)
 
-    def form(self, rank: int, size: int, timeout: float) -> Group:
+    def form(self, rank: int, size: int, timeout: float, in_vain: Callable[[], bool] | None = None) -> Group:
         """Wait until all have come.
+
+        Args:
+            in_vain: whether to wait no longer.
 
         Raises:
             GangApart: some did not come within ``timeout`` seconds, or cannot be reached.
         """
         began = time.monotonic()
-        span = timedelta(seconds=timeout)
         try:
             self._store.set(f"here/{rank}", socket.gethostname())
-            self._store.wait([f"here/{other}" for other in range(size)], span)
+            self._await_all(size, began + timeout, in_vain)
             interface = os.environ.get(_INTERFACE)
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [
@@ -120,6 +125,15 @@ class Meeting:
                 f"0 to {size - 1}, {who} ({_first_line(error)}). {_remedy()}"
             ) from error
         return Group(gloo, self._store, rank, size)
+
+    def _await_all(self, size: int, deadline: float, in_vain: Callable[[], bool] | None) -> None:
+        here = [f"here/{other}" for other in range(size)]
+        # Not by many short waits of the store: it would write each to the standard error.
+        while in_vain is not None and time.monotonic() < deadline and not self._store.check(here):
+            if in_vain():
+                raise GangApart(f"a gang of {size} processes was dissolved before all had come to {self.address}")
+            time.sleep(_GLANCE)
+        self._store.wait(here, timedelta(seconds=max(deadline - time.monotonic(), _GLANCE)))
 
     def _has_come(self, rank: int) -> bool:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import GangLost, StateError, UsageError
@@ -46,10 +46,10 @@ class ElasticLoop(TorchLoop):
         self._meeting = Meeting.open(host)
         return self._meeting.address
 
-    def lead(self, size: int, timeout: float) -> None:
+    def lead(self, size: int, timeout: float, in_vain: Callable[[], bool] = lambda: False) -> None:
         assert self._meeting is not None, "open_gang() comes first"
         meeting, self._meeting = self._meeting, None
-        self._join(meeting, 0, size, timeout)
+        self._join(meeting, 0, size, timeout, in_vain)
 
     def follow(self, address: str, rank: int, size: int, timeout: float) -> str:
         began = time.monotonic()
@@ -72,14 +72,16 @@ class ElasticLoop(TorchLoop):
         seconds, self._alone_seconds = self._alone_seconds, 0.0
         return seconds
 
-    def _join(self, meeting: Meeting, rank: int, size: int, timeout: float) -> Gang:
+    def _join(
+        self, meeting: Meeting, rank: int, size: int, timeout: float, in_vain: Callable[[], bool] | None = None
+    ) -> Gang:
         if not 1 <= size <= self.virtual_nodes or size & (size - 1):
             raise UsageError(
                 f"a gang of {size} cannot train {self.virtual_nodes} virtual nodes: the number of its processes is a "
                 f"power of two, and not above that of nodes"
             )
         built = self._ready()
-        gang = Gang(meeting.form(rank, size, timeout), self.virtual_nodes)
+        gang = Gang(meeting.form(rank, size, timeout, in_vain), self.virtual_nodes)
         weights = [tensor.detach() for tensor in (*built.model.parameters(), *built.model.buffers())]
         gang.greet(
             f"sample {self._samples}, with {self.virtual_nodes} virtual nodes and weights whose digest is "

@@ -131,6 +131,19 @@ def test_a_gang_that_does_not_meet_trains_nothing(followers: Followers, monkeypa
     assert f"did not meet at {reports[0].address}" in ended.message
 
 
+def test_a_chain_that_is_stopped_while_it_waits_for_its_gang_ends_at_once(followers: Followers) -> None:
+    control = Control()
+    reports = []
+    for report in runner(followers).run(chain(0, 2, workers=2), control):
+        reports.append(report)
+        control.stop()
+    assert isinstance(reports[0], Gathering)
+    ended = reports[-1]
+    assert isinstance(ended, ChainEnded) and len(reports) == 2
+    assert (ended.outcome, ended.wasted_steps) == ("stopped", 0)
+    assert "dissolved before all had come" in ended.message
+
+
 def test_a_chain_that_is_closed_leaves_its_gang(followers: Followers) -> None:
     leader = runner(followers)
     run(followers, leader, chain(0, 2))
