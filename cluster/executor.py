@@ -455,8 +455,7 @@ class DaskExecutor(Executor):
 
     def _on_refused(self, chain: ChainId, worker: WorkerId, why: str) -> None:
         """Do not let a gang wait for a worker that could not join it."""
-        if self._inbox.runs_on(chain) is not None:
-            logger.warning("worker %s could not train %s with others: %s", worker, chain, why)
+        if self._inbox.refuse(chain, f"worker {worker} could not train with others: {why}"):
             self.stop(chain)
 
     def _release(self, chains: list[ChainId]) -> None:

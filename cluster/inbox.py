@@ -37,6 +37,7 @@ class _Running:
     told: int = 0  # number of reports passed on so far
     ended: bool = False
     bereft: bool = False  # one of its gang has left
+    refused: str = ""  # why one of its gang could not join it
 
 
 class Inbox:
@@ -95,6 +96,15 @@ class Inbox:
             self._chains[chain] = _Running(worker, gang, bereft=not self._workers.keys() >= set(gang))
             return True
 
+    def refuse(self, chain: ChainId, why: str) -> bool:
+        """Note that one of a running chain's gang could not join it; return ``False`` if it does not run."""
+        with self._changed:
+            running = self._chains.get(chain)
+            if running is None or running.ended:
+                return False
+            running.refused = running.refused or why
+            return True
+
     def bereft(self) -> list[ChainId]:
         """Return the running chains of whose gangs one has left."""
         with self._changed:
@@ -121,6 +131,8 @@ class Inbox:
                 running.told += 1
                 if isinstance(report, ChainEnded) and report.outcome == "apart" and running.bereft:
                     report = replace(report, outcome="stopped")  # the others could have met
+                elif isinstance(report, ChainEnded) and report.outcome == "stopped" and running.refused:
+                    report = replace(report, outcome="apart", message=running.refused)
                 running.ended = isinstance(report, ChainEnded)
                 self._tell(self._dated(report))
 

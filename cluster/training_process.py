@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import logging
 import os
 import pickle
 import signal
@@ -60,6 +61,8 @@ from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
 from hpstage.trainable import Trainable
 from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
+
+logger = logging.getLogger("hpstage")
 
 _ORPHANED = 1
 """Exit status when the worker is gone, so that nothing reads it."""
@@ -241,7 +244,11 @@ class _Training:
             case Follow():
                 try:
                     self._bundle_for(request.checkpoints).follow(request.chain, request.address, request.rank)
-                except (GangApart, GangLost, CheckpointError) as error:
+                except GangLost:
+                    logger.debug(
+                        "%s has lost a worker of its gang", request.chain.id, exc_info=True
+                    )  # its lead says so
+                except (GangApart, CheckpointError) as error:
                     return str(error)
                 return ""
         return None

@@ -13,13 +13,14 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from distributed import Status, Worker, WorkerPlugin, get_worker
 from msgspec.structs import asdict
 
+from hpstage.cluster.meetings import BUSY, Meeting, apart, handler_of
 from hpstage.cluster.messages import (
     Amend,
     Description,
@@ -41,8 +42,10 @@ from hpstage.cluster.messages import (
     name_of,
 )
 from hpstage.cluster.trainer import Trainer, TrainingProcessLost
+from hpstage.cluster.turns import Turn
 from hpstage.errors import ClusterError
 from hpstage.execution.flight import Gathering
+from hpstage.execution.gang import GATHER_SECONDS
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import ChainEnded
 
@@ -50,27 +53,11 @@ logger = logging.getLogger("hpstage")
 
 _GRACE = 2.0
 """Seconds a training process has to end its step and close; Dask's nanny kills a worker after four."""
+_TURN = 5.0
+"""Seconds for which a gang waits for a worker on which another run trains."""
 
 
-class _Turn:
-    """Whose turn it is on a worker: runs on the same worker, which share its device and core, take turns training."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.waiting = 0
-
-    async def __aenter__(self) -> None:
-        self.waiting += 1
-        try:
-            await self.lock.acquire()
-        finally:
-            self.waiting -= 1
-
-    async def __aexit__(self, *_: object) -> None:
-        self.lock.release()
-
-
-_turns: WeakKeyDictionary[Worker, _Turn] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[Worker, Turn] = WeakKeyDictionary()
 
 
 class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -151,11 +138,13 @@ class Site:
         self._early: defaultdict[ChainId, list[Order]] = defaultdict(list)  # orders received before their chain
         self._abandoned: set[str] = set()
         self._following: dict[str, ChainId] = {}  # by task: a chain of which this worker is in the gang
+        self._led = ""  # the one of these tasks for which the process follows
         self._calls: list[asyncio.Task[None]] = []  # to the others of the last gang that it leads
         self._alone = asyncio.Lock()  # held while its process follows
-        self._meetings: defaultdict[ChainId, asyncio.Future[str]] = defaultdict(asyncio.Future)  # where gangs meet
+        self._meetings: defaultdict[ChainId, Meeting] = defaultdict(Meeting)
+        self._refusals: dict[ChainId, str] = {}  # why one of a chain's gang does not come
         worker.handlers[name] = self.control
-        worker.handlers[_meeting(name)] = self.meet
+        worker.handlers[handler_of(name)] = self.meet
 
     async def open(self) -> None:
         """Start a process; return once the driver was notified that it is ready, or why it is not."""
@@ -257,6 +246,8 @@ class Site:
             if chain.gang and isinstance(gathering := decode_report(report), Gathering):
                 self._calls = [asyncio.create_task(self._call(member, gathering)) for member in chain.gang]
                 return
+            if chain.id in self._refusals:
+                report = apart(report, self._refusals[chain.id])
             # Immediately over the feed, which may lose reports, and all together in the result, which may not.
             self._worker.log_event(self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
             reports.append(report)
@@ -277,6 +268,7 @@ class Site:
                     reports.append(encode(ChainEnded(chain.id, WorkerId(lane), "lost", time.time(), message=message)))
             finally:
                 self._running.pop(chain.id, None)
+                self._refusals.pop(chain.id, None)
             if key in self._abandoned:
                 self._abandoned.discard(key)
                 if trainer is not None:
@@ -284,39 +276,54 @@ class Site:
         return reports
 
     async def _call(self, member: WorkerId, gathering: Gathering) -> None:
-        """Tell a worker of a gang where it meets. One that cannot be told does not come."""
+        """Tell a worker of a gang where it meets. Without one that does not come, there will be none."""
         try:
-            await getattr(self._worker.rpc(member), _meeting(self._name))(
+            comes = await getattr(self._worker.rpc(member), handler_of(self._name))(
                 chain=gathering.chain, address=gathering.address
             )
         except OSError:
             logger.warning("worker %s cannot reach %s", self._worker.address, member, exc_info=True)
+            return  # if it has left, the driver stops the chain
+        if not comes and gathering.chain in self._running and self._trainer is not None:
+            self._refusals[gathering.chain] = f"worker {member} could not train with others: {BUSY}"
+            self._trainer.send(Stop(gathering.chain, keep=False))
 
-    def meet(self, chain: str, address: str) -> None:
-        """Handle the call of the worker that leads a gang."""
-        meeting = self._meetings[ChainId(chain)]
-        if not meeting.done():
-            meeting.set_result(address)
+    async def meet(self, chain: str, address: str) -> bool:
+        """Handle the call of the worker that leads a gang; return whether this one comes."""
+        comes = await self._meetings[ChainId(chain)].call(address, _TURN)
+        if not comes:
+            self._meetings.pop(ChainId(chain), None)
+        return comes
 
     async def follow(self, key: str, encoded: bytes, checkpoints: bytes, rank: int) -> str:
         """Train a chain with the worker that leads it; return why it could not be joined, or an empty string."""
         chain = decode_chain(encoded)
-        async with self._shared_turn(), self._alone:
-            self._following[key] = chain.id
-            try:
-                trainer = await self._ready()
-                address = await self._meetings[chain.id]
+        self._following[key] = chain.id
+        try:
+            # Before its turn, and not without end: its leader may wait behind another run, whose gang is formed the
+            # other way round.
+            async with asyncio.timeout(GATHER_SECONDS):
+                address = await self._meetings[chain.id].join()
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(_TURN):
+                    await stack.enter_async_context(self._shared_turn())
+                await stack.enter_async_context(self._alone)
                 if not address or key in self._abandoned:
                     return ""
+                trainer = await self._ready()
+                self._led = key
                 trainer.send(Follow(chain, address, rank, checkpoints))
                 refused: str = await trainer.answer(str)
                 return refused
-            except TrainingProcessLost as error:
-                return f"the training process {error}"  # the task that keeps the process notifies the driver
-            finally:
-                del self._following[key]
-                self._meetings.pop(chain.id, None)
-                self._abandoned.discard(key)
+        except TimeoutError:
+            return BUSY
+        except TrainingProcessLost:
+            return ""  # the task that keeps the process notifies the driver
+        finally:
+            self._led = "" if self._led == key else self._led
+            del self._following[key]
+            self._meetings.pop(chain.id, None)
+            self._abandoned.discard(key)
 
     def _begin(self, trainer: Trainer, key: str, request: Train) -> None:
         chain = request.chain.id
@@ -329,8 +336,8 @@ class Site:
         if key in self._abandoned:
             trainer.send(Stop(chain, keep=False))
 
-    def _turn(self) -> _Turn:
-        return _turns.setdefault(self._worker, _Turn())
+    def _turn(self) -> Turn:
+        return _turns.setdefault(self._worker, Turn())
 
     @asynccontextmanager
     async def _shared_turn(self) -> AsyncIterator[None]:
@@ -365,36 +372,36 @@ class Site:
             return
         self._abandoned.add(key)
         if key in self._following:
-            self.meet(self._following[key], "")
+            self._dismiss(key)
             # If the leader's host has vanished without a word, the process waits for it without end.
             asyncio.get_running_loop().call_later(_GRACE, self._give_up, key)
         for chain in [chain for chain, task in self._running.items() if task == key]:
             if self._trainer is not None:
                 self._trainer.send(Stop(chain, keep=False))
 
+    def _dismiss(self, key: str) -> None:
+        """Let a task that waits for the call of its leader wait no longer."""
+        self._meetings[self._following[key]].tell("")
+
     def _give_up(self, key: str) -> None:
-        if key in self._following and self._trainer is not None:
+        if key == self._led and self._trainer is not None:
             self._trainer.kill()
 
     async def close(self) -> None:
         """Stop the running chain and end the process."""
         self._closed = True
         self._worker.handlers.pop(self._name, None)
-        self._worker.handlers.pop(_meeting(self._name), None)
-        for task in list(self._following):
+        self._worker.handlers.pop(handler_of(self._name), None)
+        for task in self._following:
+            self._dismiss(task)
             self._give_up(task)
         trainer = self._trainer
         if trainer is not None:
-            for chain in self._running:
-                trainer.send(Stop(chain, keep=False))
+            for running in self._running:
+                trainer.send(Stop(running, keep=False))
             await trainer.finish(_GRACE)
         if self._keeper is not None:
             await self._keeper
-
-
-def _meeting(name: str) -> str:
-    """Return the name of the handler that tells where a gang meets."""
-    return f"{name}-meeting"
 
 
 def _unable(summary: str) -> Loaded:

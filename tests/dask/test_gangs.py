@@ -21,7 +21,9 @@ from hpstage import schedule as s
 from hpstage.cluster import DaskExecutor
 from hpstage.cluster.worker import TrainingPlugin
 from hpstage.plan.facts import ChainId, ChainLost, ChainStarted, StateReached, WorkerId
-from hpstage.plan.messages import BoundaryReached, Chain, Report
+from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainEnded, Report, Stage
+from hpstage.schedule.forms import Constant
+from hpstage.testing.chains import NODE, chain, key, until
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -118,6 +120,55 @@ def kill_training(dask_worker: Worker) -> None:
     for plugin in dask_worker.plugins.values():
         if isinstance(plugin, TrainingPlugin):
             os.kill(plugin.site._trainer.pid, signal.SIGKILL)
+
+
+STEPS = {"lr": Constant(0.01)}
+
+
+def of_gang(name: str, *gang: WorkerId) -> Chain:
+    """Two steps from the beginning."""
+    return Chain(
+        id=ChainId(name),
+        source=None,
+        initial={"lr": 0.01},
+        stages=(Stage(NODE, 0, 2, STEPS, b""),),
+        boundaries=(Boundary(NODE, 2, key(2), evaluate=True, keep=True),),
+        gang=gang,
+    )
+
+
+def end_of(executor: DaskExecutor) -> ChainEnded:
+    reports = until(executor, lambda seen: any(isinstance(report, ChainEnded) for report in seen), 100.0)
+    return next(report for report in reports if isinstance(report, ChainEnded))
+
+
+def test_a_gang_does_not_wait_for_a_worker_that_trains_for_another_search(open_executor, run):
+    gangs, (first, second) = open_executor(Net()), run.workers
+    run.gate.shut()
+    run.executor.start(second, chain("held", 4))
+    run.gate.wait()
+    gangs.start(first, of_gang("early", second))
+    ended = end_of(gangs)
+    assert (ended.outcome, ended.wasted_steps) == ("apart", 0)
+    assert f"worker {second} could not train with others: it is busy with another search" == ended.message
+    run.gate.open()
+    gangs.start(first, of_gang("late", second))
+    assert end_of(gangs).outcome == "done"
+
+
+@pytest.mark.slow
+def test_gangs_of_two_searches_do_not_wait_for_each_other(open_executor, run):
+    """Each is led by a worker that the other wants to follow."""
+    first, second = run.workers
+    searches = {first: (open_executor(Net()), second), second: (open_executor(Net()), first)}
+    run.gate.shut()
+    for number, worker in enumerate(run.workers):
+        run.executor.start(worker, chain(f"held {number}", 4))
+    for leads, (executor, follows) in searches.items():
+        executor.start(leads, of_gang(f"led by {leads}", follows))
+    run.gate.open()
+    for executor, _ in searches.values():
+        assert end_of(executor).outcome in ("done", "apart")
 
 
 def check_equal(result: Any, alone: dict[str, str]) -> None:
