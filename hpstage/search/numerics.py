@@ -74,8 +74,9 @@ def choose(
         if times is not None and STACKED in candidates:
             found |= _stacked(times.up_to(executor.lanes), executor, request)
         found = {name: seconds for name, seconds in found.items() if name.removesuffix(_BEGINS) in found}
-        chosen = fastest(found, request.steps * max(1.0, _SHARE * (request.n_trials or 1)))
-        _say(chosen, found)
+        steps = request.steps * max(1.0, _SHARE * (request.n_trials or 1))
+        chosen = fastest(found, steps)
+        _say(chosen, found, steps)
         # Another process may have measured meanwhile.
         chosen = made_with(store, name, workloads) or chosen
     return chosen, candidates[chosen], times
@@ -149,11 +150,13 @@ def fastest(found: Mapping[str, float], steps: float) -> str:
     return best if taken.get(best, 0.0) <= _GAIN * taken.get("eager", float("inf")) else "eager"
 
 
-def _say(chosen: str, found: Mapping[str, float]) -> None:
+def _say(chosen: str, found: Mapping[str, float], steps: float) -> None:
     told = [
         f"{name} {1000 * found[name]:.3g} ms a step, and {found[f'{name} begins']:.1f} s to begin"
         for name in sorted(found)
         if f"{name} begins" in found
     ]
-    why = f"measured: {'; '.join(told)}" if told else "since no worker could measure"
+    why = "since no worker could measure"
+    if told:
+        why = f"measured: {'; '.join(told)}; each worker is taken to train {steps:,.0f} steps"
     logger.warning("numerics = 'auto': this plan is trained by %r (%s)", chosen, why)

@@ -17,6 +17,8 @@ logger = logging.getLogger("hpstage")
 _FIRST = 3
 """Steps that count as the beginning: something may be compiled in the first, and for the optimizer in the second."""
 STEPS = 50
+_SECONDS, _LEAST = 5.0, 3
+"""Fewer steps are measured once they have taken so many seconds, but at least so many."""
 
 
 class Measured(Protocol):
@@ -48,7 +50,7 @@ def train_on(trainable: Measured, step: int, initial: Mapping[str, Scalar]) -> N
 
 
 def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Scalar]) -> dict[str, float]:
-    """Train some 50 steps by each backend, under the values at step 0.
+    """Train some 50 steps by each backend, or fewer if they are long, under the values at step 0.
 
     Return the mean seconds of a step, by name, and those until the backend had begun, under ``"NAME begins"``. What is
     compiled later than at the beginning is part of the mean: it would be compiled again and again. A backend that fails
@@ -65,14 +67,16 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
                 train_on(trainable, step, initial)
             trainable.synchronize()
             beginning, begun = time.perf_counter() - started, clock()
-            for step in range(_FIRST, STEPS):
-                train_on(trainable, step, initial)
+            taken = 0
+            while taken < STEPS - _FIRST and (taken < _LEAST or clock() - begun < _SECONDS):
+                train_on(trainable, _FIRST + taken, initial)
+                taken += 1
             trainable.synchronize()
         except Exception as error:
             if name == "eager":
                 raise
             logger.warning("numerics = %r is not considered: %s: %s", name, type(error).__name__, error)
             continue
-        found[name] = (clock() - begun) / (STEPS - _FIRST)
+        found[name] = (clock() - begun) / taken
         found[f"{name} begins"] = max(0.0, beginning - _FIRST * found[name])  # other processes may compile
     return found
