@@ -159,8 +159,9 @@ class Flight:
         lost = self.saves.withheld()
         if lost:
             self.since = lost[0].start
-            self.train_seconds += sum(reached.train_seconds for reached in lost)
-            self.load_seconds += sum(reached.load_seconds for reached in lost)
+            # As they have passed: those of reports are of all its workers.
+            self.train_seconds += sum(reached.train_seconds for reached in lost) / self.workers
+            self.load_seconds += sum(reached.load_seconds for reached in lost) / self.workers
 
     def turn(self) -> None:
         """Move to the next stage. The end of a stage is always a boundary, so everything before it was reported."""

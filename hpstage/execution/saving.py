@@ -6,6 +6,7 @@ whoever hears of a state may fork it, or delete another one for it.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from hpstage.checkpoints.state_tree import flatten
 from hpstage.execution.control import Control
 from hpstage.plan.facts import Kept, StateKey, StateReached
 from hpstage.plan.messages import BoundaryReached, ChainReport
+
+logger = logging.getLogger("hpstage")
 
 # The most states, and bytes of them, that a process has copied and not yet written: training waits before it copies
 # more. A single state may be larger.
@@ -181,10 +184,14 @@ class Saves:
             return
 
     def prepare(self, save: Save) -> None:
-        """Make memory for the next state, which training then only fills. Called in the writer's thread."""
+        """Make memory for the next state, which training then only fills, if there is any. Called in the writer's
+        thread."""
         state, save.state = save.state, None
         if self.error is None and not self._closed and save.wait is None:
-            self._live.prepare(state, save.nbytes)
+            try:
+                self._live.prepare(state, save.nbytes)
+            except Exception:  # without a thread, states would wait to be written forever
+                logger.debug("no memory could be made for the next state", exc_info=True)
 
     def deliver(self) -> None:
         """Tell the reports that have waited long enough. Called in the writer's thread, with ``changed`` held."""
@@ -219,8 +226,7 @@ def _completed(report: ChainReport, save: Save | None) -> ChainReport:
 
 
 def _waited_for(report: BoundaryReached, seconds: float) -> BoundaryReached:
-    """Count the seconds that training stood still until the chain's last state was durable."""
+    """Count the seconds that training stood still until the chain's last state was durable: of each of its workers."""
     reached = report.reached
-    return replace(
-        report, reached=replace(reached, save_seconds=reached.save_seconds + seconds, at=reached.at + seconds)
-    )
+    spent = reached.save_seconds + seconds * max(1.0, reached.workers)
+    return replace(report, reached=replace(reached, save_seconds=spent, at=reached.at + seconds))

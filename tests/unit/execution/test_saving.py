@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hpstage.checkpoints import FolderCheckpoints, LiveCache
+from hpstage.checkpoints import FolderCheckpoints, LiveCache, leaves
 from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import CheckpointFull, CheckpointUnreachable, StopTraining
 from hpstage.execution import saving
-from hpstage.plan.facts import Kept, StateKey
+from hpstage.plan.facts import Kept, StateKey, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
 from hpstage.schedule import Scalar
 from hpstage.testing.chains import chain, key
@@ -174,6 +175,16 @@ def test_states_larger_than_what_may_wait_are_written_one_at_a_time(
     assert steps(Played(Sums(), store, beside=True).run(chain("c", 5, 1, 2, 3))) == [1, 2, 3, 5]
 
 
+def test_states_are_written_where_no_memory_is_left_to_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def room(leaf: object, value: object) -> object:
+        raise MemoryError("Unable to allocate 160 kB")
+
+    monkeypatch.setattr(leaves, "room", room)
+    store = Shaky(tmp_path)
+    assert steps(Played(Sums(), store, beside=True).run(chain("c", 5, 1, 2, 3))) == [1, 2, 3, 5]
+    assert store.saved == [key(step) for step in (1, 2, 3, 5)]
+
+
 def test_a_state_that_is_live_already_is_written_as_it_is_now(tmp_path: Path) -> None:
     """Otherwise a difference from what was trained before would not be found out."""
     live = LiveCache()
@@ -318,6 +329,47 @@ def test_the_seconds_of_a_chain_are_those_of_its_worker(tmp_path: Path) -> None:
     end = first.at - first.save_seconds - first.evaluate_seconds - first.train_seconds - first.load_seconds
     spent = sum(r.train_seconds + r.load_seconds + r.evaluate_seconds + r.save_seconds for r in told)
     assert spent <= last.at - end + 0.02 * spent
+
+
+class Led(Sums):
+    """Leads gangs whose others are not there."""
+
+    virtual_nodes = 2
+
+    def open_gang(self, host: str) -> str:
+        return f"{host}:1"
+
+    def lead(self, size: int, timeout: float) -> None: ...
+
+    def follow(self, address: str, rank: int, size: int, timeout: float) -> str:
+        return ""
+
+    def dismiss(self, word: str) -> None: ...
+
+    def shared_seconds(self) -> float:
+        return 0.0
+
+
+def test_the_wait_for_the_last_state_is_counted_for_each_worker_of_a_gang(tmp_path: Path) -> None:
+    """So that the chain has begun when it has."""
+    store = Shaky(tmp_path, {key(2): lambda: time.sleep(0.6)})
+    trains: list[float] = []
+    led = Led({0: lambda: trains.append(time.time())})
+    told = Played(led, store, beside=True).run(replace(chain("c", 2), gang=(WorkerId("other"),)))
+    [reached] = [report.reached for report in told if isinstance(report, BoundaryReached)]
+    assert reached.save_seconds >= 2 * 0.6
+    assert reached.began <= trains[0] + 0.2
+
+
+def test_what_a_gang_has_trained_after_a_lost_state_is_counted_once_for_each_worker(tmp_path: Path) -> None:
+    store = Shaky(tmp_path, {key(2): raises(CheckpointFull("no room"))})
+    pauses = Led({0: lambda: time.sleep(0.3)})
+    before = time.perf_counter()
+    told = Played(pauses, store, beside=True).run(replace(chain("c", 4, 2), gang=(WorkerId("other"),)))
+    passed = time.perf_counter() - before
+    end = told[-1]
+    assert isinstance(end, ChainEnded) and end.outcome == "full"
+    assert 2 * 0.3 <= end.wasted_seconds <= 2 * passed
 
 
 FAILURES = st.dictionaries(
