@@ -237,11 +237,13 @@ class FolderCheckpoints(FormattedCheckpoints):
     def _present(self, key: StateKey, manifest: Manifest | None = None) -> Iterator[None]:
         """Distinguish a checkpoint that is missing, or deleted while it is read, from one with a missing file."""
         folder = self._folder(key)
-        missing = CheckpointMissing(f"no checkpoint of state {key} under {self.path}")
+        missing = f"no checkpoint of state {key} under {self.path}"
         try:
             held = os.open(folder, os.O_RDONLY)
         except FileNotFoundError as error:
-            raise missing from error
+            # Made where it is raised: a variable of this frame would be a cycle with its traceback, which keeps all
+            # that led here, such as the state to save, until it is collected.
+            raise CheckpointMissing(missing) from error
         try:
             yield
         except FileNotFoundError as error:
@@ -249,7 +251,7 @@ class FolderCheckpoints(FormattedCheckpoints):
             # folder can be mistaken for it.
             if _is_at(folder, held):
                 raise CheckpointCorrupt(f"{folder} lacks {Path(error.filename).name}") from error
-            raise missing from error
+            raise CheckpointMissing(missing) from error
         finally:
             os.close(held)
 

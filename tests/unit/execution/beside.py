@@ -24,7 +24,7 @@ class Played:
     ) -> None:
         self.reports: SimpleQueue[ChainReport] = SimpleQueue()
         tell = self.reports.put if beside else None
-        self.bundle = Bundle(trainable, store, live or LiveCache(), worker=WORKER, tell=tell)
+        self.bundle = Bundle(trainable, store, LiveCache() if live is None else live, worker=WORKER, tell=tell)
         self.control = Control()
 
     def run(self, chain: Chain) -> list[ChainReport]:

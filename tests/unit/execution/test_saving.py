@@ -3,9 +3,11 @@ none before its state is durable."""
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,25 @@ def test_states_are_written_where_no_memory_is_left_to_prepare(tmp_path: Path, m
     store = Shaky(tmp_path)
     assert steps(Played(Sums(), store, beside=True).run(chain("c", 5, 1, 2, 3))) == [1, 2, 3, 5]
     assert store.saved == [key(step) for step in (1, 2, 3, 5)]
+
+
+def test_copies_are_freed_once_they_are_written(tmp_path: Path) -> None:
+    """At once: until Python looks for cycles, a search could fill the memory with them."""
+    copies: list[weakref.ref[np.ndarray]] = []
+
+    class Watched(Shaky):
+        def save(self, key: StateKey, state: Any, *, step: int, parent: StateKey | None) -> Kept:
+            copies.append(weakref.ref(state["array"]))
+            return super().save(key, state, step=step, parent=parent)
+
+    gc.disable()
+    try:
+        live = LiveCache(host_bytes=int(1.5 * 8 * Sums.size))
+        Played(Sums(), Watched(tmp_path), beside=True, live=live).run(chain("c", 9, *range(1, 9)))
+        assert sum(copy() is not None for copy in copies) <= 2
+    finally:
+        gc.enable()
+    assert len(copies) == 9
 
 
 def test_a_state_that_is_live_already_is_written_as_it_is_now(tmp_path: Path) -> None:
