@@ -22,12 +22,13 @@ logger = logging.getLogger("hpstage")
 
 def run(call: Call) -> Result:
     """Run the search to its end, rejoining the plan if other drivers took this one for dead."""
-    began = time.monotonic()
+    began: float | None = None
     workers: list[WorkerId] = []
     while True:
         driver: Driver | None = None
         try:
             with call.join(workers) as driver:
+                began = began or time.monotonic()  # step times may have been measured before
                 session = call.session(driver)
                 begun = driver.plan.searches.get(session.name)
                 with call.ledger.optimize_loop():
@@ -48,6 +49,7 @@ def run(call: Call) -> Result:
             workers = driver.abandon()
     _warn_if_all_failed(session, call.ledger)
     whole = driver.plan.searches[session.name] is not begun  # else it resumed the search of an earlier call
+    assert began is not None
     result = _result(call, driver, session, whole, time.monotonic() - began)
     call.progress.finish(session, driver, result.savings)
     return result
