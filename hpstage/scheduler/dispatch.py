@@ -68,6 +68,11 @@ class Dispatch:
         self._widths = widths
         self.started = 0  # number of this driver's chains
 
+    @property
+    def _needs_times(self) -> bool:
+        """Whether anything but the order of chains depends on what a step takes."""
+        return self._builder.checkpoint_seconds is not None or self._widths.widest > 1
+
     # --- proposing: changes nothing -----------------------------------------------------------------------
 
     def propose(self, now: float) -> list[Claim]:
@@ -209,6 +214,6 @@ class Dispatch:
                 keep_every=self._builder.checkpoint_every,
                 keep_seconds=self._builder.checkpoint_seconds,
                 step_times=() if self._plan.step_times is None else self._plan.step_times.seconds,
-                time_first=self._builder.checkpoint_seconds is not None and not self._plan.totals.steps_trained,
+                time_first=self._needs_times and not self._plan.totals.steps_trained,
             ),
         )

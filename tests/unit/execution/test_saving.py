@@ -360,7 +360,7 @@ class Led(Sums):
     def open_gang(self, host: str) -> str:
         return f"{host}:1"
 
-    def lead(self, size: int, timeout: float) -> None: ...
+    def lead(self, size: int, timeout: float, in_vain: Any) -> None: ...
 
     def follow(self, address: str, rank: int, size: int, timeout: float) -> str:
         return ""

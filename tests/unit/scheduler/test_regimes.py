@@ -8,7 +8,7 @@ import pytest
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.facts import ChainId, ForkVerified, WorkerId
+from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Stage, Verify
 from hpstage.plan.regimes import Regime, is_news, regime
 from hpstage.schedule import Schedule
@@ -45,7 +45,7 @@ def test_beyond_some_combinations_only_what_was_never_seen_is_news() -> None:
 
 
 class Verifying(SimulatedExecutor):
-    """Verifies what it is told to, and notes where."""
+    """Notes where it is told to verify."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -53,18 +53,14 @@ class Verifying(SimulatedExecutor):
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         super().start(worker, chain)
-        self._verify(chain.id, worker, chain.stages)
+        self._note(chain.id, chain.stages)
 
     def amend(self, amendment: Amendment) -> None:
         super().amend(amendment)
-        self._verify(amendment.chain, WorkerId("w"), amendment.stages)
+        self._note(amendment.chain, amendment.stages)
 
-    def _verify(self, chain: ChainId, worker: WorkerId, stages: Iterable[Stage]) -> None:
-        for stage in stages:
-            if stage.verify:
-                self.verified.append((chain, regime(stage.forms, stage.forms.values())))
-                fact = ForkVerified(chain, worker, stage.node, stage.start + 2, 2, 0.0, self.clock())
-                self._at(0.5, lambda fact=fact: [fact])
+    def _note(self, chain: ChainId, stages: Iterable[Stage]) -> None:
+        self.verified += [(chain, regime(stage.forms, stage.forms.values())) for stage in stages if stage.verify]
 
 
 def search(
