@@ -110,7 +110,8 @@ class Killing(DaskExecutor):
     def wait(self, timeout: float | None) -> list[Report]:
         reports = super().wait(timeout)
         for report in reports:
-            if isinstance(report, BoundaryReached) and report.reached.workers == 2 and self.killed is None:
+            has_kept = isinstance(report, BoundaryReached) and report.reached.kept is not None
+            if has_kept and report.reached.workers == 2 and self.killed is None:
                 self.killed = self._gangs[report.reached.chain][self._who == "follows"]
                 self._client.run(kill_training, workers=[self.killed])
         return reports
