@@ -1,15 +1,18 @@
 """What states cost the thread that trains: saving them while it trains on, and loading those that come next.
 
-    .venv/bin/python scripts/bench_states.py [--json FILE] [--folders FOLDER ...] [--megabytes MB ...] [--rounds 9]
+    python scripts/bench_states.py [--json FILE] [--folders FOLDER ...] [--megabytes MB ...] [--rounds 9]
 
 Each size is measured in a process with the settings of a training process, one thread for torch, and each figure of a
 round is compared with ``torch.save`` or a load of the same state in the same folder in the same round.
 
 save_stall_ratio   seconds for which training stands still per kept state, by those of ``torch.save``; as ``_cpu``, CPU
                    seconds of the thread alone: without waits for the disk, and for a core if there is other load
-first_stall_ratio  the same for the first state of a process, whose copy needs new memory
+synced_ratio       the same by those of ``torch.save`` and fsync, after which the state is on the disk, not in memory
+copy_ratio         the same by those of one copy of the state into memory that is there, which is the least it can take
+first_stall_ratio  as save_stall_ratio, for the first state of a process, whose copy needs new memory
 prefetch_hidden    share of the seconds of loading a state that are gone if the worker was told, while the chain before
                    trained, that it comes next; of 50 MB and more
+told_copy_ratio    seconds of such a load by those of one copy of the state, which puts it into the model
 beside_slowdown    seconds of a training step while a state is being written, by those of one otherwise
 """
 
@@ -122,6 +125,9 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
     stalls: list[float] = []
     saves: list[float] = []
     save_cpu: list[float] = []
+    synced: list[float] = []
+    copies: list[float] = []
+    room = {name: torch.zeros_like(tensor) for name, tensor in trained.state.items()}
     for number in range(rounds + 1):
         store.written.clear()
         bundle.start(WORKER, planned(number), Control())
@@ -136,21 +142,39 @@ def stall(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
         torch.save(trained.state, folder / f"state-{number}.pt")
         saves.append(time.perf_counter() - began[0])
         save_cpu.append(time.thread_time() - began[1])
+        with open(folder / f"state-{number}.pt", "rb") as file:
+            os.fsync(file.fileno())
+        synced.append(time.perf_counter() - began[0])
         (folder / f"state-{number}.pt").unlink()
+        copies.append(copied(trained.state, room))
         store.delete(StateKey(f"{number:032x}"))
     cpu = [one / other for one, other in zip(trained.stall_cpu, save_cpu, strict=True)]
-    ratios = [one / other for one, other in zip(stalls, saves, strict=True)]
+    ratios, by_synced, by_copies = (
+        [one / other for one, other in zip(stalls, others, strict=True)] for others in (saves, synced, copies)
+    )
     beside, alone = trained.step_seconds[True], trained.step_seconds[False]
     return {
         "save_stall_ratio": statistics.median(ratios[1:]),
         "save_stall_spread": [min(ratios[1:]), max(ratios[1:])],
         "save_stall_cpu_ratio": statistics.median(cpu[1:]),
         "save_stall_cpu_spread": [min(cpu[1:]), max(cpu[1:])],
+        "synced_ratio": statistics.median(by_synced[1:]),
+        "synced_spread": [min(by_synced[1:]), max(by_synced[1:])],
+        "copy_ratio": statistics.median(by_copies[1:]),
+        "copy_spread": [min(by_copies[1:]), max(by_copies[1:])],
         "first_stall_ratio": ratios[0],
         "stall_ms": 1e3 * statistics.median(stalls[1:]),
         "torch_save_ms": 1e3 * statistics.median(saves[1:]),
         "beside_slowdown": statistics.median(beside) / statistics.median(alone) if beside else None,
     }
+
+
+def copied(state: Mapping[str, torch.Tensor], room: Mapping[str, torch.Tensor]) -> float:
+    """Copy a state into memory that is there, and return the seconds it took."""
+    began = time.perf_counter()
+    for name, tensor in state.items():
+        room[name].copy_(tensor)
+    return time.perf_counter() - began
 
 
 def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
@@ -161,6 +185,8 @@ def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
     for step in (1, 2):
         store.save(key(step), trained.state, step=step, parent=None)
     seconds: dict[bool, list[float]] = {True: [], False: []}
+    copies: list[float] = []
+    room = {name: torch.zeros_like(tensor) for name, tensor in trained.state.items()}
     for number in range(2 * (rounds + 1)):
         told = number % 2 == 0
         bundle = Bundle(trained, store, LiveCache(), worker=WORKER, tell=lambda report: None)
@@ -178,10 +204,15 @@ def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
             if isinstance(report, BoundaryReached):
                 assert report.reached.source == ("live" if told else "disk")
                 seconds[told].append(report.reached.load_seconds)
+        if told:
+            copies.append(copied(trained.state, room))
     shares = [1.0 - one / other for one, other in zip(seconds[True], seconds[False], strict=True)][1:]
     return {
         "prefetch_hidden": statistics.median(shares),
         "prefetch_hidden_spread": [min(shares), max(shares)],
+        "told_copy_ratio": statistics.median(
+            one / other for one, other in zip(seconds[True][1:], copies[1:], strict=True)
+        ),
         "load_ms": 1e3 * statistics.median(seconds[False][1:]),
         "load_told_ms": 1e3 * statistics.median(seconds[True][1:]),
     }
@@ -190,6 +221,12 @@ def hidden(megabytes: float, rounds: int, folder: Path) -> dict[str, object]:
 def without(planned: Chain) -> list[Boundary]:
     """The boundaries of a chain, at which nothing is to be done."""
     return [replace(each, keep=False, evaluate=False) for each in planned.boundaries]
+
+
+def shown(value: object) -> str:
+    if isinstance(value, list):
+        return " to ".join(map(shown, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def in_process(*arguments: str) -> dict[str, object]:
@@ -206,11 +243,11 @@ def in_process(*arguments: str) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What states cost the thread that trains.")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--folders", type=Path, nargs="+", default=[Path(tempfile.gettempdir())])
-    parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 10, 50, 140, 500])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--folders", type=Path, nargs="+", default=[Path(tempfile.gettempdir())], help="where to write")
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 10, 50, 140, 500], help="sizes of states")
+    parser.add_argument("--rounds", type=int, default=9, help="saves or loads of each size")
     parser.add_argument("--one", choices=["stall", "hidden"], help="measure one size here, and print it")
     given = parser.parse_args()
     if given.one is not None:
@@ -227,7 +264,7 @@ def main() -> None:
             if megabytes >= 50:
                 measured |= in_process("--one", "hidden", *where)
             found[name] = measured
-            print(name, measured, flush=True)
+            print(name, *(f"{what} {shown(value)}" for what, value in measured.items()), sep="\n    ", flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=2) + "\n")
 
