@@ -66,7 +66,7 @@ an attempt; and at most, since a large cluster answers late while it starts."""
 
 
 class DaskExecutor(Executor):
-    """Trains on a Dask cluster, one worker process per device.
+    """Trains on a Dask cluster, one worker per GPU, or per core where there are none; see ``workers_per_gpu``.
 
     Reports arrive over a feed of events as they happen, and again as the result of the chain's task, which contains
     those that the feed has lost. Workers that join later are also used, if they match the first ones.

@@ -55,7 +55,7 @@ from hpstage.execution.bundle import Bundle, lanes_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering
 from hpstage.execution.runner import measured
-from hpstage.execution.shared_device import see_room
+from hpstage.execution.shared_device import see_room, sharers
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import BoundaryReached, ChainEnded, ChainReport
 from hpstage.trainable import Trainable
@@ -277,9 +277,8 @@ class _Training:
             store: CheckpointStore = pickle.loads(checkpoints)  # noqa: S301  # the store, sent by the driver
             self._checkpoints = checkpoints
             host = urlsplit(self._worker).hostname or "127.0.0.1"
-            self._bundle = Bundle(
-                self._trainable, store, LiveCache(), worker=self._worker, tell=self._tell_late, host=host
-            )
+            live = LiveCache(device_bytes=(2 << 30) // sharers())
+            self._bundle = Bundle(self._trainable, store, live, worker=self._worker, tell=self._tell_late, host=host)
         return self._bundle
 
 

@@ -21,6 +21,11 @@ SHARERS = "HPSTAGE_WORKERS_SHARING_A_GPU"
 """Variable by which a worker, and so its training process, learns how many share its device."""
 
 
+def sharers() -> int:
+    """Return how many workers share the device of this process."""
+    return int(os.environ.get(SHARERS, "1"))
+
+
 class Memory(Protocol):
     """A device's memory, see :class:`~hpstage.execution.device_memory.DeviceMemory`."""
 
@@ -38,8 +43,8 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Memory
     Raises:
         UsageError: it does not hold as many workers. The message says how many it holds.
     """
-    sharers = int(os.environ.get(SHARERS, "1"))
-    if sharers == 1 and lanes_in(trainable) == 1:
+    workers = sharers()
+    if workers == 1 and lanes_in(trainable) == 1:
         return
     if memory is None:
         torch = sys.modules.get("torch")
@@ -57,12 +62,12 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Memory
         fits = type(error).__name__ != "OutOfMemoryError"  # of anything else training will tell
         logger.debug("the step by which memory is tried out has failed", exc_info=True)
     taken = memory.taken_bytes()
-    if fits and sharers * taken <= free:
+    if fits and workers * taken <= free:
         return
     fitting = free // taken if fits else 0
     lanes = lanes_in(trainable)
     raise UsageError(
-        f"{count_of(sharers, 'worker')} on a GPU with {size(free)} free, of which each"
+        f"{count_of(workers, 'worker')} on a GPU with {size(free)} free, of which each"
         f"{f', with {lanes} models as one,' if lanes > 1 else ''} needs {size(taken)}{'' if fits else ' and more'} to "
         f"train a step: {f'at most {fitting} fit' if fitting else 'not even one fits'}. Give fewer workers per GPU"
         f"{', or a smaller max_stacked' if lanes > 1 else ', or smaller batches'}"

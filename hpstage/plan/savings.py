@@ -77,6 +77,17 @@ class Savings:
         known = self.steps_unique - self.steps_trained
         return f" ({known:,} were on the store)" if known > 0 and not self.failed else ""
 
+    def _why_negative(self) -> str:
+        if self.saved_seconds >= 0:
+            return ""
+        extra = {
+            "loading states": self.load_seconds,
+            "saving states": self.save_seconds,
+            "lost training": self.wasted_seconds,
+            "the exchange of workers": self.exchange_seconds,
+        }
+        return f": less than {max(extra, key=extra.__getitem__)} took" if any(extra.values()) else ""
+
     def as_dict(self) -> dict[str, float | None]:
         names = [field.name for field in fields(self)]
         return {name: getattr(self, name) for name in [*names, "saved_seconds"]}
@@ -91,14 +102,14 @@ class Savings:
             ("merge rate", f"{self.merge_rate:.2f} (by cost {self.cost_weighted_merge_rate:.2f})"),
             ("worker-hours used", _hours(self.worker_seconds)),
             ("would have been used", _hours(self.worker_seconds_alone)),
-            ("saved", _hours(self.saved_seconds)),
+            ("saved", _hours(self.saved_seconds) + self._why_negative()),
             ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
             ("makespan", f"{self.makespan:.1f} s on {count_of(self.workers, 'worker')}"),
         ]
         if self.exchange_seconds:
             rows.insert(-2, ("lost by exchange", _hours(self.exchange_seconds)))
         if self.fused_seconds:
-            rows.insert(-2, ("of this by fusing", _hours(self.fused_seconds)))
+            rows.insert(-2, ("of this by fusing siblings", _hours(self.fused_seconds)))
         if self.failed:
             rows.insert(1, ("failed", f"{self.failed}"))
         return rows

@@ -10,6 +10,7 @@ from typing import Any
 from hpstage.checkpoints.state_tree import clone
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
+from hpstage.store.plugins import names
 from hpstage.trainable import METHODS, Trainable
 from hpstage.training.adapter import Adapter, is_subjects, stateless_of
 from hpstage.training.capture.world import World
@@ -48,6 +49,7 @@ def as_trainable(obj: object) -> Trainable:
         from hpstage.torch.lightning.loop import LightningLoop
 
         return LightningLoop(obj)
+    _check_settings(obj)
     missing = [name for name in METHODS if not callable(getattr(obj, name, None))]
     if not missing:
         return Keyed(obj)  # type: ignore[arg-type]
@@ -63,6 +65,21 @@ def as_trainable(obj: object) -> Trainable:
         name = getattr(obj, "__qualname__", kind)
         raise UsageError(f"{name}{inspect.signature(obj)} cannot be trained: it must take one argument, the run")
     return FunctionTrainable(obj)
+
+
+def _check_settings(obj: object) -> None:
+    """Refuse settings of a TorchTrainable on what is none: its own loop would never see them."""
+    numerics, nodes = getattr(obj, "numerics", "eager"), getattr(obj, "virtual_nodes", 1)
+    if numerics in ("auto", *set(names("hpstage.step_backends")) - {"eager"}):
+        setting = f"numerics = {numerics!r}"
+    elif type(nodes) is int and nodes != 1:
+        setting = f"virtual_nodes = {nodes}"
+    else:
+        return
+    raise UsageError(
+        f"{type(obj).__name__} has {setting}, which only a hpstage.torch.TorchTrainable can have: other trainables "
+        f"compute their steps themselves"
+    )
 
 
 def _takes_one_argument(function: Callable[..., Any]) -> bool:

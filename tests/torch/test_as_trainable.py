@@ -45,9 +45,22 @@ class Half:
         return {}
 
 
+class Whole(Drawing):
+    def __init__(self, **settings: object) -> None:
+        vars(self).update(settings)
+
+
+def test_names_of_settings_that_mean_something_else_are_left_alone() -> None:
+    for settings in ({"numerics": "eager"}, {"numerics": "float16"}, {"virtual_nodes": 1}, {"virtual_nodes": "a, b"}):
+        as_trainable(Whole(**settings))
+
+
 @pytest.mark.parametrize(
     ("obj", "match"),
     [
+        (Whole(numerics="compiled"), "Whole has numerics = 'compiled', which only a hpstage.torch.TorchTrainable can"),
+        (Whole(numerics="auto"), "Whole has numerics = 'auto', which only"),
+        (Whole(virtual_nodes=4), "Whole has virtual_nodes = 4, which only"),
         (Small, r"Small is a class: pass an instance of it, Small\(...\)"),
         (Half(), "this Half cannot be trained: it has no state_dict and no load_state_dict"),
         (3, "int cannot be trained: pass a hpstage.torch.TorchTrainable, a function"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import math
@@ -332,6 +333,15 @@ def test_the_store_answers_what_was_trained_before():
     again = run(create(), **store)
     assert again.savings.steps_trained == 0
     assert [t.value for t in again.study.trials] == [t.value for t in first.study.trials]
+
+
+def test_a_search_that_saved_nothing_says_what_took_more():
+    savings = run(create()).savings
+    lost = dataclasses.replace(
+        savings, worker_seconds=savings.worker_seconds_alone + 2.0, load_seconds=1.5, save_seconds=0.5
+    )
+    assert "-2.0 s): less than loading states took" in str(lost)
+    assert "less than" not in str(dataclasses.replace(lost, worker_seconds=savings.worker_seconds_alone))
 
 
 def test_another_workload_is_refused_and_named():
