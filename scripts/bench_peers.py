@@ -1,0 +1,173 @@
+"""The same 48 trials by hpstage and by what people use: Ray Tune, Optuna, Dask futures, Syne Tune.
+
+    pip install -e '.[peers]'
+    python scripts/bench_peers.py --json peers.json
+    python scripts/bench_peers.py --steps 300 --programs hpstage optuna --algorithms full
+
+Each program (``scripts/peers``) trains a small CNN on scikit-learn's digits, one thread in each of the same number of
+processes, from the first line of the program to its end. Programs take turns; figures are medians over rounds.
+
+wall               seconds from the start of the program to its end
+worker             seconds in trials, summed: training and evaluation, for hpstage loading and saving of states, too
+memory             the most of all its processes together (PSS), seen every half second
+per trial, report  seconds that a further trial and a further report of one add to a program that trains nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import psutil
+
+PROGRAMS = {
+    "hpstage": ("hpstage_search.py",),
+    "optuna": ("optuna_pool.py",),
+    "dask": ("dask_futures.py",),
+    "ray": ("ray_tune.py",),
+    "ray, new actors": ("ray_tune.py", "--new-actors"),
+    "syne-tune": ("syne_tune_local.py",),
+}
+WITHOUT_ASHA = ("dask", "ray, new actors")
+MARK = "HPSTAGE_BENCH_PROGRAM"
+HERE = Path(__file__).resolve().parent
+
+
+class Memory(threading.Thread):
+    """Watches the memory of all processes that have inherited a mark."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__(daemon=True)
+        self.most = 0
+        self._mark = mark
+        self._over = threading.Event()
+        self._ours: dict[int, bool] = {}
+
+    def run(self) -> None:
+        while not self._over.wait(0.5):
+            self.most = max(self.most, sum(map(self._bytes_of, psutil.process_iter())))
+
+    def _bytes_of(self, process: psutil.Process) -> int:
+        try:
+            if process.pid not in self._ours:
+                self._ours[process.pid] = process.environ().get(MARK) == self._mark
+            return int(process.memory_full_info().pss) if self._ours[process.pid] else 0
+        except psutil.Error:
+            return 0  # it has ended
+
+    def end(self) -> int:
+        self._over.set()
+        self.join()
+        return self.most
+
+
+def ran(program: str, *options: str) -> dict[str, Any]:
+    """Run a program, and return what it has printed with its wall seconds and memory."""
+    file, *own = PROGRAMS[program]
+    mark = uuid.uuid4().hex
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    memory = Memory(mark)
+    memory.start()
+    began = perf_counter()
+    done = subprocess.run(
+        [sys.executable, str(HERE / "peers" / file), *own, *options],
+        env={**os.environ, **threads, MARK: mark, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+        capture_output=True,
+        text=True,
+    )
+    wall = perf_counter() - began
+    if done.returncode != 0:
+        sys.exit(f"{program} has failed:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {**found, "wall": wall, "memory": memory.end()}
+
+
+def sizes(options: argparse.Namespace) -> tuple[str, str]:
+    return f"--batch={options.batch}", f"--workers={options.workers}"
+
+
+def compare(algorithm: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    names = [name for name in options.programs if algorithm == "full" or name not in WITHOUT_ASHA]
+    rounds = []
+    for number in range(options.rounds):
+        order = names if number % 2 == 0 else names[::-1]
+        rounds.append(
+            {name: ran(name, *sizes(options), f"--steps={options.steps}", f"--algorithm={algorithm}") for name in order}
+        )
+        for name in names:
+            one = rounds[-1][name]
+            print(
+                f"{algorithm:5} round {number}  {name:16} {one['wall']:7.1f} s  {one['steps']:8,.0f} steps", flush=True
+            )
+    found = {}
+    for name in names:
+        all_of = {what: [one[name][what] for one in rounds] for what in ("wall", "worker_seconds", "memory")}
+        ratios = {
+            f"{what}_ratio": [one[name][what] / one["hpstage"][what] for one in rounds if "hpstage" in one]
+            for what in ("wall", "worker_seconds")
+        }
+        medians = {what: statistics.median(values) for what, values in {**all_of, **ratios}.items() if values}
+        found[name] = {**rounds[-1][name], **medians, "rounds": [one[name] for one in rounds], "spread": ratios}
+    return found
+
+
+def overheads(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return the seconds that a trial, and a report, add to a program that trains nothing."""
+    found = {}
+    idle = (*sizes(options), "--steps=100", "--idle", "--algorithm=full")
+    for name in options.programs:
+        few, many, reporting = (
+            ran(name, *idle, f"--trials={trials}", f"--reports={reports}")["wall"]
+            for trials, reports in ((12, 1), (48, 1), (48, 21))
+        )
+        found[name] = {"per_trial": (many - few) / 36, "per_report": (reporting - many) / (48 * 20)}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS), metavar="PROGRAM")
+    parser.add_argument("--algorithms", nargs="*", choices=["full", "asha"], default=["full", "asha"])
+    parser.add_argument("--overheads", action="store_true", help="measure trials and reports that train nothing, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {
+        "machine": platform.machine(),
+        **{name: vars(options)[name] for name in ("steps", "batch")},
+    }
+    for algorithm in options.algorithms:
+        figures[algorithm] = found = compare(algorithm, options)
+        print(f"\n{algorithm:16} {'wall':>8} {'x':>6} {'worker':>8} {'x':>6} {'steps':>9} {'memory':>8} {'best':>7}")
+        for name, one in found.items():
+            print(
+                f"{name:16} {one['wall']:8.1f} {one.get('wall_ratio', 0):6.2f} {one['worker_seconds']:8.1f} "
+                f"{one.get('worker_seconds_ratio', 0):6.2f} {one['steps']:9,.0f} {one['memory'] / 1e6:5.0f} MB "
+                f"{one['best']:7.4f}  {' '.join(f'{k} {v}' for k, v in one['versions'].items())}"
+            )
+        if "hpstage" in found:
+            ours = found["hpstage"]
+            print(f"merge rate {ours['merge_rate']:.2f}, by cost {ours['cost_weighted_merge_rate']:.2f}\n")
+    if options.overheads:
+        figures["overheads"] = extra = overheads(options)
+        for name, one in extra.items():
+            print(f"{name:16} {1e3 * one['per_trial']:8.1f} ms a trial {1e3 * one['per_report']:8.2f} ms a report")
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
