@@ -20,7 +20,7 @@ class StackedBackend(StepBackend):
     whoever is trained beside it, and its states record it, so that every fork of it does the same.
     """
 
-    numerics: ClassVar[str] = "stacked-v1"
+    numerics: ClassVar[str] = "stacked-v2"
     several: ClassVar[bool] = True
 
     as_it_is = False

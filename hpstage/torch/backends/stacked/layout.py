@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 
 from torch.fx import Node
@@ -104,4 +105,4 @@ def is_aligned(plan: Plan, node: Node) -> bool:
 
 def _leader(node: Node) -> Node:
     """Return the node that a value's form is chosen for: of one of several results, the operation's."""
-    return node.args[0] if node.op == "call_function" and not hasattr(node.target, "tags") else node  # type: ignore[return-value]
+    return node.args[0] if node.target is operator.getitem else node  # type: ignore[return-value]

@@ -14,6 +14,15 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from hpstage.torch.backends.stacked.images import (
+    convolution,
+    gradients,
+    gradients_of_all,
+    max_pool,
+    max_pool_gradients_of_all,
+    max_pool_of_all,
+)
+
 _aten = torch.ops.aten
 
 
@@ -57,10 +66,10 @@ Rule = Callable[[Site], Call | None]
 def rule_for(site: Site) -> Call | None:
     """Return a proposal, or None."""
     target = site.node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return None
     if target in _RULES:
         return _RULES[target](site)
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
     if torch.Tag.pointwise in target.tags and isinstance(site.examples[site.node], Tensor):
         return _pointwise(site)
     return None
@@ -193,6 +202,21 @@ def _bmm(site: Site) -> Call | None:
     return Call(Tensor.view, (flat, [site.width, *site.out.shape]))
 
 
+def _image(function: Callable[..., Any]) -> Rule:
+    """Return the rule for an operation on images that all members share."""
+
+    def rule(site: Site) -> Call | None:
+        images = [site.examples[node] for node in site.node.all_input_nodes if site.rank(node) == 4]
+        if not all(site.is_stacked(arg) for arg in site.node.all_input_nodes) or not images:
+            return None
+        transposed = function is convolution and site.node.args[6]
+        if transposed or any(image.device.type != "cpu" for image in images):
+            return None
+        return Call(function, site.node.args, dict(site.node.kwargs))
+
+    return rule
+
+
 def _clone(site: Site) -> Call | None:
     return _call(site, site.node.args)
 
@@ -228,6 +252,10 @@ _RULES: dict[Any, Rule] = {
     _aten.mm.default: _mm,
     _aten.addmm.default: _addmm,
     _aten.bmm.default: _bmm,
+    _aten.convolution.default: _image(convolution),
+    gradients: _image(gradients_of_all),
+    max_pool: _image(max_pool_of_all),
+    _aten.max_pool2d_with_indices_backward.default: _image(max_pool_gradients_of_all),
 }
 
 _EXACT = {

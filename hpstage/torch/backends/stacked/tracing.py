@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hpstage.schedule import Scalar
 from hpstage.torch.backends.stacked.cleaning import clean, lift_constants
+from hpstage.torch.backends.stacked.images import substitute
 from hpstage.torch.backends.stacked.one_step import OneStep
 from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
@@ -181,6 +182,7 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
     kept = tuple(name for name in state if name not in trained)
     for name in reversed((*stepped, *kept)):
         graph._root.append(by_name[name])  # the order that is promised
+    substitute(graph)
     versions = tuple(constant._version for constant in constants)
     groups = tuple(one.groups[name] for name in stepped)
     read = one.read

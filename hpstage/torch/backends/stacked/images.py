@@ -1,0 +1,131 @@
+"""Convolutions and pooling of images, as operations that several members can share on a CPU.
+
+Members are groups of one convolution, in channels-last memory: each has few channels, of which alone a vector would
+hold few, and a call for each costs as much as what it computes. Images that are large, or have many channels, keep
+torch's operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+_aten = torch.ops.aten
+
+_CHANNELS = 16
+"""Input channels from which on a convolution of one member fills its vectors."""
+_PIXELS = 256
+"""Pixels of an image up to which a pair of gradients takes no longer than torch's takes for one (measured)."""
+
+
+def substitute(graph: Graph) -> None:
+    """Put the operations of this module where they compute the same as torch's."""
+    for node in graph.nodes:
+        if node.target is _aten.convolution_backward.default and _is_small(node):
+            node.target = gradients
+        elif node.target is _aten.max_pool2d_with_indices.default and _is_image(node.args[0]):
+            node.target = max_pool
+
+
+def _is_image(node: Any) -> bool:
+    value: Tensor = node.meta["val"]
+    return value.device.type == "cpu" and value.dim() == 4 and value.is_contiguous()
+
+
+def _is_small(backward: Node) -> bool:
+    outer, images, *_ = backward.args
+    transposed, groups = backward.args[7], backward.args[9]
+    if not (_is_image(outer) and _is_image(images)) or transposed or groups != 1:
+        return False
+    example: Tensor = images.meta["val"]  # type: ignore[union-attr]
+    return example.dtype == torch.float32 and example.shape[1] < _CHANNELS and example[0, 0].numel() <= _PIXELS
+
+
+def convolution(images: Tensor, weights: Tensor, biases: Tensor | None, *options: Any) -> Tensor:
+    """Return what ``aten.convolution`` gives for each member; the first dimension of all tensors is the members'."""
+    *geometry, groups = options
+    biases = None if biases is None else biases.flatten()
+    width = len(images)
+    return _by_member(
+        _aten.convolution.default(_as_channels(images), weights.flatten(0, 1), biases, *geometry, groups * width), width
+    )
+
+
+def gradients_of_all(
+    outer: Tensor, images: Tensor, weights: Tensor, bias_sizes: Sequence[int] | None, *options: Any
+) -> tuple[Tensor | None, ...]:
+    """Return what ``aten.convolution_backward`` gives for each member; see :func:`convolution`."""
+    width = len(images)
+    of_images, *of_others = _gradients(
+        _as_channels(outer), _as_channels(images), weights.flatten(0, 1), width, bias_sizes, *options
+    )
+    return (
+        None if of_images is None else _by_member(of_images, width),
+        *(None if part is None else _split(part.contiguous(), width) for part in of_others),
+    )
+
+
+def gradients(outer: Tensor, images: Tensor, weights: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
+    """Return what ``aten.convolution_backward`` gives, but for rounding: as for two members that are alike, since from
+    two on, their number shows in no bit."""
+    of_images, *of_others = _gradients(_twice(outer), _twice(images), torch.cat([weights, weights]), 2, *options)
+    return (
+        None if of_images is None else of_images[:, : images.shape[1]].contiguous(),
+        *(None if part is None else part[: len(weights)].contiguous() for part in of_others),
+    )
+
+
+def _gradients(
+    outer: Tensor, images: Tensor, weights: Tensor, width: int, bias_sizes: Sequence[int] | None, *options: Any
+) -> tuple[Tensor | None, ...]:
+    *geometry, groups, mask = options
+    sizes = None if bias_sizes is None else [width * size for size in bias_sizes]
+    return _aten.convolution_backward.default(  # type: ignore[no-any-return]
+        *(outer, images, weights, sizes, *geometry, groups * width, mask)
+    )
+
+
+def max_pool(images: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    """Return what ``aten.max_pool2d_with_indices`` gives: in channels-last memory it takes vectors, and no branches."""
+    values, places = _aten.max_pool2d_with_indices.default(
+        images.contiguous(memory_format=torch.channels_last), *options
+    )
+    return values.contiguous(), places.contiguous()
+
+
+def max_pool_of_all(images: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    """Return what :func:`max_pool` gives for each member; see :func:`convolution`."""
+    return tuple(_split(part, len(images)) for part in max_pool(images.flatten(0, 1), *options))
+
+
+def max_pool_gradients_of_all(outer: Tensor, images: Tensor, *options: Any) -> Tensor:
+    """Return what ``aten.max_pool2d_with_indices_backward`` gives for each member; see :func:`convolution`."""
+    *geometry, places = options
+    flat = (tensor.flatten(0, 1) for tensor in (outer, images))
+    inner = _aten.max_pool2d_with_indices_backward.default(*flat, *geometry, places.flatten(0, 1))
+    return _split(inner, len(images))
+
+
+def _split(joint: Tensor, width: int) -> Tensor:
+    return joint.view(width, -1, *joint.shape[1:])
+
+
+def _as_channels(images: Tensor) -> Tensor:
+    """Return members' images as images whose channels are those of all members, in channels-last memory."""
+    width, count, channels, height, breadth = images.shape
+    joint = images.permute(1, 3, 4, 0, 2).contiguous()
+    return joint.view(count, height, breadth, width * channels).permute(0, 3, 1, 2)
+
+
+def _by_member(images: Tensor, width: int) -> Tensor:
+    count, _, height, breadth = images.shape
+    return images.view(count, width, -1, height, breadth).transpose(0, 1).contiguous()
+
+
+def _twice(images: Tensor) -> Tensor:
+    once = images.contiguous(memory_format=torch.channels_last)
+    return torch.cat([once, once], 1).contiguous(memory_format=torch.channels_last)

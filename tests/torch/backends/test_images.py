@@ -1,0 +1,72 @@
+"""Operations on the images of several members have the bits of those on each alone, and alone those of torch's, up to
+rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from hpstage.torch.backends.stacked import images
+from hpstage.torch.backends.stacked.images import gradients, gradients_of_all, max_pool, max_pool_of_all, substitute
+from hpstage.torch.backends.stacked.planning import same
+
+_aten = torch.ops.aten
+SHAPES = [(1, 8, 8, 3), (8, 16, 8, 3), (6, 10, 9, 5), (3, 4, 14, 1)]  # channels in and out, pixels, kernel
+
+
+def drawn(members: int, channels: int, out: int, pixels: int, kernel: int) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(members)
+    return [
+        [
+            torch.randn((6, out, pixels, pixels), generator=generator),
+            torch.randn((6, channels, pixels, pixels), generator=generator),
+            torch.randn((out, channels, kernel, kernel), generator=generator),
+        ]
+        for _ in range(members)
+    ]
+
+
+@pytest.mark.parametrize("members", [2, 3, 5, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_of_a_member_have_the_same_bits_whatever_is_beside_it(shape: Any, members: int) -> None:
+    *_, kernel = shape
+    options = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], 1, [True, True, True])
+    each = drawn(members, *shape)
+    together = gradients_of_all(*map(torch.stack, zip(*each, strict=True)), [shape[1]], *options)
+    for slot, (outer, inner, weights) in enumerate(each):
+        alone = gradients(outer, inner, weights, [shape[1]], *options)
+        torchs = _aten.convolution_backward(outer, inner, weights, [shape[1]], *options)
+        for joint, own, plain in zip(together, alone, torchs, strict=True):
+            assert joint is not None and own is not None
+            assert same(joint[slot], own)
+            torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_pooling_has_the_bits_of_torchs_also_among_equals_and_what_is_no_number() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-2, 3, (4, 5, 16, 8, 8), generator=generator).float()
+    x[x == 2] = torch.nan
+    x[1] = torch.where(x[1] == 0, -0.0, x[1])
+    joint = max_pool_of_all(x, [2, 2], [2, 2])
+    for slot, member in enumerate(x):
+        for part, own, plain in zip(
+            joint, max_pool(member, [2, 2], [2, 2]), _aten.max_pool2d_with_indices(member, [2, 2], [2, 2]), strict=True
+        ):
+            assert same(part[slot], plain) and same(own, plain)
+
+
+@pytest.mark.parametrize(("channels", "pixels", "replaced"), [(3, 8, True), (16, 8, False), (3, 20, False)])
+def test_only_gradients_of_small_images_with_few_channels_are_replaced(
+    channels: int, pixels: int, replaced: bool
+) -> None:
+    def step(x: Tensor, weights: Tensor) -> Tensor:
+        weights = weights.detach().requires_grad_()
+        return torch.autograd.grad(torch.conv2d(x, weights).square().sum(), weights)[0]
+
+    graph = make_fx(step)(torch.randn(2, channels, pixels, pixels), torch.randn(4, channels, 3, 3)).graph
+    substitute(graph)
+    assert any(node.target is images.gradients for node in graph.nodes) == replaced
