@@ -12,7 +12,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, closing
+from statistics import fmean
 from typing import Any
+from urllib.parse import urlsplit
 
 from distributed import CancelledError, Client, Future, LocalCluster
 from distributed.security import Security
@@ -31,8 +33,10 @@ from hpstage.cluster.messages import (
     Amend,
     Description,
     Expect,
+    Measure,
     Order,
     Stop,
+    TryOut,
     decode_description,
     encode,
     name_of,
@@ -121,7 +125,7 @@ class DaskExecutor(Executor):
         self._closed = threading.Event()
         self._courier: Courier | None = None
         self._inbox = Inbox()
-        self._trying = threading.Event()
+        self._trying: set[str] = set()
         self._checkpoints = b""
         self._started = 0
         self._gpus_per_worker = self._lanes = 1  # of the workers of a local cluster
@@ -231,36 +235,48 @@ class DaskExecutor(Executor):
         self._checkpoints = pickle.dumps(checkpoints)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        return self._ask_one(initial, self._checkpoints)
+        return next(iter(self._ask(self._inbox.workers[:1], TryOut(dict(initial), self._checkpoints))), None)
 
-    def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        return self._ask_one(initial, None)
-
-    def _ask_one(self, initial: Mapping[str, Scalar], checkpoints: bytes | None) -> dict[str, float] | None:
-        if not self._inbox.workers:
+    def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
+        workers = self._inbox.workers
+        beside = [worker for worker in workers if urlsplit(worker).hostname == urlsplit(workers[0]).hostname]
+        found = self._ask(beside, Measure(dict(initial), steps))
+        if not found:
             return None
-        worker = self._inbox.workers[0]
+        common = [name for name in found[0] if all(name in its for its in found)]
+        return {name: fmean(its[name] for its in found) for name in common}
+
+    def _ask(self, workers: Sequence[WorkerId], request: TryOut | Measure) -> list[dict[str, float]]:
+        """Return the answers of these workers, of which some may have none."""
         self._trying.clear()
-        key = self._new_key()
-        future = self._submit(worker, key, side.try_out, self._run, key, encode(dict(initial)), checkpoints)
-        # In a thread, since a result that is lost with its worker is waited for without end. Not result(timeout=...):
-        # each timeout leaves a future behind whose error Dask's loop logs.
-        result: futures.Future[dict[str, float] | None] = futures.Future()
-        threading.Thread(target=_fetch, args=(future, result), name="hpstage-try-out", daemon=True).start()
+        encoded = encode(request)
+        asked = []
+        for worker in workers:
+            key = self._new_key()
+            future = self._submit(worker, key, side.try_out, self._run, key, encoded)
+            # In a thread, since a result that is lost with its worker is waited for without end. Not
+            # result(timeout=...): each timeout leaves a future behind whose error Dask's loop logs.
+            result: futures.Future[dict[str, float] | None] = futures.Future()
+            threading.Thread(target=_fetch, args=(future, result), name="hpstage-try-out", daemon=True).start()
+            asked.append((worker, key, future, result))
         # The task of a worker that left would wait for another one at its address. A task that has not begun would
         # wait for another search's chain, which may take hours.
         limit = time.monotonic() + _TURN
-        while not futures.wait([result], _LOOK).done and worker in self._inbox.workers and self._connected:
-            if not self._trying.is_set() and time.monotonic() > limit:
-                break
-        if not result.done():
-            if self._connected:
-                future.cancel()  # ends the thread
-            return None
+        answers = []
         try:
-            return result.result()
+            for worker, key, _, result in asked:
+                while not futures.wait([result], _LOOK).done and worker in self._inbox.workers and self._connected:
+                    if key not in self._trying and time.monotonic() > limit:
+                        break
+                if result.done() and (answer := result.result()) is not None:
+                    answers.append(answer)
         finally:
-            future.release()
+            for _, _, future, result in asked:
+                if result.done():
+                    future.release()
+                elif self._connected:
+                    future.cancel()  # ends the thread
+        return answers
 
     @property
     def present(self) -> int:
@@ -416,7 +432,7 @@ class DaskExecutor(Executor):
 
     def _on_feed(self, message: dict[str, Any]) -> None:
         if "trying" in message:
-            self._trying.set()
+            self._trying.add(message["trying"])
         elif "ready" in message:
             self._on_ready(decode_description(message["ready"]))
         elif "lost" in message:

@@ -77,13 +77,17 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class TryOut(msgspec.Struct, frozen=True, tag=True):
-    """Set up and evaluate untrained. Replied to with metrics, or none.
-
-    ``checkpoints``: the store, pickled; with ``None`` the step backends are measured instead.
-    """
+    """Set up and evaluate untrained. Replied to with metrics, or none. ``checkpoints``: the store, pickled."""
 
     initial: dict[str, Scalar]
-    checkpoints: bytes | None
+    checkpoints: bytes
+
+
+class Measure(msgspec.Struct, frozen=True, tag=True):
+    """Measure the step backends. Replied to with what :meth:`hpstage.executor.Executor.measure` returns."""
+
+    initial: dict[str, Scalar]
+    steps: float
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
@@ -112,7 +116,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """Close the trainable, and end. Has no reply."""
 
 
-Request = Load | TryOut | Train | Follow | Forget | Finish
+Request = Load | TryOut | Measure | Train | Follow | Forget | Finish
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
@@ -143,7 +147,6 @@ Reply = Told | Done | Raised
 encode = msgspec.msgpack.Encoder().encode
 decode_chain = msgspec.msgpack.Decoder(Chain).decode
 decode_report = msgspec.msgpack.Decoder(ChainReport | Gathering).decode
-decode_values = msgspec.msgpack.Decoder(dict[str, Scalar]).decode
 decode_orders = msgspec.msgpack.Decoder(list[Order]).decode
 decode_description = msgspec.msgpack.Decoder(Description).decode
 decode_request = msgspec.msgpack.Decoder(Request | Order).decode

@@ -37,6 +37,7 @@ from hpstage.cluster.messages import (
     Forget,
     Load,
     Loaded,
+    Measure,
     Problem,
     Raised,
     Reply,
@@ -231,11 +232,10 @@ class _Training:
         match request:
             case Load():
                 return self._load(request)
-            case TryOut(checkpoints=None):
+            case Measure():
                 assert self._trainable is not None, "a worker with a problem measures nothing"
-                return measured(self._trainable, request.initial)
+                return measured(self._trainable, request.initial, request.steps)
             case TryOut():
-                assert request.checkpoints is not None
                 assert self._trainable is not None, "a worker with a problem tries nothing out"
                 see_room(self._trainable, request.initial)
                 return self._bundle_for(request.checkpoints).try_out(request.initial)

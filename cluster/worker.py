@@ -33,11 +33,10 @@ from hpstage.cluster.messages import (
     Problem,
     Stop,
     Train,
-    TryOut,
     decode_chain,
     decode_orders,
     decode_report,
-    decode_values,
+    decode_request,
     encode,
     name_of,
 )
@@ -223,14 +222,14 @@ class Site:
             raise TrainingProcessLost("could not be started again")
         return self._trainer
 
-    async def try_out(self, key: str, initial: bytes, checkpoints: bytes | None) -> dict[str, float] | None:
+    async def try_out(self, key: str, request: bytes) -> dict[str, float] | None:
         async with self._turn():
-            self._worker.log_event(self._name, {"trying": True})
+            self._worker.log_event(self._name, {"trying": key})
             if key in self._abandoned:
                 return None
             try:
                 trainer = await self._ready()
-                trainer.send(TryOut(decode_values(initial), checkpoints))
+                trainer.send(decode_request(request))
                 metrics: dict[str, float] | None = await trainer.answer(dict[str, float] | None)
                 return metrics
             except TrainingProcessLost:
@@ -418,9 +417,9 @@ async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, ran
     return await _site(run).follow(key, chain, checkpoints, rank)
 
 
-async def try_out(run: str, key: str, initial: bytes, checkpoints: bytes | None) -> dict[str, float] | None:
-    """Dask task: set up and evaluate untrained, or without ``checkpoints`` measure the step backends."""
-    return await _site(run).try_out(key, initial, checkpoints)
+async def try_out(run: str, key: str, request: bytes) -> dict[str, float] | None:
+    """Dask task: answer a :class:`TryOut` or a :class:`Measure`, encoded."""
+    return await _site(run).try_out(key, request)
 
 
 def _site(run: str) -> Site:

@@ -86,8 +86,12 @@ class Executor(ABC):
         everything can be evaluated before it is trained.
         """
 
-    def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-        """Measure the step backends of a trainable on a worker, under the values at step 0; may take minutes.
+    def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
+        """Measure the step backends of a trainable, under the values at step 0; may take minutes. Workers that share a
+        machine measure at once, since they slow each other down in training, too.
+
+        A backend that takes longer to begin than a worker would train ``steps`` steps eagerly is not tried: under
+        ``"NAME untried"`` are the seconds of those steps.
 
         Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; where workers
         have several lanes, also those of K chains side by side, under ``"K at a time"``. ``None`` if nothing could be

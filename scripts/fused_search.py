@@ -78,8 +78,8 @@ class Workers(DaskExecutor, Timed):
         DaskExecutor.__init__(self, n_workers=workers, gpus=0)
         Timed.__init__(self)
 
-    def measure(self, initial: Mapping[str, Any]) -> dict[str, float] | None:
-        return self.timed(lambda: DaskExecutor.measure(self, initial))
+    def measure(self, initial: Mapping[str, Any], steps: float) -> dict[str, float] | None:
+        return self.timed(lambda: DaskExecutor.measure(self, initial, steps))
 
 
 class Here(hpstage.InlineExecutor, Timed):
@@ -87,8 +87,8 @@ class Here(hpstage.InlineExecutor, Timed):
         hpstage.InlineExecutor.__init__(self)
         Timed.__init__(self)
 
-    def measure(self, initial: Mapping[str, Any]) -> dict[str, float] | None:
-        return self.timed(lambda: hpstage.InlineExecutor.measure(self, initial))
+    def measure(self, initial: Mapping[str, Any], steps: float) -> dict[str, float] | None:
+        return self.timed(lambda: hpstage.InlineExecutor.measure(self, initial, steps))
 
 
 def search(numerics: str, stacked: int, steps: int, batch: int, workers: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hpstage.training.adapter import Adapter
 class Unmeasured(hpstage.InlineExecutor):
     """Uses all lanes, whether it pays or not."""
 
-    def measure(self, initial: Mapping[str, Scalar]) -> None:
+    def measure(self, initial: Mapping[str, Scalar], steps: float) -> None:
         return None
 
 

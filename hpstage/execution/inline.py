@@ -51,9 +51,9 @@ class InlineExecutor(Executor):
         assert self._bundle is not None, "use() comes first"
         return self._bundle.try_out(initial)
 
-    def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+    def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
         assert self._trainable is not None, "open() comes first"
-        return measured(self._trainable, initial)
+        return measured(self._trainable, initial, steps)
 
     @property
     def present(self) -> int:

@@ -34,10 +34,10 @@ from hpstage.training.adapter import checked_metrics
 Running = Generator[ChainReport | Gathering | Due | None, Took | None, None]
 
 
-def measured(trainable: Trainable, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+def measured(trainable: Trainable, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
     """Return what :meth:`hpstage.executor.Executor.measure` is to return, for a trainable in this process."""
-    measure: Callable[[Mapping[str, Scalar]], dict[str, float]] | None = getattr(trainable, "measure_backends", None)
-    return None if measure is None else measure(initial)
+    measure: Callable[..., dict[str, float]] | None = getattr(trainable, "measure_backends", None)
+    return None if measure is None else measure(initial, steps)
 
 
 class ChainRunner:

@@ -243,7 +243,7 @@ class SimulatedExecutor(Executor):
     def lanes(self) -> int:
         return self._lanes
 
-    def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
+    def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
         return named(self._step_times.up_to(self._lanes)) if self._lanes > 1 else None
 
     def clock(self) -> float:

@@ -24,10 +24,9 @@ def lines_at_a_time(request: Request) -> list[tuple[int, int]] | None:
     """
     if request.n_trials is None:
         return None
-    room = request.algorithm.start(request.setting, Trials()).room()
     plan = SearchPlan(StateKey("0" * 32), sharing=request.sharing)
     reach: Counter[int] = Counter()
-    for number, described in enumerate(drawn(request, min(request.n_trials, room, _MOST))):
+    for number, described in enumerate(drawn(request, _drawn(request, request.n_trials))):
         trial = TrialId(f"drawn/{number}")
         plan.apply(TrialAdded(trial, described.schedules, described.steps))
         for node, _, stop in plan.trials[trial].path_to(described.steps):
@@ -39,6 +38,17 @@ def lines_at_a_time(request: Request) -> list[tuple[int, int]] | None:
     places = sorted(changes)
     alive = accumulate(changes[place] for place in places)
     return [(stop - start, lines) for (start, stop), lines in zip(pairwise(places), alive, strict=False)]
+
+
+def _drawn(request: Request, n_trials: int) -> int:
+    return min(n_trials, request.algorithm.start(request.setting, Trials()).room(), _MOST)
+
+
+def steps_in_all(request: Request, lines: list[tuple[int, int]]) -> float:
+    """Return the number of steps of these lines, and of as many for each further trial."""
+    assert request.n_trials is not None, "else there are no lines"
+    in_these = sum(length * alive for length, alive in lines)
+    return in_these * request.n_trials / max(1, _drawn(request, request.n_trials))
 
 
 def expected_share(times: StepTimes, lines: list[tuple[int, int]], workers: int) -> float:

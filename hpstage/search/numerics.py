@@ -17,7 +17,7 @@ from hpstage.plan.log import NUMERICS
 from hpstage.plan.step_times import StepTimes, among
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import describe, points_of
-from hpstage.search.expected import expected_share, lines_at_a_time
+from hpstage.search.expected import expected_share, lines_at_a_time, steps_in_all
 from hpstage.search.request import Request
 from hpstage.store import Journal
 from hpstage.store.opening import header_in, made_with
@@ -32,9 +32,10 @@ _CHOICE = f"environment:{_AUTO} "
 _GAIN = 0.95
 """Another backend than eager is chosen if it takes at most this share of the time: less is within what is measured."""
 _BEGINS = " begins"
+_UNTRIED = " untried"
 _SHARE = 0.25
-"""Share of the steps of all trials that one process is taken to train, and so to spread the beginning over: trials
-share steps, and workers share trials."""
+"""Share of the steps of all trials that one worker is taken to train at most: trials share steps, and workers share
+trials."""
 
 
 def is_open(described: Mapping[str, str]) -> bool:
@@ -69,12 +70,12 @@ def choose(
         logger.warning(
             "numerics = 'auto': a worker tries out every step backend, once for a plan; this may take minutes"
         )
-        found = dict(executor.measure(_initial(request)) or {})
+        lines = lines_at_a_time(request)
+        steps = _steps_of_a_worker(lines, executor, request)
+        found = dict(executor.measure(_initial(request), steps) or {})
         times = among(found)
         if times is not None and STACKED in candidates:
-            found |= _stacked(times.up_to(executor.lanes), executor, request)
-        found = {name: seconds for name, seconds in found.items() if name.removesuffix(_BEGINS) in found}
-        steps = request.steps * max(1.0, _SHARE * (request.n_trials or 1))
+            found |= _stacked(times.up_to(executor.lanes), lines, executor)
         chosen = fastest(found, steps)
         _say(chosen, found, steps)
         # Another process may have measured meanwhile.
@@ -97,10 +98,17 @@ def _of_another(
     return next((name for name, text in candidates.items() if text.get(NUMERICS) == numerics), next(iter(candidates)))
 
 
-def _stacked(times: StepTimes, executor: Executor, request: Request) -> dict[str, float]:
+def _steps_of_a_worker(lines: list[tuple[int, int]] | None, executor: Executor, request: Request) -> float:
+    """Return how many steps one worker is taken to train, and so to spread the beginning over."""
+    roughly = request.steps * max(1.0, _SHARE * (request.n_trials or 1))
+    if lines is None or executor.present is None:
+        return roughly
+    return min(roughly, steps_in_all(request, lines) / max(1, executor.present))
+
+
+def _stacked(times: StepTimes, lines: list[tuple[int, int]] | None, executor: Executor) -> dict[str, float]:
     """Return the seconds of a worker for a chain's step if it is trained beside as many others as are expected to be
     ready; nothing if that is not known."""
-    lines = lines_at_a_time(request)
     if lines is None or executor.present is None:
         logger.warning("numerics = 'stacked' is not considered: how many trials are trained at a time is not known")
         return {}
@@ -110,7 +118,7 @@ def _stacked(times: StepTimes, executor: Executor, request: Request) -> dict[str
 
 def step_times(executor: Executor, request: Request) -> StepTimes | None:
     """Measure how long a step of several chains side by side takes a worker; ``None`` if it cannot be measured."""
-    found = executor.measure(_initial(request)) or {}
+    found = executor.measure(_initial(request), float("inf")) or {}
     times = among(found)
     if times is not None:
         told = ", ".join(f"{width}: {1000 * seconds:.3g} ms" for width, seconds in times.seconds)
@@ -155,6 +163,11 @@ def _say(chosen: str, found: Mapping[str, float], steps: float) -> None:
         f"{name} {1000 * found[name]:.3g} ms a step, and {found[f'{name} begins']:.1f} s to begin"
         for name in sorted(found)
         if f"{name} begins" in found
+    ]
+    told += [
+        f"{name.removesuffix(_UNTRIED)} not tried, since it would take longer to begin than those steps take eagerly"
+        for name in sorted(found)
+        if name.endswith(_UNTRIED)
     ]
     why = "since no worker could measure"
     if told:

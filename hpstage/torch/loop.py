@@ -292,11 +292,12 @@ class TorchLoop(Adapter):
         self._steps_by()
         return False
 
-    def measure_backends(self, initial: Mapping[str, Scalar]) -> dict[str, float]:
-        """Return the seconds of a step by each backend, and leave the choice open again."""
+    def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
+        """Return the seconds of a step by each backend, as :meth:`hpstage.executor.Executor.measure` does, and leave
+        the choice open again."""
         try:
             names = [name for name in usable(self.device) if not backend_named(name).several]
-            return measure(self, names, initial)
+            return measure(self, names, initial, steps)
         finally:
             self.train_by(AUTO)
 

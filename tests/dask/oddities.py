@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hpstage.cluster import memory
+from hpstage.schedule import Scalar
 from hpstage.testing.toys import Counter
+from hpstage.training.trainables import Keyed
 
 
 class Curious(Counter):
@@ -66,3 +70,19 @@ class Deadly(Counter):
 
     def setup(self, hp: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Measuring(Keyed):
+    """Measures when two of its processes do; what they find differs."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(Counter())
+        self.place = place
+
+    def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
+        mine = self.place / str(os.getpid())
+        mine.touch()
+        while len(present := sorted(self.place.iterdir())) < 2:
+            time.sleep(0.01)
+        number = present.index(mine)
+        return {"eager": 1.0 + number, "eager begins": steps, f"compiled by {number}": 1.0}

@@ -23,7 +23,7 @@ from hpstage.executor import Environment
 from hpstage.plan.messages import BoundaryReached, ChainEnded, WorkerJoined, WorkerLeft
 from hpstage.testing.chains import chain, ended, outcome, until, workers
 from hpstage.testing.toys import Counter, Gate
-from tests.dask.oddities import Deadly
+from tests.dask.oddities import Deadly, Measuring
 from tests.dask.processes import Processes
 
 Open = Callable[..., DaskExecutor]
@@ -55,6 +55,10 @@ def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
 
 def test_trying_out_does_not_wait_for_a_worker_that_died_of_it(open_executor: Open) -> None:
     assert open_executor(Deadly()).try_out({"x": 1.0}) is None
+
+
+def test_the_workers_of_a_machine_measure_at_once(open_executor: Open, tmp_path: Path) -> None:
+    assert open_executor(Measuring(tmp_path)).measure({"x": 1.0}, 300.0) == {"eager": 1.5, "eager begins": 300.0}
 
 
 def test_trying_out_does_not_wait_for_a_worker_on_which_another_search_trains(

@@ -30,6 +30,9 @@ class StepBackend(ABC):
     numerics: ClassVar[str]
     """Name of the numerics class; part of the workload's key. A change of the bits needs another name."""
 
+    begins: ClassVar[float] = 0.0
+    """Seconds that it is known to take at least before it has trained its first steps."""
+
     several: ClassVar[bool] = False
     """Whether it trains several models at a time, so that the seconds of one model's step do not say what it gains."""
 

@@ -18,6 +18,7 @@ class GraphedBackend(CompiledBackend):
     """
 
     numerics: ClassVar[str] = "graphed-v1"
+    begins: ClassVar[float] = 0.0
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:

@@ -95,10 +95,10 @@ class StackedLoop(TorchLoop):
         self.stack.train({lanes[index]: due for index, due in steps.items()})
         return {index: lanes[index].width for index in steps}
 
-    def measure_backends(self, initial: Mapping[str, Scalar]) -> dict[str, float]:
+    def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
         """Return the seconds of a step by each backend that can be chosen, and of several siblings that are stacked."""
         chosen = self._numerics
-        found = super().measure_backends(initial) if chosen == AUTO else {}
+        found = super().measure_backends(initial, steps) if chosen == AUTO else {}
         lanes = [lane for lane in self.members() if isinstance(lane, StackedLoop)]
         try:
             if len(lanes) > 1:

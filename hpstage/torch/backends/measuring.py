@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
@@ -11,6 +12,7 @@ import torch
 
 from hpstage.errors import NonFiniteLoss
 from hpstage.schedule import Scalar
+from hpstage.torch.backends.lookup import backend_named
 
 logger = logging.getLogger("hpstage")
 
@@ -49,16 +51,21 @@ def train_on(trainable: Measured, step: int, initial: Mapping[str, Scalar]) -> N
         trainable.setup(initial)
 
 
-def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Scalar]) -> dict[str, float]:
+def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
     """Train some 50 steps by each backend, or fewer if they are long, under the values at step 0.
 
     Return the mean seconds of a step, by name, and those until the backend had begun, under ``"NAME begins"``. What is
     compiled later than at the beginning is part of the mean: it would be compiled again and again. A backend that fails
-    is left out, unless it is ``eager``, whose errors are the user's.
+    is left out, unless it is ``eager``, whose errors are the user's. One that takes longer to begin than ``steps`` take
+    eagerly is not tried.
     """
-    found = {}
+    found: dict[str, float] = {}
     clock = clock_of(trainable)
-    for name in names:
+    for name in sorted(names, key="eager".__ne__):
+        expected = steps * found.get("eager", math.inf)
+        if expected < backend_named(name).begins:
+            found[f"{name} untried"] = expected
+            continue
         try:
             trainable.train_by(name)
             trainable.setup(initial)

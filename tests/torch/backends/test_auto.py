@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from pathlib import Path
 
@@ -124,12 +125,19 @@ def test_a_store_of_another_workload_is_refused_before_anything_is_measured(
 def test_measuring_leaves_no_trace_in_training() -> None:
     expected = advance(fresh(Tiny()), 0, 6).state_dict()
     trainable = TorchLoop(by("auto", Tiny)())
-    found = trainable.measure_backends(hp_at(0))
+    found = trainable.measure_backends(hp_at(0), math.inf)
     assert {"eager", "eager begins"} <= found.keys()
     assert all(seconds >= 0 for seconds in found.values())
     trainable.train_by("eager")
     trainable.setup(hp_at(0))
     assert str(advance(trainable, 0, 6).state_dict()) == str(expected)
+
+
+def test_what_takes_longer_to_begin_than_there_is_to_train_is_not_tried() -> None:
+    found = measure(TorchLoop(by("auto", Tiny)()), ["compiled", "eager"], hp_at(0), steps=10)
+    assert found.keys() == {"eager", "eager begins", "compiled untried"}
+    assert found["compiled untried"] == 10 * found["eager"]
+    assert fastest(found, 10) == "eager"
 
 
 def test_a_backend_that_fails_is_left_out_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,6 +152,6 @@ def test_a_backend_that_fails_is_left_out_with_the_reason(caplog: pytest.LogCapt
             return False
 
     with caplog.at_level(logging.WARNING, "hpstage"):
-        found = measure(Failing(Tiny()), ["graphed", "eager"], hp_at(0))
+        found = measure(Failing(Tiny()), ["graphed", "eager"], hp_at(0), math.inf)
     assert found.keys() == {"eager", "eager begins"}
     assert "numerics = 'graphed' is not considered: UsageError: no graph here" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -81,7 +82,7 @@ def test_measuring_leaves_no_trace_in_training(numerics: str) -> None:
         subject.numerics, subject.max_stacked = numerics, 2
         loop = StackedLoop(subject)
         if measure:
-            found = loop.measure_backends(HP)
+            found = loop.measure_backends(HP, math.inf)
             assert among(found) is not None and found["stacked begins"] >= 0
             assert ("eager" in found) == (numerics == "auto")
         lane = loop.members()[1]
@@ -104,7 +105,7 @@ class Told(hpstage.InlineExecutor):
         self.found = {name.replace("_", " "): seconds for name, seconds in found.items()}
         self.asked = 0
 
-    def measure(self, initial: Mapping[str, Scalar]) -> dict[str, float]:
+    def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
         self.asked += 1
         return self.found
 
