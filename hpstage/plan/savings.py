@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 
+from hpstage.plan.bound import ONE_CHAIN, Speeds, Work, lower_bound, tree_work
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
@@ -47,8 +49,8 @@ class Savings:
     critical_path_seconds: float
     """Training and evaluation time of the longest trial, which more workers cannot shorten."""
     lower_bound_seconds: float | None
-    """Lower bound on the makespan of the same work: max(critical path, unique work / workers). ``None`` for a call that
-    resumed an interrupted one or found states on the store, since it had less to do."""
+    """Lower bound on the makespan of the same work (:mod:`hpstage.plan.bound`). ``None`` for a call that resumed an
+    interrupted one or found states on the store, since it had less to do."""
     kept: int
     """Checkpoints of the whole plan at the end of the search, and below their size in bytes."""
     kept_bytes: int
@@ -150,8 +152,30 @@ def _hours(seconds: float) -> str:
     return f"{worker_hours(seconds)} ({round(seconds, 1) + 0.0:,.1f} s)"  # + 0.0: not -0.0
 
 
+def bounds(
+    plan: SearchPlan, trials: Iterable[PlannedTrial], workers: int, fleet: Speeds = ONE_CHAIN
+) -> tuple[float, float]:
+    """Return lower bounds on the makespan of what these trials have a result of, on so many workers: as a tree, and
+    with each trial trained alone. At the plan's measured seconds."""
+    answered = [(trial, steps) for trial in trials if (steps := answered_steps(trial))]
+
+    def work(trained: Sequence[tuple[PlannedTrial, Sequence[int]]]) -> Iterable[Work]:
+        return tree_work(trained, plan.step_seconds, plan.totals.average_evaluate_seconds, fleet)
+
+    alone = (work([trial]) for trial in answered)
+    return lower_bound(work(answered), workers), lower_bound(chain.from_iterable(alone), workers)
+
+
 def savings(
-    plan: SearchPlan, study: str, trials: Sequence[TrialId], *, failed: int, whole: bool, makespan: float, workers: int
+    plan: SearchPlan,
+    study: str,
+    trials: Sequence[TrialId],
+    *,
+    failed: int,
+    whole: bool,
+    makespan: float,
+    workers: int,
+    fleet: Speeds = ONE_CHAIN,
 ) -> Savings:
     """Summarize a study's search: what its trials have paid since it began.
 
@@ -162,7 +186,7 @@ def savings(
     owns = [seconds_alone(plan, planned) for planned in planned_trials]
     longest = max(owns, default=0.0)
     together = merged(plan, planned_trials)
-    bound = max(longest, (took.train_seconds + took.evaluate_seconds) / max(1, workers))
+    bound, _ = bounds(plan, planned_trials, max(1, workers), fleet)
     return Savings(
         trials=len(trials),
         failed=failed,

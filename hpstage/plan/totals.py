@@ -26,6 +26,8 @@ class Totals:
     """What training would have taken beyond this if no worker had trained several chains side by side."""
     exchange_seconds: float = 0.0
     """What it took beyond that of single workers where several have trained a chain."""
+    own_evaluate_seconds: float = 0.0
+    """What evaluating would have taken one worker each time: of a gang, all workers wait."""
     evaluations: int = 0
     saves: int = 0
     loads: int = 0
@@ -48,7 +50,8 @@ class Totals:
 
     @property
     def average_evaluate_seconds(self) -> float:
-        return self.evaluate_seconds / self.evaluations if self.evaluations else 0.0
+        """Seconds per evaluation by one worker."""
+        return self.own_evaluate_seconds / self.evaluations if self.evaluations else 0.0
 
     def reach(self, fact: StateReached) -> None:
         self.steps_trained += fact.step - fact.start
@@ -62,6 +65,7 @@ class Totals:
         if fact.metrics is not None:
             self.evaluations += 1
         self.evaluate_seconds += fact.evaluate_seconds
+        self.own_evaluate_seconds += fact.evaluate_seconds / max(1.0, fact.workers)
         if fact.kept is not None:
             self.saves += 1
         self.save_seconds += fact.save_seconds

@@ -75,7 +75,7 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
     entered = sum(number for source, number in totals.sources.items() if source != "continued")
     return Costs(
         step_seconds=by_values(timings),
-        evaluate_seconds=totals.evaluate_seconds / totals.evaluations if totals.evaluations else 0.0,
+        evaluate_seconds=totals.average_evaluate_seconds,
         load_seconds=totals.load_seconds / entered if entered else 0.0,
         save_seconds=totals.save_seconds / totals.saves if totals.saves else 0.0,
         checkpoint_bytes=plan.kept_bytes // len(plan.kept) if plan.kept else 0,

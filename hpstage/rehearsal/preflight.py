@@ -13,6 +13,7 @@ import inspect
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -25,8 +26,10 @@ from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna.ledger import samplers
 from hpstage.optuna.quiet import quiet_optuna
+from hpstage.plan.bound import Speeds, speeds
 from hpstage.plan.facts import StateReached
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.savings import bounds
 from hpstage.plan.step_times import ALONE, StepTimes
 from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
@@ -66,7 +69,7 @@ class Fleet:
     workers: int
     makespan: Spread
     lower_bound: Spread
-    """Lower bound on any schedule of the same work: max(critical path, unique work / workers)."""
+    """Lower bound on any schedule of the same work on such workers (:mod:`hpstage.plan.bound`)."""
     alone_bound: Spread
     """Lower bound without sharing, on any schedule that trains each trial alone."""
     worker_seconds: Spread
@@ -265,7 +268,14 @@ def preflight(
                     store=journal,
                     checkpoint_every=checkpoint_every,
                 )
-                runs[-1].append(_Run(result, count, executor.clock(), stand_in))
+                fleet = speeds(
+                    count,
+                    lanes=executor.lanes,
+                    step_times=ALONE if step_times is None else step_times,
+                    widest=virtual_nodes,
+                    speedup=Widths().speedup,
+                )
+                runs[-1].append(_Run(result, count, fleet, executor.clock(), stand_in))
                 exact = exact and not any(trial.plateaus for trial in result.plan.trials.values())
                 if exact or not stand_in.drawn:
                     break  # further rehearsals would be the same
@@ -321,30 +331,26 @@ class _Untrained:
     version = "1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Run:
     result: Result
     workers: int
+    fleet: Speeds
     makespan: float
     metrics: StandIn
 
-    @property
-    def lower_bound(self) -> float:
-        saved = self.result.savings
-        return max(saved.critical_path_seconds, (saved.train_seconds + saved.evaluate_seconds) / self.workers)
-
-    @property
-    def alone_bound(self) -> float:
-        saved = self.result.savings
-        return max(saved.critical_path_seconds, saved.worker_seconds_alone / self.workers)
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        plan = self.result.plan
+        return bounds(plan, plan.trials.values(), self.workers, self.fleet)
 
 
 def _fleet(runs: Sequence[_Run]) -> Fleet:
     return Fleet(
         workers=runs[0].workers,
         makespan=_spread(run.makespan for run in runs),
-        lower_bound=_spread(run.lower_bound for run in runs),
-        alone_bound=_spread(run.alone_bound for run in runs),
+        lower_bound=_spread(run.bounds[0] for run in runs),
+        alone_bound=_spread(run.bounds[1] for run in runs),
         worker_seconds=_spread(run.result.savings.worker_seconds for run in runs),
     )
 

@@ -305,9 +305,7 @@ class Scheduler:
         answers: list[Answer] = []
         if fact.metrics is not None:
             answers = self._answer(state, waiting, to_numbers(fact.metrics), None)
-        totals = self._plan.totals
-        if totals.evaluations:
-            self._tree.evaluate_seconds = totals.evaluate_seconds / totals.evaluations
+        self._tree.evaluate_seconds = self._plan.totals.average_evaluate_seconds
         self._tree.measured(node)
         return answers
 

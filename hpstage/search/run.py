@@ -9,10 +9,11 @@ from itertools import dropwhile
 from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
 from hpstage.optuna.ledger import Ledger
-from hpstage.plan.facts import WorkerId
+from hpstage.plan.facts import StateReached, WorkerId
 from hpstage.plan.log import read_facts
 from hpstage.plan.savings import savings
 from hpstage.report.whole import seconds_at_work
+from hpstage.scheduler.widths import measured_speeds
 from hpstage.search.call import Call
 from hpstage.search.results.result import Result
 from hpstage.search.session import Session
@@ -73,6 +74,7 @@ def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan:
     search, facts = plan.searches[name], tuple(read_facts(call.places.journal))
     if not whole:  # the other totals also count from the start of the search, in an earlier call
         makespan = seconds_at_work(dropwhile(lambda fact: fact != search.started, facts))
+    workers = driver.scheduler.workers.most
     saved = savings(
         plan,
         name,
@@ -80,7 +82,8 @@ def _result(call: Call, driver: Driver, session: Session, whole: bool, makespan:
         failed=session.failed,
         whole=whole,
         makespan=makespan,
-        workers=driver.scheduler.workers.most,
+        workers=workers,
+        fleet=measured_speeds((fact for fact in facts if isinstance(fact, StateReached)), plan.step_times, workers),
     )
     places = call.places
     return Result(

@@ -8,6 +8,7 @@ from functools import cache
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.bound import Work, lower_bound
 from hpstage.plan.facts import StateReached
 from hpstage.plan.log import read_facts
 from tests.unit.searches import Search, trial
@@ -78,9 +79,13 @@ def makespan(tree: Tree, workers: int, **costs: float) -> float:
 
 
 def bound(tree: Tree, workers: int) -> float:
-    """No schedule is shorter, cut or not: max(critical path, work / workers)."""
-    _, stops = as_trials(tree)
-    return max(max(stops), sum(steps for _, steps in tree) / workers)
+    """No schedule is shorter, cut or not."""
+    begins: list[int] = []
+    for parent, _ in tree:
+        begins.append(0 if parent < 0 else begins[parent] + tree[parent][1])
+    return lower_bound(
+        [Work(float(begin), steps, steps) for begin, (_, steps) in zip(begins, tree, strict=True)], workers
+    )
 
 
 def ratios(workers: int, count: int, seed: int) -> list[tuple[float, float]]:
