@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
 from hpstage.execution.route import Course
+from hpstage.execution.simulated_chain import SimulatedChain, StepSeconds
 from hpstage.executor import Environment, Executor
-from hpstage.plan.facts import ChainId, ForkVerified, Kept, NodeId, Span, StateKey, StateReached, WorkerId, to_metrics
+from hpstage.plan.facts import ChainId, ForkVerified, Kept, Span, StateKey, StateReached, WorkerId, to_metrics
 from hpstage.plan.messages import (
     Amendment,
     BoundaryMissed,
@@ -24,48 +24,20 @@ from hpstage.plan.messages import (
     Chain,
     ChainEnded,
     Report,
-    Stage,
     WorkerJoined,
     WorkerLeft,
     host_of,
     names_of,
 )
 from hpstage.plan.step_times import ALONE, StepTimes, named
-from hpstage.schedule import Scalar, varies
+from hpstage.schedule import Scalar
 
-StepSeconds = Callable[[Mapping[str, Scalar]], float]
 Measure = Callable[[StateKey, int], dict[str, float]]
 
 
 def value_of_key(key: StateKey, step: int) -> dict[str, float]:
     """Return a metric that depends only on the state, uniform in [0, 1)."""
     return {"value": int(key, 16) / 16 ** len(key)}
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A chain on a simulated worker."""
-
-    chain: Chain
-    worker: WorkerId
-    course: Course
-    place: int  # the step it had reached at ``since``
-    since: float
-    counted_from: int  # first step not yet reported
-    kept: int  # step at which a state was last kept, or training began
-    kept_at: float  # time of ``kept``
-    load: float
-    source: Literal["fresh", "continued", "live", "disk"] | None
-    speed: float = 1.0  # how many times as fast as one worker its workers train, or as its own trains it alone
-    beside: int = 1  # how many chains its worker trains, itself included
-    alone: float = 0.0  # seconds trained since its last report, for a worker alone; below, its share of what passed
-    share: float = 0.0
-    passed: float = 0.0
-    own: int | None = None  # a boundary ahead that the chain has set itself
-    halt: int | None = None  # step at which it has been asked to stop
-    keep: bool = False  # whether to keep its state there
-    verified: set[NodeId] = field(default_factory=set)  # where a fork was verified
-    version: int = 0
 
 
 class SimulatedExecutor(Executor):
@@ -118,7 +90,8 @@ class SimulatedExecutor(Executor):
         self._now = 0.0
         self._order = count()
         self._agenda: list[tuple[float, int, Callable[[], list[Report]]]] = []
-        self._flights: dict[ChainId, _Flight] = {}
+        self._flights: dict[ChainId, SimulatedChain] = {}
+        self._on: dict[WorkerId, SimulatedChain] = {}  # by each of its workers
         self._stand: dict[WorkerId, StateKey | None] = {}
         self._names = count()
         self.trained: list[Span] = []  # spans finished by any worker
@@ -150,12 +123,11 @@ class SimulatedExecutor(Executor):
             for lane in lanes:
                 del self._stand[lane]
             reports: list[Report] = [WorkerLeft(lane, self._now) for lane in lanes]
-            for id, flight in list(self._flights.items()):
-                if flight.worker in lanes:
-                    del self._flights[id]
-                elif worker in flight.chain.gang:
-                    del self._flights[id]
-                    reports.append(ChainEnded(id, flight.worker, "lost", self._now, message=f"{worker} died"))
+            for flight in [self._on[lane] for lane in lanes if lane in self._on]:
+                self._land(flight)
+                if flight.worker not in lanes:
+                    lost = ChainEnded(flight.chain.id, flight.worker, "lost", self._now, message=f"{worker} died")
+                    reports.append(lost)
             return reports
 
         self._at(after, die)
@@ -176,8 +148,7 @@ class SimulatedExecutor(Executor):
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         workers = {worker, *chain.gang}
-        busy = {other for flight in self._flights.values() for other in (flight.worker, *flight.chain.gang)}
-        if len(workers) <= len(chain.gang) or workers & busy or not workers <= self._stand.keys():
+        if len(workers) <= len(chain.gang) or workers & self._on.keys() or not workers <= self._stand.keys():
             raise InternalError(f"{chain.id} was started on {sorted(workers)}, which are not all idle workers")
         source: Literal["fresh", "continued", "live", "disk"] = "fresh"
         load = 0.0
@@ -194,8 +165,11 @@ class SimulatedExecutor(Executor):
         start = course.stages[0].start
         begins = self._now + load
         speed = self._speedup(len(workers))
-        flight = _Flight(chain, worker, course, start, begins, start, start, begins, load, source, speed)
+        flight = SimulatedChain(
+            chain, worker, course, self._step_seconds, start, begins, start, start, begins, load, source, speed
+        )
         self._flights[chain.id] = flight
+        self._on.update(dict.fromkeys(flight.workers, flight))
         self._verify(flight, after=load)
         self._aim(flight, extra=load)
         self._share(host_of(worker))
@@ -204,7 +178,7 @@ class SimulatedExecutor(Executor):
         flight = self._flights.get(amendment.chain)
         if flight is None:
             return
-        place, left_over = self._progress(flight)
+        place, left_over = flight.progress(self._now)
         missed = flight.course.amend(amendment, place)
         if missed:
             late: list[Report] = [
@@ -218,7 +192,7 @@ class SimulatedExecutor(Executor):
         flight = self._flights.get(chain)
         if flight is None:
             return
-        place, left_over = self._progress(flight)
+        place, left_over = flight.progress(self._now)
         flight.place, flight.since = place, self._now - left_over
         stands = left_over <= 1e-12 or place in flight.course.boundaries
         flight.halt, flight.keep = place if stands else place + 1, keep
@@ -254,78 +228,11 @@ class SimulatedExecutor(Executor):
 
     # --- the course of a chain ----------------------------------------------------------------------------
 
-    def _step_seconds_at(self, stage: Stage, step: int) -> float:
-        if not callable(self._step_seconds):
-            return self._step_seconds
-        return self._step_seconds({name: form.value(step) for name, form in stage.forms.items()})
-
-    def _is_even(self, stage: Stage) -> bool:
-        """Whether all steps of the stage take the same time."""
-        return not callable(self._step_seconds) or not any(map(varies, stage.forms.values()))
-
-    def _seconds_between(self, flight: _Flight, start: int, stop: int) -> float:
-        """Return the seconds for steps ``[start, stop)``; O(1) for each stage whose steps take the same time."""
-        seconds = 0.0
-        while start < stop:
-            stage = flight.course.stage_at(start + 1)
-            until = min(stop, stage.stop)
-            if self._is_even(stage):
-                seconds += (until - start) * self._step_seconds_at(stage, start)
-            else:
-                seconds += sum(self._step_seconds_at(stage, step) for step in range(start, until))
-            start = until
-        return seconds / flight.speed
-
-    def _walk(self, flight: _Flight, step: int, last: int, seconds: float) -> tuple[int, float]:
-        """Return the step, at most ``last``, that training from ``step`` reaches in ``seconds``, and the time left."""
-        while step < last:
-            stage = flight.course.stage_at(step + 1)
-            stop = min(stage.stop, last)
-            whole = self._seconds_between(flight, step, stop)
-            if seconds >= whole - 1e-12:
-                seconds, step = seconds - whole, stop
-                continue
-            even = self._is_even(stage)
-            while seconds >= (each := self._step_seconds_at(stage, step) / flight.speed) - 1e-12:
-                steps = max(1, int(seconds / each)) if even and each else 1
-                seconds, step = seconds - steps * each, step + steps
-            break
-        return step, seconds
-
-    def _progress(self, flight: _Flight) -> tuple[int, float]:
-        """Return the chain's current step, and the seconds spent on the one in progress (below 0: still loading)."""
-        spent = self._now - flight.since
-        if spent <= 0:
-            return flight.place, spent
-        return self._walk(flight, flight.place, min(flight.course.boundaries), spent)
-
-    def _set_own(self, flight: _Flight) -> None:
-        """Set the chain's own next boundary, if one is due before the boundaries that were set for it."""
-        course, chain, place = flight.course, flight.chain, flight.place
-        if flight.own is not None and flight.own > place:
-            course.boundaries.pop(flight.own, None)  # it was computed before the chain was amended
-        first, own, keep = min(course.boundaries), None, True
-        if chain.keep_every is not None:
-            own = (place // chain.keep_every + 1) * chain.keep_every
-        elif chain.keep_seconds is not None:
-            left = chain.keep_seconds - (flight.since - flight.kept_at)
-            own = max(place + 1, self._walk(flight, place, first, left)[0])
-        if chain.time_first and flight.source is not None:
-            own, keep = place + 1, False
-        flight.own = own if own is not None and place < own < first else None
-        if flight.own is not None:
-            course.boundaries[flight.own] = course.own(flight.own, keep=keep)
-
-    def _aim(self, flight: _Flight, extra: float) -> None:
+    def _aim(self, flight: SimulatedChain, extra: float) -> None:
         """Schedule the chain's arrival at its next boundary, or at the step where it stops."""
         flight.version += 1
-        self._set_own(flight)
-        place = min(flight.course.boundaries)
-        if flight.halt is not None:
-            place = min(place, flight.halt)
-            if flight.keep and place == flight.halt > flight.kept:
-                flight.course.keep_at(place)
-        seconds = extra + self._seconds_between(flight, flight.place, place)
+        place = flight.next_place()
+        seconds = extra + flight.seconds_between(flight.place, place)
         boundary = flight.course.boundaries.get(place)
         if boundary is not None:
             seconds += self._evaluate_seconds * boundary.evaluate + self._save_seconds * boundary.keep
@@ -335,28 +242,21 @@ class SimulatedExecutor(Executor):
         """Let the chains of a worker go on at the pace of as many as there are now."""
         if self._lanes == 1:
             return
-        beside = [flight for flight in self._flights.values() if host_of(flight.worker) == host]
+        on = [self._on[lane] for lane in names_of(host, self._lanes) if lane in self._on]
+        beside = [flight for flight in on if host_of(flight.worker) == host]
         for flight in beside:
             if flight.beside == len(beside):
                 continue
-            place, left_over = self._progress(flight)
+            place, left_over = flight.progress(self._now)
             training = left_over > 0 and place < min(flight.course.boundaries)  # not loading, evaluating or saving
-            self._count(flight, place, left_over if training else 0.0)
+            flight.count(place, left_over if training else 0.0)
             slower = self._step_times.slowness(len(beside)) / self._step_times.slowness(flight.beside)
             flight.beside, flight.speed = len(beside), flight.speed / slower
             left_over *= slower if training else 1.0
             flight.place, flight.since = place, self._now - left_over
             self._aim(flight, extra=-left_over)
 
-    def _count(self, flight: _Flight, place: int, left_over: float = 0.0) -> None:
-        """Count what was trained since the last count, up to a step and so many seconds into the next."""
-        alone = (self._seconds_between(flight, flight.counted_from, place) + left_over) * flight.speed
-        passed = (alone - flight.alone) / flight.speed
-        flight.alone = alone
-        flight.share += passed / flight.beside
-        flight.passed += passed
-
-    def _if_current(self, flight: _Flight, act: Callable[[], list[Report]]) -> Callable[[], list[Report]]:
+    def _if_current(self, flight: SimulatedChain, act: Callable[[], list[Report]]) -> Callable[[], list[Report]]:
         version = flight.version
 
         def guarded() -> list[Report]:
@@ -366,7 +266,7 @@ class SimulatedExecutor(Executor):
 
         return guarded
 
-    def _verify(self, flight: _Flight, after: float) -> None:
+    def _verify(self, flight: SimulatedChain, after: float) -> None:
         """If a fork is to be verified on the stage ahead, report it after a step, as workers do."""
         if flight.place == flight.course.stages[-1].stop:
             return  # a kept state is only evaluated
@@ -381,11 +281,10 @@ class SimulatedExecutor(Executor):
                 return []
             return [ForkVerified(chain, flight.worker, stage.node, start, 1, 0.0, self._now)]
 
-        self._at(after + self._step_seconds_at(stage, start) / flight.speed, verified)
+        self._at(after + flight.seconds_of(stage, start) / flight.speed, verified)
 
-    def _arrive(self, flight: _Flight, place: int) -> list[Report]:
+    def _arrive(self, flight: SimulatedChain, place: int) -> list[Report]:
         course, chain, worker = flight.course, flight.chain, flight.worker
-        workers = (worker, *chain.gang)
         reports: list[Report] = []
         if place in course.boundaries:
             reports.append(self._reach(flight, place))
@@ -394,11 +293,11 @@ class SimulatedExecutor(Executor):
             self._verify(flight, after=0.0)
             self._aim(flight, extra=0.0)
             return reports
-        del self._flights[chain.id]
+        self._land(flight)
         self._share(host_of(worker))
         wasted = place - flight.counted_from
-        self._count(flight, place)
-        for other in workers:
+        flight.count(place)
+        for other in flight.workers:
             self._stand[other] = None if wasted else self._stand[worker]
         reports.append(
             ChainEnded(
@@ -408,17 +307,22 @@ class SimulatedExecutor(Executor):
                 self._now,
                 node=course.stage_at(place).node,
                 step=place,
-                wasted_seconds=flight.share * len(workers),
+                wasted_seconds=flight.share * len(flight.workers),
                 wasted_steps=wasted,
             )
         )
         return reports
 
-    def _reach(self, flight: _Flight, place: int) -> BoundaryReached:
+    def _land(self, flight: SimulatedChain) -> None:
+        del self._flights[flight.chain.id]
+        for worker in flight.workers:
+            del self._on[worker]
+
+    def _reach(self, flight: SimulatedChain, place: int) -> BoundaryReached:
         boundary = flight.course.boundaries.pop(place)
         start = flight.counted_from
-        self._count(flight, place)
-        workers = 1 + len(flight.chain.gang)
+        flight.count(place)
+        workers = len(flight.workers)
         part = flight.share / flight.passed if flight.passed > flight.share else float(workers)
         if boundary.keep:
             self.kept.add(boundary.key)

@@ -75,7 +75,7 @@ class Watched(SimulatedExecutor):
         super().kill(worker, after)
 
     def _note(self, worker: WorkerId) -> list[Report]:
-        self.lost += [self._progress(flight)[0] - flight.kept for flight in self.under_way(worker)]
+        self.lost += [flight.progress(self._now)[0] - flight.kept for flight in self.under_way(worker)]
         return []
 
     def under_way(self, worker: WorkerId | None = None) -> Iterator[Any]:
@@ -196,7 +196,7 @@ def test_a_stop_at_any_moment_is_heard_within_one_step_and_nothing_is_trained_ag
         executor.join(max(0.0, moment - executor.clock()))  # something that the driver is told of
         while executor.clock() < moment - 1e-9:  # a sum is rounded, and nothing else may come
             answers += search.driver.wait()
-        underway = {flight.chain.id: executor._progress(flight)[0] for flight in executor.under_way()}
+        underway = {flight.chain.id: flight.progress(executor.clock())[0] for flight in executor.under_way()}
         asked, trained = executor.clock(), sum(span.stop - span.start for span in executor.trained)
         reported = {flight.chain.id: flight.counted_from for flight in executor.under_way()}
         search.driver.finish()
