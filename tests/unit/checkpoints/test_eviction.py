@@ -373,7 +373,8 @@ class Full(SimulatedExecutor):
             if kept is not None and len(self.kept) > self.room:
                 self.kept.discard(kept.key)
                 self.over.add(chain)
-                self._flights.pop(chain, None)
+                if chain in self._flights:
+                    self._land(self._flights[chain])
                 reports.append(ChainEnded(chain, told.worker, "full", self._now, message="no space left"))
             else:
                 reports.append(report)
