@@ -33,6 +33,11 @@ def kept_states(plan: SearchPlan, *, for_forks: bool = True) -> list[KeptState]:
     return _Line(plan).states(for_forks)
 
 
+def needed_states(plan: SearchPlan) -> set[StateKey]:
+    """Return the keys of the kept states that are needed, as :func:`kept_states` has them."""
+    return _Line(plan).needed(for_forks=True)
+
+
 class _Line:
     """Finds nearest kept ancestors; each node above a kept or needed state is visited once."""
 
@@ -46,7 +51,7 @@ class _Line:
         self._above: dict[NodeId, tuple[State | None, float]] = {}
 
     def states(self, for_forks: bool) -> list[KeptState]:
-        needed = self._needed()
+        needed = self.needed(for_forks)
         found: list[KeptState] = []
         for state in self._plan.kept.values():
             kept, node = state.kept, state.node
@@ -65,13 +70,13 @@ class _Line:
                     parent=None if parent is None else _key(parent),
                     bytes=kept.bytes,
                     seconds=seconds,
-                    needed=kept.key in needed or (for_forks and state.step in node.keep_at),
+                    needed=kept.key in needed,
                     last_used=state.used,
                 )
             )
         return found
 
-    def _needed(self) -> set[StateKey]:
+    def needed(self, for_forks: bool) -> set[StateKey]:
         plan = self._plan
         needed: set[State | None] = {self._nearest(state.node, state.step) for state in plan.wanted()}
         for trial in plan.open_trials():
@@ -86,7 +91,12 @@ class _Line:
                 for step in steps[bisect_right(steps, span.start) : bisect_right(steps, span.stop)]:
                     needed.add(node.states[step])
         needed.update(plan.winners)
-        return {state.kept.key for state in needed if state is not None and state.kept is not None}
+        keys = {state.kept.key for state in needed if state is not None and state.kept is not None}
+        if for_forks:
+            keys.update(
+                key for key, state in plan.kept.items() if state.node.keep_at and state.step in state.node.keep_at
+            )
+        return keys
 
     def _nearest(self, node: Node, step: int) -> State | None:
         """Return the last kept state at or before ``step`` on the node's line."""

@@ -63,7 +63,8 @@ def plan(
     algorithm, plain values are read and nothing is run.
     """
     from hpstage.checkpoints.eviction import budget_bytes
-    from hpstage.rehearsal.preflight import named_sampler, preflight, values_met
+    from hpstage.rehearsal.preflight import preflight
+    from hpstage.rehearsal.samplers import named_sampler, values_met
 
     if store is not None and trainable is not None:
         raise UsageError("--store and --trainable both tell what steps take; give one of them")

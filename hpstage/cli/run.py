@@ -102,7 +102,7 @@ def run(
 
     import hpstage
     import hpstage.cluster  # before the script, which may have the name of a module that this needs
-    from hpstage.rehearsal.preflight import named_sampler
+    from hpstage.rehearsal.samplers import named_sampler
 
     function = space_named(space)
     described = algorithm_named(algorithm)

@@ -40,8 +40,9 @@ class Costs:
     save_seconds: float = 0.0
     checkpoint_bytes: int = 0
     step_times: StepTimes | None = None
-    virtual_nodes: int = 1
     """What a step of several siblings as one takes, if workers train them so; only the proportions count."""
+    virtual_nodes: int = 1
+    """The most workers that train a chain together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,44 +8,28 @@ are ranges.
 
 from __future__ import annotations
 
-import copy
-import inspect
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Literal
 
-import msgspec
 import optuna
 
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining
-from hpstage.checkpoints.needed import kept_states
 from hpstage.errors import UsageError
-from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna.ledger import samplers
 from hpstage.optuna.quiet import quiet_optuna
-from hpstage.plan.bound import Speeds, speeds
-from hpstage.plan.facts import StateReached
-from hpstage.plan.plan import SearchPlan
-from hpstage.plan.savings import bounds
-from hpstage.plan.step_times import ALONE, StepTimes
+from hpstage.plan.step_times import StepTimes
 from hpstage.rehearsal.costs import Costs, StepSeconds
-from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
-from hpstage.schedule import Plateau, Scalar
-from hpstage.schedule.space import Space, describe, longest, points_of
-from hpstage.scheduler.widths import Widths
-from hpstage.search.optimize import optimize
+from hpstage.rehearsal.rehearse import Rehearsal, Rehearsed
+from hpstage.rehearsal.samplers import named_sampler
+from hpstage.rehearsal.stand_in_metrics import Precedent
+from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.request import BLIND
-from hpstage.search.results.result import Result
-from hpstage.store import MemoryJournal
 from hpstage.text import aligned, duration, size, table, worker_hours
 
 # Samplers that stop once they have proposed everything.
 _ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
-# Maximum number of kept states inspected to find the most that were needed at the same time.
-_LOOKS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +211,8 @@ def preflight(
         load_seconds=load_seconds,
         save_seconds=save_seconds,
         checkpoint_bytes=checkpoint_bytes,
+        step_times=step_times,
+        virtual_nodes=virtual_nodes,
     )
     own = named_sampler(sampler, space, steps, seed) if isinstance(sampler, str) else sampler
     with quiet_optuna():
@@ -234,60 +220,34 @@ def preflight(
         if n_trials is None and not listed and not isinstance(chain[-1], _ENDING):
             raise UsageError(f"{type(own).__name__} has no end of its own; give n_trials")
         exact = isinstance(algorithm, FullTraining) and (listed or (len(chain) == 1 and isinstance(own, BLIND)))
-        direction: Literal["maximize", "minimize"] = (
-            "maximize" if precedent is not None and precedent.maximize else "minimize"
+        search = Rehearsed(
+            space=space,
+            steps=steps,
+            n_trials=n_trials,
+            sampler=own,
+            algorithm=algorithm,
+            costs=costs,
+            checkpoint_every=checkpoint_every,
+            precedent=precedent,
         )
-        runs: list[list[_Run]] = []
+        runs: list[list[Rehearsal]] = []
         for count in workers:
             runs.append([])
             for values in range(rehearsals):
-                journal = MemoryJournal()
-                stand_in = StandIn(values, journal, precedent)
-                executor = SimulatedExecutor(
-                    count,
-                    step_seconds=costs.step_seconds,
-                    evaluate_seconds=costs.evaluate_seconds,
-                    load_seconds=costs.load_seconds,
-                    save_seconds=costs.save_seconds,
-                    state_bytes=costs.checkpoint_bytes,
-                    measure=stand_in,
-                    virtual_nodes=virtual_nodes,
-                    speedup=Widths().speedup,
-                    lanes=1 if step_times is None else step_times.best,
-                    step_times=ALONE if step_times is None else step_times,
-                )
-                result = optimize(
-                    optuna.create_study(study_name="preflight", sampler=copy.deepcopy(own), direction=direction),
-                    _Untrained(),
-                    _on_stand_in(space),
-                    metric="value",
-                    steps=steps,
-                    n_trials=n_trials,
-                    algorithm=algorithm,
-                    executor=executor,
-                    store=journal,
-                    checkpoint_every=checkpoint_every,
-                )
-                fleet = speeds(
-                    count,
-                    lanes=executor.lanes,
-                    step_times=ALONE if step_times is None else step_times,
-                    widest=virtual_nodes,
-                    speedup=Widths().speedup,
-                )
-                runs[-1].append(_Run(result, count, fleet, executor.clock(), stand_in))
-                exact = exact and not any(trial.plateaus for trial in result.plan.trials.values())
-                if exact or not stand_in.drawn:
+                run = search.on(count, values)
+                runs[-1].append(run)
+                exact = exact and not run.observes
+                if exact or not run.drawn:
                     break  # further rehearsals would be the same
     every = [run for group in runs for run in group]
-    saved = [run.result.savings for run in every]
+    saved = [run.savings for run in every]
     return Preflight(
         algorithm=repr(algorithm),
         sampler=" over ".join(type(one).__name__ for one in chain),
         exact=exact,
         rehearsals=max(map(len, runs)),
-        measured=_spread(run.metrics.measured for run in every),
-        drawn=_spread(run.metrics.drawn for run in every),
+        measured=_spread(run.measured for run in every),
+        drawn=_spread(run.drawn for run in every),
         timed=step_seconds is not None,
         trials=_spread(one.trials for one in saved),
         steps_asked=_spread(one.steps_asked for one in saved),
@@ -300,140 +260,25 @@ def preflight(
         saved_seconds=_spread(one.saved_seconds for one in saved),
         fused_seconds=_spread(one.fused_seconds for one in saved),
         checkpoints=_spread(one.kept for one in saved),
-        checkpoints_needed=_spread(most_needed(run.result) for run in every),
+        checkpoints_needed=_spread(run.needed for run in every),
         checkpoint_bytes=checkpoint_bytes,
         fleets=tuple(_fleet(group) for group in runs),
     )
 
 
-def _on_stand_in(space: Space) -> Space:
-    """Return the space with schedules that observe the one metric that a rehearsal has."""
-
-    def rehearsed(trial: optuna.Trial) -> Mapping[str, Any]:
-        described = space(trial)
-        if not isinstance(described, Mapping):
-            return described
-        return {name: _observing_value(value) for name, value in described.items()}
-
-    return space if points_of(space) else rehearsed
-
-
-def _observing_value(value: object) -> object:
-    if not isinstance(value, Plateau):
-        return value
-    mode = value.mode if value.metric is None else value.mode or "min"
-    return msgspec.structs.replace(value, metric=None, mode=mode)
-
-
-class _Untrained:
-    """Placeholder for the trainable, which simulated workers do not use."""
-
-    version = "1"
-
-
-@dataclass(frozen=True)
-class _Run:
-    result: Result
-    workers: int
-    fleet: Speeds
-    makespan: float
-    metrics: StandIn
-
-    @cached_property
-    def bounds(self) -> tuple[float, float]:
-        plan = self.result.plan
-        return bounds(plan, plan.trials.values(), self.workers, self.fleet)
-
-
-def _fleet(runs: Sequence[_Run]) -> Fleet:
+def _fleet(runs: Sequence[Rehearsal]) -> Fleet:
     return Fleet(
         workers=runs[0].workers,
         makespan=_spread(run.makespan for run in runs),
-        lower_bound=_spread(run.bounds[0] for run in runs),
-        alone_bound=_spread(run.bounds[1] for run in runs),
-        worker_seconds=_spread(run.result.savings.worker_seconds for run in runs),
+        lower_bound=_spread(run.lower_bound for run in runs),
+        alone_bound=_spread(run.alone_bound for run in runs),
+        worker_seconds=_spread(run.savings.worker_seconds for run in runs),
     )
 
 
 def _spread(values: Iterable[float]) -> Spread:
     found = list(values)
     return Spread(statistics.median(found), min(found), max(found))
-
-
-def most_needed(result: Result) -> int:
-    """Return the largest number of checkpoints of a search needed at the same time (:mod:`hpstage.checkpoints.needed`).
-
-    Checked after each kept state; in a large plan only after some of them, so that the work stays bounded.
-    """
-    kept = [place for place, fact in enumerate(result.journal) if isinstance(fact, StateReached) and fact.kept]
-    spacing = max(1, len(kept) * len(result.plan.kept) // _LOOKS)
-    looks = set(kept[::spacing])
-    plan = SearchPlan(result.plan.workload)
-    most = 0
-    for place, fact in enumerate(result.journal):
-        plan.apply(fact)
-        if place in looks:
-            most = max(most, sum(state.needed for state in kept_states(plan)))
-    return most
-
-
-def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samplers.BaseSampler:
-    """Return Optuna's sampler of this name, with or without ``Sampler``, in any case: ``"tpe"``, ``"CmaEsSampler"``.
-
-    ``"grid"`` covers all choices of the space's first trial.
-
-    Raises:
-        UsageError: there is no such sampler, the seed is not valid for NumPy, the sampler needs more than a seed, or
-            the space has no grid.
-    """
-    if not 0 <= seed < 2**32:
-        raise UsageError(f"seed is {seed}; give a whole number from 0 to {2**32 - 1:,}")
-    known = {kind.removesuffix("Sampler").lower(): kind for kind in optuna.samplers.__all__ if kind.endswith("Sampler")}
-    known.pop("base", None)
-    plain = name.lower().removesuffix("sampler").replace("-", "").replace("_", "")
-    if plain not in known:
-        raise UsageError(f"sampler is {name!r}; give one of {', '.join(sorted(known))}")
-    if plain == "grid":
-        return optuna.samplers.GridSampler(_grid(space, steps), seed=seed)
-    kind = getattr(optuna.samplers, known[plain])
-    try:
-        return kind(seed=seed) if "seed" in inspect.signature(kind).parameters else kind()  # type: ignore[no-any-return]
-    except TypeError as error:
-        raise UsageError(f"{known[plain]} needs more than a seed ({error}); make it, and pass it") from error
-
-
-def _grid(space: Space, steps: int) -> Mapping[str, Sequence[str | int | float | bool | None]]:
-    with quiet_optuna():
-        trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
-    describe(space, trial, steps)
-    grid: dict[str, Sequence[str | int | float | bool | None]] = {}
-    for name, distribution in trial.distributions.items():
-        match distribution:
-            case optuna.distributions.CategoricalDistribution(choices=choices):
-                grid[name] = choices
-            case optuna.distributions.IntDistribution(low=low, high=high, step=step, log=False):
-                grid[name] = range(low, high + 1, step)
-            case optuna.distributions.FloatDistribution(low=low, high=high, step=step) if step is not None:
-                grid[name] = [low + index * step for index in range(round((high - low) / step) + 1)]
-            case _:
-                raise UsageError(f"{name!r} has no grid: let it be categorical or have a step, or take another sampler")
-    return grid
-
-
-def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler, most: int) -> list[dict[str, Scalar]]:
-    """Return up to ``most`` sets of values at the starts of stages of a search's first trials."""
-    with quiet_optuna():
-        study = optuna.create_study(sampler=copy.deepcopy(sampler))
-    found: dict[tuple[tuple[str, Scalar], ...], None] = {}
-    points = points_of(space)[:most]
-    for point in points:
-        study.enqueue_trial(point)
-    for _ in points or range(most):
-        schedules = describe(space, study.ask(), steps).schedules
-        starts = {start for schedule in schedules.values() for start, _, _ in schedule.pieces()}
-        for start in sorted(starts):
-            found[tuple((name, schedule.value(start)) for name, schedule in sorted(schedules.items()))] = None
-    return [dict(values) for values in list(found)[:most]]
 
 
 def _check(

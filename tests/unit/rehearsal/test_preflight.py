@@ -21,7 +21,8 @@ from hpstage.errors import StoreError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.step_times import StepTimes
 from hpstage.rehearsal.costs import Timing, by_values, costs_of_plan, measured
-from hpstage.rehearsal.preflight import most_needed, values_met
+from hpstage.rehearsal.rehearse import most_needed
+from hpstage.rehearsal.samplers import values_met
 from hpstage.schedule.space import describe
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape

@@ -1,0 +1,158 @@
+"""One rehearsal: a search on simulated workers, and the figures of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import optuna
+
+from hpstage.algorithm import Algorithm
+from hpstage.checkpoints.needed import needed_states
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.bound import speeds
+from hpstage.plan.facts import StateReached
+from hpstage.plan.plan import SearchPlan
+from hpstage.plan.savings import Savings, bounds
+from hpstage.plan.step_times import ALONE
+from hpstage.rehearsal.costs import Costs
+from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
+from hpstage.schedule import Plateau
+from hpstage.schedule.space import Space, points_of
+from hpstage.scheduler.widths import Widths
+from hpstage.search.optimize import optimize
+from hpstage.search.results.result import Result
+from hpstage.store import MemoryJournal
+
+# Maximum number of kept states inspected to find the most that were needed at the same time.
+_LOOKS = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """The figures of a rehearsed search. They hold none of its plan, so that many can be taken."""
+
+    workers: int
+    savings: Savings
+    makespan: float
+    lower_bound: float
+    alone_bound: float
+    needed: int
+    """The largest number of checkpoints needed at the same time."""
+    measured: int
+    drawn: int
+    """Number of evaluations whose metrics were measured before, and of those that were drawn at random."""
+    observes: bool
+    """Whether a schedule depends on metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """A search that can be rehearsed on any number of workers."""
+
+    space: Space
+    steps: int
+    n_trials: int | None
+    sampler: optuna.samplers.BaseSampler
+    algorithm: Algorithm
+    costs: Costs
+    checkpoint_every: int | None
+    precedent: Precedent | None
+
+    def on(self, workers: int, values: int) -> Rehearsal:
+        """Rehearse it.
+
+        Args:
+            values: seed of the metrics that no precedent has measured.
+        """
+        costs, times = self.costs, self.costs.step_times or ALONE
+        direction: Literal["maximize", "minimize"] = (
+            "maximize" if self.precedent is not None and self.precedent.maximize else "minimize"
+        )
+        journal = MemoryJournal()
+        stand_in = StandIn(values, journal, self.precedent)
+        speedup = Widths().speedup
+        executor = SimulatedExecutor(
+            workers,
+            step_seconds=costs.step_seconds,
+            evaluate_seconds=costs.evaluate_seconds,
+            load_seconds=costs.load_seconds,
+            save_seconds=costs.save_seconds,
+            state_bytes=costs.checkpoint_bytes,
+            measure=stand_in,
+            virtual_nodes=costs.virtual_nodes,
+            speedup=speedup,
+            lanes=times.best,
+            step_times=times,
+        )
+        result = optimize(
+            optuna.create_study(study_name="preflight", sampler=copy.deepcopy(self.sampler), direction=direction),
+            _Untrained(),
+            _on_stand_in(self.space),
+            metric="value",
+            steps=self.steps,
+            n_trials=self.n_trials,
+            algorithm=self.algorithm,
+            executor=executor,
+            store=journal,
+            checkpoint_every=self.checkpoint_every,
+        )
+        trials = result.plan.trials.values()
+        fleet = speeds(workers, lanes=times.best, step_times=times, widest=costs.virtual_nodes, speedup=speedup)
+        lower_bound, alone_bound = bounds(result.plan, trials, workers, fleet)
+        return Rehearsal(
+            workers=workers,
+            savings=result.savings,
+            makespan=executor.clock(),
+            lower_bound=lower_bound,
+            alone_bound=alone_bound,
+            needed=most_needed(result),
+            measured=stand_in.measured,
+            drawn=stand_in.drawn,
+            observes=any(trial.plateaus for trial in trials),
+        )
+
+
+def _on_stand_in(space: Space) -> Space:
+    """Return the space with schedules that observe the one metric that a rehearsal has."""
+
+    def rehearsed(trial: optuna.Trial) -> Mapping[str, Any]:
+        described = space(trial)
+        if not isinstance(described, Mapping):
+            return described
+        return {name: _observing_value(value) for name, value in described.items()}
+
+    return space if points_of(space) else rehearsed
+
+
+def _observing_value(value: object) -> object:
+    if not isinstance(value, Plateau):
+        return value
+    mode = value.mode if value.metric is None else value.mode or "min"
+    return msgspec.structs.replace(value, metric=None, mode=mode)
+
+
+class _Untrained:
+    """Placeholder for the trainable, which simulated workers do not use."""
+
+    version = "1"
+
+
+def most_needed(result: Result) -> int:
+    """Return the largest number of checkpoints of a search needed at the same time (:mod:`hpstage.checkpoints.needed`).
+
+    Checked after each kept state; in a large plan only after some of them, so that the work stays bounded.
+    """
+    kept = [place for place, fact in enumerate(result.journal) if isinstance(fact, StateReached) and fact.kept]
+    spacing = max(1, len(kept) * len(result.plan.kept) // _LOOKS)
+    looks = set(kept[::spacing])
+    plan = SearchPlan(result.plan.workload)
+    most = 0
+    for place, fact in enumerate(result.journal):
+        plan.apply(fact)
+        if place in looks:
+            most = max(most, len(needed_states(plan)))
+    return most

@@ -1,0 +1,73 @@
+"""Samplers by name, and values that they propose."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+
+import optuna
+
+from hpstage.errors import UsageError
+from hpstage.optuna.quiet import quiet_optuna
+from hpstage.schedule import Scalar
+from hpstage.schedule.space import Space, describe, points_of
+
+
+def named_sampler(name: str, space: Space, steps: int, seed: int) -> optuna.samplers.BaseSampler:
+    """Return Optuna's sampler of this name, with or without ``Sampler``, in any case: ``"tpe"``, ``"CmaEsSampler"``.
+
+    ``"grid"`` covers all choices of the space's first trial.
+
+    Raises:
+        UsageError: there is no such sampler, the seed is not valid for NumPy, the sampler needs more than a seed, or
+            the space has no grid.
+    """
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed is {seed}; give a whole number from 0 to {2**32 - 1:,}")
+    known = {kind.removesuffix("Sampler").lower(): kind for kind in optuna.samplers.__all__ if kind.endswith("Sampler")}
+    known.pop("base", None)
+    plain = name.lower().removesuffix("sampler").replace("-", "").replace("_", "")
+    if plain not in known:
+        raise UsageError(f"sampler is {name!r}; give one of {', '.join(sorted(known))}")
+    if plain == "grid":
+        return optuna.samplers.GridSampler(_grid(space, steps), seed=seed)
+    kind = getattr(optuna.samplers, known[plain])
+    try:
+        return kind(seed=seed) if "seed" in inspect.signature(kind).parameters else kind()  # type: ignore[no-any-return]
+    except TypeError as error:
+        raise UsageError(f"{known[plain]} needs more than a seed ({error}); make it, and pass it") from error
+
+
+def _grid(space: Space, steps: int) -> Mapping[str, Sequence[str | int | float | bool | None]]:
+    with quiet_optuna():
+        trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
+    describe(space, trial, steps)
+    grid: dict[str, Sequence[str | int | float | bool | None]] = {}
+    for name, distribution in trial.distributions.items():
+        match distribution:
+            case optuna.distributions.CategoricalDistribution(choices=choices):
+                grid[name] = choices
+            case optuna.distributions.IntDistribution(low=low, high=high, step=step, log=False):
+                grid[name] = range(low, high + 1, step)
+            case optuna.distributions.FloatDistribution(low=low, high=high, step=step) if step is not None:
+                grid[name] = [low + index * step for index in range(round((high - low) / step) + 1)]
+            case _:
+                raise UsageError(f"{name!r} has no grid: let it be categorical or have a step, or take another sampler")
+    return grid
+
+
+def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler, most: int) -> list[dict[str, Scalar]]:
+    """Return up to ``most`` sets of values at the starts of stages of a search's first trials."""
+    with quiet_optuna():
+        study = optuna.create_study(sampler=copy.deepcopy(sampler))
+    found: dict[tuple[tuple[str, Scalar], ...], None] = {}
+    points = points_of(space)[:most]
+    for point in points:
+        study.enqueue_trial(point)
+    for _ in points or range(most):
+        schedules = describe(space, study.ask(), steps).schedules
+        starts = {start for schedule in schedules.values() for start, _, _ in schedule.pieces()}
+        for start in sorted(starts):
+            found[tuple((name, schedule.value(start)) for name, schedule in sorted(schedules.items()))] = None
+    return [dict(values) for values in list(found)[:most]]
