@@ -16,7 +16,7 @@ from hpstage.plan.messages import BoundaryReached
 from hpstage.rehearsal.stand_in_metrics import Precedent
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape
-from tests.unit.rehearsal.test_preflight import STEPS, quiet_optuna, random, space  # noqa: F401  quiet_optuna is a fixture
+from tests.unit.rehearsal.drops import STEPS, random, space
 
 SYNCHRONOUS = [SuccessiveHalving(15, 4, tree_aware=False), SuccessiveHalving(15, 2), MedianStopping(interval=20)]
 
