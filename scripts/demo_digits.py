@@ -29,7 +29,6 @@ import torch
 from distributed import Client
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -49,6 +48,8 @@ class Digits(hpstage.torch.TorchTrainable):
     step_unit = "epoch"
 
     def data(self) -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
+        from sklearn.datasets import load_digits  # here, since `hpstage plan` reads no data
+
         images, labels = load_digits(return_X_y=True)
         order = np.random.default_rng(0).permutation(len(images))
         x = torch.tensor(images[order], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16

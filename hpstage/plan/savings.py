@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 
-from hpstage.plan.bound import ONE_CHAIN, Speeds, Work, lower_bound, tree_work
+from hpstage.plan.bound import ONE_CHAIN, Speeds, lower_bound, tree_work
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
@@ -152,18 +152,23 @@ def _hours(seconds: float) -> str:
     return f"{worker_hours(seconds)} ({round(seconds, 1) + 0.0:,.1f} s)"  # + 0.0: not -0.0
 
 
-def bounds(
-    plan: SearchPlan, trials: Iterable[PlannedTrial], workers: int, fleet: Speeds = ONE_CHAIN
-) -> tuple[float, float]:
-    """Return lower bounds on the makespan of what these trials have a result of, on so many workers: as a tree, and
-    with each trial trained alone. At the plan's measured seconds."""
+def shortest_makespan(
+    plan: SearchPlan,
+    trials: Iterable[PlannedTrial],
+    workers: int,
+    fleet: Speeds = ONE_CHAIN,
+    *,
+    sharing: bool = True,
+) -> float:
+    """Return a lower bound on the makespan of what these trials have results of, at the plan's measured seconds.
+
+    ``sharing=False``: with each trial trained alone.
+    """
     answered = [(trial, steps) for trial in trials if (steps := answered_steps(trial))]
-
-    def work(trained: Sequence[tuple[PlannedTrial, Sequence[int]]]) -> Iterable[Work]:
-        return tree_work(trained, plan.step_seconds, plan.totals.average_evaluate_seconds, fleet)
-
-    alone = (work([trial]) for trial in answered)
-    return lower_bound(work(answered), workers), lower_bound(chain.from_iterable(alone), workers)
+    trees = [answered] if sharing else [[trial] for trial in answered]
+    evaluate_seconds = plan.totals.average_evaluate_seconds
+    work = (tree_work(tree, plan.step_seconds, evaluate_seconds, fleet) for tree in trees)
+    return lower_bound(chain.from_iterable(work), workers)
 
 
 def savings(
@@ -186,7 +191,7 @@ def savings(
     owns = [seconds_alone(plan, planned) for planned in planned_trials]
     longest = max(owns, default=0.0)
     together = merged(plan, planned_trials)
-    bound, _ = bounds(plan, planned_trials, max(1, workers), fleet)
+    bound = shortest_makespan(plan, planned_trials, max(1, workers), fleet)
     return Savings(
         trials=len(trials),
         failed=failed,

@@ -16,7 +16,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.bound import speeds
 from hpstage.plan.facts import StateReached
 from hpstage.plan.plan import SearchPlan
-from hpstage.plan.savings import Savings, bounds
+from hpstage.plan.savings import Savings, shortest_makespan
 from hpstage.plan.step_times import ALONE
 from hpstage.rehearsal.costs import Costs
 from hpstage.rehearsal.stand_in_metrics import Precedent, StandIn
@@ -102,13 +102,12 @@ class Rehearsed:
         )
         trials = result.plan.trials.values()
         fleet = speeds(workers, lanes=times.best, step_times=times, widest=costs.virtual_nodes, speedup=speedup)
-        lower_bound, alone_bound = bounds(result.plan, trials, workers, fleet)
         return Rehearsal(
             workers=workers,
             savings=result.savings,
             makespan=executor.clock(),
-            lower_bound=lower_bound,
-            alone_bound=alone_bound,
+            lower_bound=shortest_makespan(result.plan, trials, workers, fleet),
+            alone_bound=shortest_makespan(result.plan, trials, workers, fleet, sharing=False),
             needed=most_needed(result),
             measured=stand_in.measured,
             drawn=stand_in.drawn,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hpstage.plan.facts import NodeId, StageFailed, TrialId
-from hpstage.plan.savings import Savings, bounds, merged
+from hpstage.plan.savings import Savings, merged, shortest_makespan
 from hpstage.report.book import Book
 from hpstage.report.pauses import most_at_once
 from hpstage.scheduler.widths import measured_speeds
@@ -29,7 +29,8 @@ def savings_of(book: Book) -> Savings:
     workers = most_at_once(period for periods in book.presence.values() for period in periods)
     together = merged(plan, book.trials.values())
     longest = max(book.alone.values(), default=0.0)
-    bound, _ = bounds(plan, book.trials.values(), max(1, workers), measured_speeds(facts, plan.step_times, workers))
+    fleet = measured_speeds(facts, plan.step_times, workers)
+    bound = shortest_makespan(plan, book.trials.values(), max(1, workers), fleet)
     # The bound does not apply if something was trained before the searches began.
     began_with = [plan.searches[study].before.steps_trained for study in book.studies if study in plan.searches]
     whole = steps_trained >= together.steps_unique and len(book.studies) == 1 and not any(began_with)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.bound import Speeds, Work, lower_bound, speeds, tree_work
-from hpstage.plan.savings import bounds, seconds_alone
+from hpstage.plan.savings import seconds_alone, shortest_makespan
 from hpstage.plan.step_times import ALONE, StepTimes
 from hpstage.scheduler.widths import Widths
 from tests.unit.scheduler.test_makespan import as_trials, random_tree
@@ -42,7 +42,7 @@ def test_no_simulated_search_is_faster(options, evaluate_seconds) -> None:
         search = Search(SimulatedExecutor(workers, evaluate_seconds=evaluate_seconds, **options))
         trials, stops = as_trials(tree)
         search.run(trials, stops, validate=False)
-        least, _ = bounds(search.plan, search.plan.trials.values(), workers, fleet_of(workers, **options))
+        least = shortest_makespan(search.plan, search.plan.trials.values(), workers, fleet_of(workers, **options))
         assert 0 < least <= search.executor.clock() * (1 + 1e-9)
         closest = min(closest, search.executor.clock() / least)
         if not options:
@@ -78,7 +78,9 @@ def test_no_search_is_faster_that_asks_for_more_as_results_come(trials, data) ->
             left -= 1
             if asked[answer.trial] < len(targets[answer.trial]):
                 ask(answer.trial)
-    together, alone = bounds(search.plan, search.plan.trials.values(), workers)
+    trials_of = search.plan.trials.values()
+    together = shortest_makespan(search.plan, trials_of, workers)
+    alone = shortest_makespan(search.plan, trials_of, workers, sharing=False)
     assert together <= executor.clock() * (1 + 1e-9)
     assert together <= alone * (1 + 1e-9)
 
