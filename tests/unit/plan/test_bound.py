@@ -116,19 +116,19 @@ def test_it_is_the_maximum_over_all_depths(tree, workers) -> None:
 
 
 def test_a_narrow_trunk_of_four_hundred_trials() -> None:
-    """Lines alive from these steps on, of 160: while they are fewer than the workers, some workers are idle."""
-    alive = {0: 6, 40: 24, 60: 42, 80: 96, 100: 243, 120: 328, 160: 0}
+    """Lines alive from these steps on, of 30 s each: while they are fewer than the workers, some workers are idle."""
+    alive = {0: 6, 40: 24, 60: 42, 80: 0}
+    hour, whole = 3600.0, 191.6
     tree = [
-        Work(float(start), stop - start, stop - start)
+        Work(30.0 * start, 30.0 * (stop - start), 30.0 * (stop - start))
         for (start, lines), (stop, _) in pairwise(alive.items())
         for _ in range(lines)
     ]
-    work = sum(each.worker_seconds for each in tree)
-    assert work == 21_460
-    assert lower_bound(tree, 8) == 40 + (work - 6 * 40) / 8  # 1.004 times work / workers
-    assert lower_bound(tree, 40) == 60 + (work - 6 * 40 - 24 * 20) / 40  # 1.08 times
-    assert lower_bound(tree, 128) == 100 + (243 * 20 + 328 * 40) / 128  # 1.43 times
-    assert lower_bound(tree, 1000) == 160
+    beyond = (whole * hour - sum(work.worker_seconds for work in tree)) / 328
+    tree += [Work(80 * 30.0, beyond, beyond)] * 328
+    assert [round(lower_bound(tree, workers) / hour, 2) for workers in (8, 40, 128)] == [24.03, 5.14, 2.06]
+    assert [round(whole / workers, 2) for workers in (8, 40, 128)] == [23.95, 4.79, 1.50]
+    assert lower_bound(tree, 1000) == pytest.approx(80 * 30.0 + beyond)
 
 
 # --- of a tree --------------------------------------------------------------------------------------------
