@@ -48,9 +48,10 @@ class Preemption:
         if not self._plan.sharing:
             waiting = []  # a trial trained alone never yields: after a cut it would continue from a kept state
         cuts = self._cuts([orders for orders, _ in going], waiting, workers, now)
+        yields = bool(waiting) and not self._can_wait(waiting[0], workers)
         for orders, last in going:
             end = last
-            if waiting:
+            if yields:
                 end = self._before_longer(orders, last, waiting[0])
             cut = cuts.get(orders.chain.id)
             if cut is not None and cut < end:
@@ -97,6 +98,14 @@ class Preemption:
     def _beyond(self, chain: OpenChain) -> float:
         """Return the seconds of the path beyond the chain's last state, which is not laid yet."""
         return self._tree.remaining(self._tree.line_of(chain.spans[-1]), chain.spans[-1].stop)
+
+    def _can_wait(self, waiting: float, workers: int) -> bool:
+        """Whether the longest path that waits can be started where a chain ends by itself.
+
+        Only shorter chains would yield to it. One of them and then the path take less than all that is left, divided
+        among the workers: until that has fallen, each chain that yields to a path as long costs a load and a save.
+        """
+        return 2 * waiting <= self._tree.left.seconds / workers
 
     def _before_longer(self, orders: Orders, last: int, waiting: float) -> int:
         """Return the first resting step after which the chain's own path is shorter than the waiting one."""

@@ -134,6 +134,18 @@ def test_nothing_is_cut_when_switching_costs_more_than_it_saves():
     assert search.plan.totals.saves == 1 + 3
 
 
+def test_chains_yield_only_once_the_longest_path_that_waits_is_pressing():
+    """Equal trials on two workers, which keep a state every 20 of 600 steps: to take turns would cost a load each time.
+    The last ones do, so that both workers end together."""
+    executor = SimulatedExecutor(2, load_seconds=1.0, save_seconds=1.0)
+    search = Search(executor, checkpoint_every=20)
+    search.run([trial(i, {"a": s.constant(i)}, 600) for i in range(13)], [600] * 13)
+    totals = search.plan.totals
+    assert totals.steps_trained == 13 * 600
+    assert executor.clock() <= 1.01 * (totals.train_seconds + totals.save_seconds) / 2
+    assert totals.loads <= 60  # of 390 states that are kept
+
+
 def test_one_worker_is_never_idle():
     rng = random.Random(5)
     for _ in range(50):
