@@ -158,7 +158,7 @@ class ElasticLoop(TorchLoop):
         super().load_state_dict(state)
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
-        """Raise :class:`UsageError` if a first step cannot be trained by virtual nodes."""
+        """Raise :class:`UsageError` if a first step, or a short batch, cannot be trained by virtual nodes."""
         self.setup(hp)
         try:
             self.train(0, hp)
@@ -167,7 +167,25 @@ class ElasticLoop(TorchLoop):
             raise
         except Exception:
             logger.debug("the first step of a rehearsal has failed", exc_info=True)  # training will say so
+        else:
+            self._rehearse_short(hp)
         self.close()
+
+    def _rehearse_short(self, hp: Mapping[str, Scalar]) -> None:
+        """Train the last batch of an epoch, where that is a short one: BatchNorm, say, may not take a single sample."""
+        batches = self._data()
+        rest = self._rest()
+        if not rest or not isinstance(batches, Batches):
+            return
+        self._samples = batches.cut.population - rest
+        try:
+            self.train(1, hp)
+        except (ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"{type(self._user).__name__}: the last batch of an epoch has {rest} samples, and the "
+                f"{rest // self.virtual_nodes} of each of {self.virtual_nodes} virtual nodes cannot be trained "
+                f"({error}): leave it out, by a DataLoader with drop_last=True"
+            ) from error
 
     def close(self) -> None:
         self._leave()
@@ -222,15 +240,19 @@ class ElasticLoop(TorchLoop):
                 f"{name}: the batch size is {size}, and {nodes} virtual nodes share each batch equally: give batch "
                 f"sizes that are multiples of {nodes}"
             )
-        batches = self._data()
-        if not isinstance(batches, Batches) or batches.cut.end != "short":
-            return
-        rest = batches.cut.population % size
+        rest = self._rest()
         if rest % nodes:
             raise UsageError(
                 f"{name}: the last batch of an epoch has {rest} samples, and {nodes} virtual nodes share each batch "
                 f"equally: leave it out, by a DataLoader with drop_last=True"
             )
+
+    def _rest(self) -> int:
+        """Return the number of samples of the last batch of an epoch, if that is a short one."""
+        batches = self._data()
+        if not isinstance(batches, Batches) or batches.cut.end != "short":
+            return 0
+        return batches.cut.population % self._batch_size
 
     def _count(self) -> int | None:
         """Return the number of samples of the batch that was taken last, where it can be told."""

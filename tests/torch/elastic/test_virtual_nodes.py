@@ -154,6 +154,17 @@ class Short(Nodes):
         return DataLoader(TensorDataset(*samples()), batch_size=8)
 
 
+class ShortNormed(Nodes):
+    """Of the last batch of an epoch each node has one sample, which BatchNorm cannot normalise."""
+
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
+
+    def dataset(self) -> Any:
+        x, y = samples()
+        return DataLoader(TensorDataset(x[:20], y[:20]), batch_size=8)
+
+
 class Clamping(Nodes):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         with torch.no_grad():
@@ -241,6 +252,11 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
     "extra_state": (Telling, r"Telling has an extra_state\(\) of its own"),
     "a batch": (lambda: nodes_of(16), "the batch size is 8, and 16 virtual nodes share each batch equally"),
     "a short batch": (Short, "the last batch of an epoch has 6 samples, .* drop_last=True"),
+    "a short batch for BatchNorm": (
+        ShortNormed,
+        r"the last batch of an epoch has 4 samples, and the 1 of each of 4 virtual nodes cannot be trained "
+        r"\(Expected more than 1 value per channel when training.*drop_last=True",
+    ),
     "a parameter": (Clamping, r"Clamping.loss\(\) changes model.0.weight, which each of 4"),
     "a list": (Listing, r"self\.seen changes in training, and each of 4 virtual nodes would change it for itself"),
     "another model": (Teaching, r"self\.teacher\.\S+ changes in training, and each of 4 virtual nodes"),
