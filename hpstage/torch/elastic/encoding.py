@@ -1,4 +1,4 @@
-"""A share on its way between processes of a gang: a short text and one run of bytes."""
+"""A share on its way between processes of a gang: a short text, and the bytes of its tensors one after the other."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from hpstage.torch.elastic.reduction import Gradient, Rows, Share
 _NONE, _DENSE = 0, 1
 
 
-def encode(share: Share) -> tuple[bytes, Tensor]:
-    """Return the share as a text and a 1-dimensional uint8 tensor on the share's device."""
+def encode(share: Share) -> tuple[bytes, list[Tensor]]:
+    """Return the share as a text and 1-dimensional uint8 tensors on the share's device."""
     codes = [_code(gradient) for gradient in share.gradients]
     # Nearly always all are dense: then a thousand parameters take no text.
     forms = None if all(code == _DENSE for code in codes) else codes
-    tensors = [*_tensors(share.gradients), *share.buffers]
-    data = torch.cat([_bytes(tensor) for tensor in tensors]) if tensors else torch.empty(0, dtype=torch.uint8)
+    data = [_bytes(tensor) for tensor in (*_tensors(share.gradients), *share.buffers)]
     return json.dumps([share.loss, sorted(share.unequal), forms]).encode(), data
 
 
-def decode(text: bytes, data: Tensor, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Share:
-    """Return the share, in tensors of its own, on the devices of the parameters and buffers that it belongs to."""
+def decode(text: bytes, data: Tensor, own: Share, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Share:
+    """Return a share that is to be combined with ``own``, on the devices of the parameters and buffers that it belongs
+    to. Its tensors are parts of ``data``, except gradients that ``own`` does not have: combined, those stay."""
     loss, unequal, forms = json.loads(text)
     reader = _Reader(data)
     codes = [_DENSE] * len(parameters) if forms is None else forms
-    gradients = [_gradient(code, like, reader) for code, like in zip(codes, parameters, strict=True)]
+    gradients = [
+        _gradient(code, like, reader, stays=mine is None)
+        for code, like, mine in zip(codes, parameters, own.gradients, strict=True)
+    ]
     return Share(loss, gradients, [reader.take(like.shape, like) for like in buffers], frozenset(unequal))
 
 
@@ -39,14 +42,14 @@ def _code(gradient: Gradient) -> Any:
     return list(gradient.indices.shape) if isinstance(gradient, Rows) else _DENSE
 
 
-def _gradient(code: Any, like: Tensor, reader: _Reader) -> Gradient:
+def _gradient(code: Any, like: Tensor, reader: _Reader, *, stays: bool) -> Gradient:
     if code == _NONE:
         return None
     if code == _DENSE:
-        return reader.take(like.shape, like)
+        return reader.take(like.shape, like, stays=stays)
     dimensions, count = code
-    indices = reader.take((dimensions, count), torch.empty(0, dtype=torch.int64, device=like.device))
-    return Rows(indices, reader.take((count, *like.shape[dimensions:]), like))
+    indices = reader.take((dimensions, count), torch.empty(0, dtype=torch.int64, device=like.device), stays=stays)
+    return Rows(indices, reader.take((count, *like.shape[dimensions:]), like, stays=stays))
 
 
 def _tensors(gradients: Sequence[Gradient]) -> Iterator[Tensor]:
@@ -68,7 +71,9 @@ class _Reader:
         self._data = data
         self._at = 0
 
-    def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
+    def take(self, shape: Sequence[int], like: Tensor, *, stays: bool = False) -> Tensor:
         start, self._at = self._at, self._at + torch.Size(shape).numel() * like.element_size()
-        # A copy: bytes in the middle of others can be at no place for a larger type.
-        return self._data[start : self._at].clone().view(like.dtype).view(shape).to(like.device)
+        data = self._data[start : self._at]
+        if stays or start % like.element_size():  # a view of a larger type begins at a multiple of its size
+            data = data.clone()
+        return data.view(like.dtype).view(shape).to(like.device)

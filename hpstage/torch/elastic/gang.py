@@ -12,11 +12,11 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from hpstage.errors import GangApart, GangLost
+from hpstage.errors import GangApart, GangLost, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.elastic.encoding import decode, encode
 from hpstage.torch.elastic.group import Group, Message
-from hpstage.torch.elastic.reduction import Share, tree
+from hpstage.torch.elastic.reduction import Share, combine
 from hpstage.torch.elastic.virtual_nodes import Failed
 from hpstage.torch.loading.outcomes import Failure
 
@@ -125,17 +125,27 @@ class Gang:
             GangLost: a process is gone, or a follower has failed where the leader has not.
         """
         began = time.perf_counter()
-        messages = self._gather(Message(_Kind.SHARE, *encode(own)) if isinstance(own, Share) else _failed(own))
-        self._see_shared(messages, None if isinstance(own, Share) else own)
-        shares = [
-            own
-            if rank == self.rank and isinstance(own, Share)
-            else decode(message.text, message.data, parameters, buffers)
-            for rank, message in enumerate(messages)
-        ]
-        shared = tree(shares)
+        # Neighbours combine what they have, then pairs of them, and so on: each level of the tree is one round.
+        distance = 1
+        while distance < self.size:
+            if not isinstance(own, Share):
+                self._see_shared(self._gather(_failed(own)), own)
+                break
+            text, data = encode(own)
+            messages = self._gather(Message(_Kind.SHARE, text, self._group.offer(data)))
+            self._see_shared(messages, None)
+            rank = self.rank ^ distance
+            given = self._swap(rank, messages[rank].size)
+            other = decode(messages[rank].text, given, own, parameters, buffers)
+            try:
+                own = combine(own, other) if rank > self.rank else combine(other, own, into_right=True)
+            except UsageError as error:
+                own = self.own.start, error
+            distance *= 2
+        if not isinstance(own, Share):
+            raise own[1]
         self.waited += time.perf_counter() - began
-        return shared
+        return own
 
     def agree(self, error: Exception | None) -> None:
         """Tell the others whether this process could do what was ordered.
@@ -176,9 +186,19 @@ class Gang:
         try:
             return self._group.gather(message)
         except GangLost:
-            self.is_over = True
-            self._in_step = False
+            self._is_lost()
             raise
+
+    def _swap(self, rank: int, size: int) -> Tensor:
+        try:
+            return self._group.swap(rank, size)
+        except GangLost:
+            self._is_lost()
+            raise
+
+    def _is_lost(self) -> None:
+        self.is_over = True
+        self._in_step = False
 
     def _part(self) -> None:
         self.is_over = True

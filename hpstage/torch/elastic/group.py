@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # its stubs lag
 
 from hpstage.errors import GangApart, GangLost
+from hpstage.torch.elastic.shared_memory import Memory, Reader
 
-_HEAD = struct.Struct("<qqq")
+_HEAD = struct.Struct("<qqqqq")
 _SHORT = 512
 """Bytes of the first message of each round. What does not fit in is sent in a second one."""
 _ROOM = _SHORT - _HEAD.size
@@ -30,11 +32,11 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class Message(NamedTuple):
-    """What one process tells all others in a round: a kind, a short text, and bytes, a 1-dimensional uint8 tensor."""
+    """What one process tells all others in a round: a kind, a text, and how many bytes it has for one of them."""
 
     kind: int
     text: bytes = b""
-    data: torch.Tensor = torch.empty(0, dtype=torch.uint8)
+    size: int = 0
 
 
 class Meeting:
@@ -124,7 +126,9 @@ class Meeting:
                 f"a gang of {size} processes did not meet at {self.address} within {timeout:g} seconds: of the numbers "
                 f"0 to {size - 1}, {who} ({_first_line(error)}). {_remedy()}"
             ) from error
-        return Group(gloo, self._store, rank, size)
+        group = Group(gloo, self._store, rank, size)
+        group.see_memory()
+        return group
 
     def _await_all(self, size: int, deadline: float, in_vain: Callable[[], bool] | None) -> None:
         here = [f"here/{other}" for other in range(size)]
@@ -143,14 +147,32 @@ class Meeting:
 
 
 class Group:
-    """The processes of a gang. All take part in every round, in the same order."""
+    """The processes of a gang. All take part in every round, in the same order.
+
+    What a process has for another one on its host, that one reads where it is; what it has for others is sent.
+    """
 
     def __init__(self, gloo: ProcessGroupGloo, store: TCPStore, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self._gloo: ProcessGroupGloo | None = gloo
         self._store: TCPStore | None = store
+        # Two, since others may still read what they were given in the last round. Kept from step to step: to get new
+        # memory from the system takes as long as to fill it.
+        self._own, self._next = Memory(), Memory()
+        self._offered = self._received = torch.empty(0, dtype=torch.uint8)
+        self._places: list[tuple[int, int]] = []  # by rank: the file of what was offered last, and its serial number
+        self._readers: dict[int, Reader] = {}  # by rank
+        self._read_by: set[int] = set()
         gloo.set_timeout(_PATIENCE)
+
+    def see_memory(self) -> None:
+        """Find out who can read whose memory."""
+        signatures = [message.text.decode() for message in self.gather(Message(0, self._own.sign().encode()))]
+        readers = {rank: Reader(text) for rank, text in enumerate(signatures) if rank != self.rank}
+        self._readers = {rank: reader for rank, reader in readers.items() if reader.can_read()}
+        told = self.gather(Message(0, json.dumps(list(self._readers)).encode()))
+        self._read_by = {rank for rank, message in enumerate(told) if self.rank in json.loads(message.text)}
 
     def gather(self, message: Message) -> list[Message]:
         """Tell all processes a message; return those of all, by rank.
@@ -158,41 +180,81 @@ class Group:
         Raises:
             GangLost: another process is gone. The group is closed.
         """
-        size, data = len(message.text), message.data.cpu()
-        first, rest = bytearray(_SHORT), data
-        _HEAD.pack_into(first, 0, message.kind, size, len(data))
-        if size <= _ROOM:
-            first[_HEAD.size : _HEAD.size + size] = message.text
-        else:
-            rest = torch.cat([data, _tensor(message.text)])
+        length = len(message.text)
+        first = bytearray(_SHORT)
+        _HEAD.pack_into(first, 0, message.kind, length, message.size, self._own.fd, self._own.serial)
+        if length <= _ROOM:
+            first[_HEAD.size : _HEAD.size + length] = message.text
         firsts = [bytes(other.numpy()) for other in self._all(_tensor(first))]
         heads = [_HEAD.unpack_from(other) for other in firsts]
-        longest = max(length + (size if size > _ROOM else 0) for _, size, length in heads)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(rest)] = rest
-        rests = self._all(padded) if longest else [padded] * self.size
-        messages = []
-        for (kind, size, length), first_of, rest_of in zip(heads, firsts, rests, strict=True):
-            if size <= _ROOM:
-                text = first_of[_HEAD.size : _HEAD.size + size]
-            else:
-                text = bytes(rest_of[length : length + size].numpy())
-            messages.append(Message(kind, text, rest_of[:length]))
-        return messages
+        self._places = [(fd, serial) for *_, fd, serial in heads]
+        longest = max(length for _, length, *_ in heads)
+        rests = firsts
+        if longest > _ROOM:
+            rests = [bytes(other.numpy()) for other in self._all(_tensor(message.text.ljust(longest)))]
+        return [
+            Message(kind, (first_of[_HEAD.size :] if length <= _ROOM else rest_of)[:length], size)
+            for (kind, length, size, *_), first_of, rest_of in zip(heads, firsts, rests, strict=True)
+        ]
+
+    def offer(self, data: Sequence[torch.Tensor]) -> int:
+        """Have bytes ready for another process; return how many. All are told so in the next round.
+
+        Args:
+            data: 1-dimensional uint8 tensors on one device.
+        """
+        size = sum(len(part) for part in data)
+        self._own, self._next = self._next, self._own
+        room = self._own.take(size)
+        if data and data[0].device == room.device:
+            torch.cat(list(data), out=room)
+        elif data:
+            room.copy_(torch.cat(list(data)))
+        self._offered = room
+        return size
+
+    def swap(self, rank: int, size: int) -> torch.Tensor:
+        """Give another process what it was offered, and return the ``size`` bytes that it has offered: until the next
+        time. Both do so.
+
+        Raises:
+            GangLost: another process is gone. The group is closed.
+        """
+        reads = rank in self._readers and self._places[rank][0] >= 0
+        is_read = rank in self._read_by and self._own.fd >= 0
+        if not reads and size > len(self._received):
+            self._received = torch.empty(size, dtype=torch.uint8)
+        with self._open() as gloo:
+            its = self._readers[rank].read(*self._places[rank], size) if reads else self._received[:size]
+            works = [] if is_read or not len(self._offered) else [gloo.send([self._offered], rank, 0)]
+            works += [] if reads or not size else [gloo.recv([its], rank, 0)]
+            for work in works:
+                work.wait(_PATIENCE)
+        return its
 
     def _all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        gathered = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in range(self.size)]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        with self._open() as gloo:
+            # Sooner there than by Gloo's own allgather, which has a thread of its own for it.
+            works = [gloo.send([tensor], rank, 0) for rank in others]
+            works += [gloo.recv([gathered[rank]], rank, 0) for rank in others]
+            for work in works:
+                work.wait(_PATIENCE)
+        return gathered
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
         if self._gloo is None:
             raise GangLost("the gang was closed after another of its processes was lost")
-        gathered = [torch.empty_like(tensor) for _ in range(self.size)]
         try:
-            self._gloo.allgather([gathered], [tensor]).wait()  # type: ignore[attr-defined]
-        except RuntimeError as error:
+            yield self._gloo
+        except (RuntimeError, OSError) as error:
             self.close()
             raise GangLost(
                 f"a process of a gang of {self.size} is gone, and with it what they have trained since the last kept "
                 f"state: {_first_line(error)}"
             ) from error
-        return gathered
 
     def part(self) -> None:
         """Close the group after its last round. The leader waits for the others, so that they have read all of it."""
@@ -209,6 +271,9 @@ class Group:
     def close(self) -> None:
         """Close all connections, by which the others lose this process if they still wait for it. Idempotent."""
         self._gloo = self._store = None
+        self._own.close()
+        self._next.close()
+        self._readers = {}
 
 
 def _tensor(content: bytes | bytearray) -> torch.Tensor:

@@ -41,9 +41,9 @@ class Share:
     unequal: frozenset[int] = frozenset()
 
 
-def combine(left: Share, right: Share) -> Share:
-    """Return the share of two neighbouring subtrees of equal size; the tensors of ``left`` are used up."""
-    gradients = [_sum(one, other) for one, other in zip(left.gradients, right.gradients, strict=True)]
+def combine(left: Share, right: Share, *, into_right: bool = False) -> Share:
+    """Return the share of two neighbouring subtrees of equal size, in the tensors of ``left``, or of ``right``."""
+    gradients = [_sum(one, other, into_right) for one, other in zip(left.gradients, right.gradients, strict=True)]
     unequal = set(left.unequal | right.unequal)
     buffers = []
     for index, (one, other) in enumerate(zip(left.buffers, right.buffers, strict=True)):
@@ -51,13 +51,13 @@ def combine(left: Share, right: Share) -> Share:
             # Halves are exact and cannot overflow. Values that nobody has changed stay, infinite ones, too.
             buffers.append(torch.where(one == other, one, one / 2 + other / 2))
             continue
-        buffers.append(one)
+        buffers.append(other if into_right else one)
         if not torch.equal(one, other):
             unequal.add(index)
     return Share(left.loss + right.loss, gradients, buffers, frozenset(unequal))
 
 
-def _sum(one: Gradient, other: Gradient) -> Gradient:
+def _sum(one: Gradient, other: Gradient, into_other: bool) -> Gradient:
     if one is None or other is None:
         return one if other is None else other
     if isinstance(one, Rows) and isinstance(other, Rows):
@@ -67,7 +67,7 @@ def _sum(one: Gradient, other: Gradient) -> Gradient:
             "a parameter has a sparse gradient in one virtual node and a dense one in another: let the loss use it in "
             "the same way for all samples"
         )
-    return one.add_(other)
+    return torch.add(one, other, out=other if into_other else one)
 
 
 class Tree:
@@ -108,4 +108,6 @@ def mean(gradient: Gradient, like: Tensor, nodes: int) -> Tensor | None:
         return torch.sparse_coo_tensor(
             summed.indices(), summed.values() / nodes, like.shape, is_coalesced=True, check_invariants=False
         )
-    return torch.empty_like(like, requires_grad=False).copy_(gradient).div_(nodes)
+    if (gradient.stride(), gradient.dtype) != (like.stride(), like.dtype):
+        gradient = torch.empty_like(like, requires_grad=False).copy_(gradient)
+    return gradient.div_(nodes)

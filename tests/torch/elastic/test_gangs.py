@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import re
 import socket
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import GangApart, GangLost, NonFiniteLoss, StateError, StopTraining, UsageError
 from hpstage.plan.facts import StateKey
+from hpstage.torch.elastic.shared_memory import Reader
 from hpstage.trainable import Bundling, Elastic
 from hpstage.training.trainables import as_trainable
 from tests.torch.elastic.cases import ALL, CASES, COUNTERS, FAULTS, STEPS, Nodes, hp_at
@@ -55,6 +58,23 @@ def test_the_port_is_recognised() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_one_widened_and_narrowed_again_gives_the_bits_of_one(followers: Followers, case: str) -> None:
     assert in_gangs(followers, case, [(1, 3), (2, 7), (1, STEPS)]) == alone(case)
+
+
+@pytest.mark.parametrize("case", ["cnn", "bag"])
+@pytest.mark.parametrize("which", ["own", "others"])
+def test_what_cannot_be_read_from_memory_is_sent(
+    followers: Followers, case: str, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that is the leader's, or that of others, is not shared."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    if which == "own":
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    else:
+        monkeypatch.setattr(Reader, "can_read", lambda _: False)
+    assert in_gangs(followers, case, [(2, STEPS)]) == alone(case)
 
 
 @pytest.mark.slow
