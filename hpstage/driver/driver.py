@@ -105,6 +105,8 @@ class Driver:
     def leave(self) -> None:
         """Leave the plan, so that other drivers can train this driver's remaining work."""
         self._left = True
+        if (told := self.scheduler.no_gangs()) is not None:
+            logger.info("%s", told)
         self.log.write([DriverLeft(self.scheduler.driver, time.time(), "ended")])
 
     def remove_dead_drivers(self) -> None:

@@ -88,7 +88,9 @@ class Dispatch:
         idle = self._workers.idle(now)
         heads = list(islice(self._tree.heads(), _CONSIDERED + len(idle) - 1)) if idle else []
         starts = list(self._assign(idle, heads))
-        for number, (start, gang) in enumerate(zip(starts, self._gangs(starts, idle), strict=True), self.started + 1):
+        for number, (start, gang) in enumerate(
+            zip(starts, self._gangs(starts, idle, now), strict=True), self.started + 1
+        ):
             _, worker, line, step = start
             spans = self._builder.path(line, step)
             if not spans:
@@ -99,14 +101,18 @@ class Dispatch:
             claims.append(ChainStarted(id, self._driver, worker.id, spans, now, gang))
         return claims
 
-    def _gangs(self, starts: Sequence[Start], idle: Iterable[Worker]) -> list[tuple[WorkerId, ...]]:
+    def _gangs(self, starts: Sequence[Start], idle: Iterable[Worker], now: float) -> list[tuple[WorkerId, ...]]:
         """Return the further workers of each chain that starts, of those that would have nothing to do."""
         leading = {worker.id for _, worker, _, _ in starts}
         spare = [worker for worker in idle if worker.id not in leading] if self._widths.widest > 1 else []
-        spare = [worker for worker in spare if worker.id == worker.host]  # its lanes are the same worker
+        # Its lanes are the same worker.
+        spare = [worker for worker in spare if worker.id == worker.host and self._is_asked(worker, now)]
         if not spare:
             return [()] * len(starts)
-        paths = [seconds if self._can_share(line, step) else 0.0 for seconds, _, line, step in starts]
+        paths = [
+            seconds if self._can_share(line, step) and self._is_asked(worker, now) else 0.0
+            for seconds, worker, line, step in starts
+        ]
         worth = WORTH * self._preemption.switch_seconds()
         gangs = []
         widths = self._widths.share(paths, [1] * len(paths), len(spare), worth)
@@ -116,6 +122,9 @@ class Dispatch:
             gang, spare = spare[: width - 1], spare[width - 1 :]
             gangs.append(tuple(worker.id for worker in gang))
         return gangs
+
+    def _is_asked(self, worker: Worker, now: float) -> bool:
+        return self._widths.meetings.open_to(worker.id, now)
 
     def _can_share(self, line: Line, step: int) -> bool:
         """Whether several workers may train on from a head."""

@@ -16,6 +16,7 @@ from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import WORTH, Preemption
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.widths import Widths
+from hpstage.scheduler.workers import Worker
 
 
 class Gangs:
@@ -29,9 +30,25 @@ class Gangs:
         self._builder = builder
         self._preemption = preemption
         self._widths = widths
+        self._unused = ""  # why workers that had nothing to do last trained with no other
+
+    def none_formed(self, workers: int) -> str | None:
+        """Return why no chain was trained by several of so many workers; ``None`` if any was, or none can be.
+
+        Args:
+            workers: the largest number present at one time.
+        """
+        if not self._widths.is_elastic or self._widths.meetings.any_asked:
+            return None
+        why = (
+            "there was one worker"
+            if workers < 2
+            else self._unused or "no worker was idle beside a chain that it could join"
+        )
+        return f"No chain was trained by several workers (virtual_nodes): {why}."
 
     def regroup(
-        self, running: Sequence[Orders], waiting: int, idle: int, workers: int, now: float
+        self, running: Sequence[Orders], waiting: int, idle: Sequence[Worker], workers: int, now: float
     ) -> list[Instruction]:
         """End the chains that should be trained by more workers, if some are idle, or by fewer, if paths wait.
 
@@ -39,7 +56,7 @@ class Gangs:
 
         Args:
             waiting: number of heads that wait for a worker.
-            idle: number of workers without a chain.
+            idle: the workers that can be given a chain.
             workers: number of all workers.
         """
         if self._widths.widest == 1 or not self._plan.totals.steps_trained:
@@ -65,13 +82,21 @@ class Gangs:
         ahead = chain.span_at(min(chain.at + 1, chain.spans[-1].stop))
         return killed_at(self._plan, chain.kept) or not self._builder.is_verified(self._plan.nodes[ahead.node])
 
-    def _to_widen(self, going: Sequence[Orders], idle: int, now: float) -> list[Orders]:
-        if not idle or not going:
+    def _to_widen(self, going: Sequence[Orders], idle: Sequence[Worker], now: float) -> list[Orders]:
+        meetings = self._widths.meetings
+        spare = sum(meetings.open_to(worker.id, now) for worker in idle)
+        going = [orders for orders in going if all(meetings.open_to(id, now) for id in orders.chain.workers)]
+        if not spare or not going:
             return []
         paths = [self._preemption.left(orders, now) for orders in going]
         widths = [len(orders.chain.workers) for orders in going]
         worth = WORTH * self._preemption.switch_seconds()
-        shared = self._widths.share(paths, widths, idle, worth)
+        shared = self._widths.share(paths, widths, spare, worth)
+        if shared == widths:
+            self._unused = (
+                f"those that were idle would not have saved enough: twice as many workers have to save {worth:.1f} s "
+                f"of what is left of a path"
+            )
         return [orders for orders, before, after in zip(going, widths, shared, strict=True) if after > before]
 
     def _to_narrow(self, going: Sequence[Orders], waiting: int, workers: int, now: float) -> list[Orders]:

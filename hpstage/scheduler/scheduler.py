@@ -206,7 +206,8 @@ class Scheduler:
             case ChainEnded():
                 self.tick(report.at)
                 if report.outcome == "apart":
-                    return self._part_gangs(report.message)
+                    return self._widths.meetings.failed(report.chain, report.message, self._now)
+                self._widths.meetings.over(report.chain)
                 if report.outcome == "cut_off":
                     return self.workers.bench(report.worker, report.message, self._now)
                 if report.outcome in ("done", "stopped", "failed"):
@@ -218,13 +219,8 @@ class Scheduler:
                 self.tick(report.at)
                 self.workers.pop(report.worker, None)
                 self._expectation.forget(report.worker)
+                self._widths.meetings.forget(report.worker)
         return []
-
-    def _part_gangs(self, why: str) -> list[str]:
-        """Form no more gangs, and return messages for the user."""
-        told = self._widths.widest == 1
-        self._widths.widest = 1
-        return [] if told else [f"{why}. From now on each chain is trained by one worker, with the same results."]
 
     def tick(self, now: float) -> None:
         """Advance the time to ``now`` on the clock of the reports."""
@@ -313,6 +309,7 @@ class Scheduler:
         self._widths.learn(fact)
         if fact.workers > 1:
             orders.speed = self._widths.speedup(int(fact.workers))
+            self._widths.meetings.met(fact.chain)
         if fact.kept is not None:
             self.workers[orders.chain.worker].remember(StateRef(fact.node, fact.step))
         while orders.marks and orders.marks[0] <= fact.step:
@@ -360,7 +357,9 @@ class Scheduler:
             return
         self._dispatch.started += 1
         speed = self._widths.speedup(1 + len(fact.gang))
-        self._running[fact.chain] = Orders(self._plan.chains[fact.chain], speed=speed)
+        self._running[fact.chain] = Orders(chain := self._plan.chains[fact.chain], speed=speed)
+        if chain.gang:
+            self._widths.meetings.ask(chain.id, chain.workers)
 
     def _prolong(self, fact: ChainProlonged) -> None:
         self._plan.apply(fact)
@@ -392,7 +391,7 @@ class Scheduler:
             heads = list(islice(self._tree.heads(), able))
             waiting = [seconds for seconds, _, _ in heads]
             if self._widths.widest > 1 and self._plan.sharing and not self.draining:
-                idle = len(self.workers.idle(self._now))
+                idle = self.workers.idle(self._now)
                 instructions += self._gangs.regroup(running, len(waiting), idle, able, self._now)
             instructions += self._preemption.update_ends(running, waiting, able, self._now)
             instructions += self._expectation.update(running, heads, self._now)
@@ -401,14 +400,19 @@ class Scheduler:
     # --- reading ------------------------------------------------------------------------------------------
 
     def back_at(self) -> float | None:
-        """Return when the next benched worker is tried again, or ``None`` if none is benched."""
-        return self.workers.back_at(self._now)
+        """Return when the next worker is tried again that was benched, or left out of gangs; ``None`` if none was."""
+        times = (self.workers.back_at(self._now), self._widths.meetings.next_at(self._now))
+        return min((at for at in times if at is not None), default=None)
 
     def source_of(self, chain: ChainId) -> StateKey | None:
         """Return the key of the state that one of this driver's chains starts from, if any."""
         orders = self._running.get(chain)
         source = None if orders is None else self._plan.source_of(orders.chain)
         return None if source is None else self._plan.key(source.node, source.step)
+
+    def no_gangs(self) -> str | None:
+        """Return why no chain was trained by several workers, if several can train one."""
+        return self._gangs.none_formed(self.workers.most)
 
     @property
     def running(self) -> int:
