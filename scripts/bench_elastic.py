@@ -1,20 +1,25 @@
 """Seconds per step of a chain that one process trains, and that two train as a gang; and whether their bits are equal.
 
-    .venv/bin/python scripts/bench_elastic.py [--json FILE] [--widths 32 256 768] [--nodes 4] [--steps 30] [--repeats 3]
+    .venv/bin/python scripts/bench_elastic.py [--json FILE] [--models 32 256 768 resnet20] [--nodes 2 4] [--steps 30]
+                                              [--repeats 3]
 
-An MLP with BatchNorm and dropout of several widths, so that steps take from a millisecond to a tenth of a second, batch
-128, SGD with momentum, one thread per process. One process and the gang take turns; times are medians over turns.
+Models: MLPs with BatchNorm and dropout of some width, with few operations per parameter; ResNet-20 on random images of
+32 x 32, with as many as in the papers' searches. Batch 128, SGD with momentum, one thread per process. One process and
+the gang take turns; times are medians over turns.
 
 whole             a step without virtual nodes, in one process
 alone             a step of all virtual nodes in one process
 gang              a step of two processes; its speed-up is alone / gang
 estimated         what the gang says that one process would have taken
 form, dissolve    seconds until a gang has met, its follower being at the state, and until it is dissolved
+
+What a search gains by it: scripts/bench_gang_makespan.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pickle
 import statistics
@@ -33,29 +38,35 @@ from torch.utils.data import TensorDataset
 import hpstage.torch
 from hpstage.checkpoints.state_tree import digest
 from hpstage.training.trainables import as_trainable
+from hpstage.workloads.resnet import resnet
 
 BATCH, INPUTS, SAMPLES = 128, 128, 1024
+RESNET = "resnet20"
 TIMEOUT = 300.0
 
 
-class Wide(hpstage.torch.TorchTrainable):
+class Subject(hpstage.torch.TorchTrainable):
     device = "cpu"
 
-    def __init__(self, width: int, nodes: int) -> None:
-        self.width, self.virtual_nodes = width, nodes
+    def __init__(self, name: str, nodes: int) -> None:
+        self.name, self.virtual_nodes = name, nodes
 
     def model(self, hp: Mapping[str, Any]) -> nn.Module:
-        layers: list[nn.Module] = [nn.Linear(INPUTS, self.width)]
+        if self.name == RESNET:
+            return resnet(20)
+        width = int(self.name)
+        layers: list[nn.Module] = [nn.Linear(INPUTS, width)]
         for _ in range(3):
-            layers += [nn.BatchNorm1d(self.width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(self.width, self.width)]
-        return nn.Sequential(*layers, nn.ReLU(), nn.Linear(self.width, 10))
+            layers += [nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, width)]
+        return nn.Sequential(*layers, nn.ReLU(), nn.Linear(width, 10))
 
     def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=hp["lr"], momentum=0.9)
 
     def dataset(self) -> TensorDataset:
+        shape = (3, 32, 32) if self.name == RESNET else (INPUTS,)
         generator = torch.Generator().manual_seed(0)
-        return TensorDataset(torch.randn(SAMPLES, INPUTS, generator=generator), torch.arange(SAMPLES) % 10)
+        return TensorDataset(torch.randn(SAMPLES, *shape, generator=generator), torch.arange(SAMPLES) % 10)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         x, y = batch
@@ -68,18 +79,18 @@ class Wide(hpstage.torch.TorchTrainable):
 HP = {"lr": 0.01, "batch_size": BATCH, "seed": 1}
 
 
-def made(width: int, nodes: int) -> Any:
-    trainable = as_trainable(Wide(width, nodes))
+def made(name: str, nodes: int) -> Any:
+    trainable = as_trainable(Subject(name, nodes))
     trainable.setup(HP)
     return trainable
 
 
 def follow() -> None:
-    """Follow gangs, one for each line: the width, the number of nodes, a file with the state, and the address."""
+    """Follow gangs, one for each line: the model, the number of nodes, a file with the state, and the address."""
     trainables: dict[str, Any] = {}
     for line in sys.stdin:
-        width, nodes, file, address = line.split()
-        trainable = trainables.setdefault(width, as_trainable(Wide(int(width), int(nodes))))
+        name, nodes, file, address = line.split()
+        trainable = trainables.setdefault(name + nodes, as_trainable(Subject(name, int(nodes))))
         trainable.setup(HP)
         with open(file, "rb") as stream:
             trainable.load_state_dict(pickle.load(stream))  # noqa: S301  # written by this script
@@ -95,9 +106,11 @@ def seconds(trainable: Any, start: int, count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def compare(width: int, options: argparse.Namespace, follower: subprocess.Popen[str], file: Path) -> dict[str, Any]:
+def compare(
+    name: str, nodes: int, options: argparse.Namespace, follower: subprocess.Popen[str], file: Path
+) -> dict[str, Any]:
     assert follower.stdin is not None and follower.stdout is not None
-    whole, alone, gang = made(width, 1), made(width, options.nodes), made(width, options.nodes)
+    whole, alone, gang = made(name, 1), made(name, nodes), made(name, nodes)
     found: dict[str, list[float]] = {}
     is_equal, step = True, 0
     for trainable in (whole, alone, gang):
@@ -108,7 +121,7 @@ def compare(width: int, options: argparse.Namespace, follower: subprocess.Popen[
             pickle.dump(gang.state_dict(), stream)
         turn = {"whole": seconds(whole, step, options.steps), "alone": seconds(alone, step, options.steps)}
         address = gang.open_gang("127.0.0.1")
-        follower.stdin.write(f"{width} {options.nodes} {file} {address}\n")
+        follower.stdin.write(f"{name} {nodes} {file} {address}\n")
         follower.stdin.flush()
         follower.stdout.readline()
         began = time.perf_counter()
@@ -123,17 +136,17 @@ def compare(width: int, options: argparse.Namespace, follower: subprocess.Popen[
         step += options.steps
         states = {digest(alone.state_dict()), digest(gang.state_dict()), follower.stdout.readline().strip()}
         is_equal = is_equal and len(states) == 1
-        for name, value in turn.items():
-            found.setdefault(name, []).append(value)
-    medians = {name: statistics.median(values) for name, values in found.items()}
+        for key, value in turn.items():
+            found.setdefault(key, []).append(value)
+    medians = {key: statistics.median(values) for key, values in found.items()}
     return {"equal": is_equal, "speedup": medians["alone"] / medians["gang"], "medians": medians, "all": found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json")
-    parser.add_argument("--widths", type=int, nargs="+", default=[32, 256, 768])
-    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--models", nargs="+", default=["32", "256", "768", RESNET])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)
@@ -148,18 +161,19 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as follower,
     ):
-        for width in options.widths:
-            figures[str(width)] = found = compare(width, options, follower, Path(folder, "state"))
-            told = {name: f"{value * 1000:.1f}" for name, value in found["medians"].items()}
+        for name, nodes in itertools.product(options.models, options.nodes):
+            found = compare(name, nodes, options, follower, Path(folder, "state"))
+            figures.setdefault(name, {})[str(nodes)] = found
+            told = {key: f"{value * 1000:.1f}" for key, value in found["medians"].items()}
             print(
-                f"width {width:5}: whole {told['whole']} ms, alone {told['alone']} ms, gang {told['gang']} ms "
+                f"{name:>8}, {nodes} nodes: whole {told['whole']} ms, alone {told['alone']} ms, gang {told['gang']} ms "
                 f"({found['speedup']:.2f} x; estimated {told['estimated']} ms alone), form {told['form']} ms, dissolve "
                 f"{told['dissolve']} ms, {'equal' if found['equal'] else 'NOT EQUAL'}",
                 flush=True,
             )
         assert follower.stdin is not None
         follower.stdin.close()
-    is_equal = all(found["equal"] for found in figures.values())
+    is_equal = all(found["equal"] for of_model in figures.values() for found in of_model.values())
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"options": vars(options), "elastic_equal": is_equal, "figures": figures}, file, indent=2)
