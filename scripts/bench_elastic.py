@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import pickle
 import statistics
 import subprocess
@@ -37,6 +38,7 @@ from torch.utils.data import TensorDataset
 
 import hpstage.torch
 from hpstage.checkpoints.state_tree import digest
+from hpstage.cluster import memory
 from hpstage.training.trainables import as_trainable
 from hpstage.workloads.resnet import resnet
 
@@ -151,6 +153,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if not memory.ENVIRONMENT.items() <= os.environ.items():
+        # As in training processes: what the system takes to give memory, again and again, is not what is asked here.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **memory.ENVIRONMENT})
     torch.set_num_threads(1)
     if options.follow:
         follow()
