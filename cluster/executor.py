@@ -437,7 +437,7 @@ class DaskExecutor(Executor):
             self._on_ready(decode_description(message["ready"]))
         elif "lost" in message:
             logger.warning("worker %s: %s; its training continues elsewhere", message["lost"], message["message"])
-            self._on_left(WorkerId(message["lost"]), "died", message["message"])
+            self._on_left(WorkerId(message["lost"]), message["reason"], message["message"])
         else:
             self._inbox.hear(ChainId(message["chain"]), message["sequence"], [message["report"]])
 

@@ -42,12 +42,16 @@ class Trainer:
 
     It has the current search paths, files and variables of this process, but imports modules itself, from the files as
     they are now. It ends with this process, however that ends.
+
+    Attributes:
+        given_up: why its worker has ended it, which is nothing that it trains; empty if it has not.
     """
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.pid = process.pid
+        self.given_up = ""
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -121,6 +125,11 @@ class Trainer:
         """Wait until the process has ended and return how."""
         return await asyncio.shield(self._end)
 
+    def give_up(self, why: str) -> None:
+        """End the process at once, since it may wait without end for another one."""
+        self.given_up = why
+        self.kill()
+
     def kill(self) -> None:
         """End the process at once."""
         with suppress(ProcessLookupError):
@@ -146,7 +155,7 @@ class Trainer:
         status = await self._process.wait()
         # Only a process that it left behind can still hold the other end, and nothing is expected from it.
         asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.transport.abort)
-        return how_it_ended(status)
+        return f"was ended: {self.given_up}" if self.given_up else how_it_ended(status)
 
 
 def how_it_ended(status: int) -> str:

@@ -214,7 +214,8 @@ class Site:
         self._settled.clear()
         message = f"its training process {await trainer.ended()}"
         logger.warning("worker %s: %s", self._worker.address, message)
-        self._worker.log_event(self._name, {"lost": self._worker.address, "message": message})
+        reason = "closed" if trainer.given_up else "died"
+        self._worker.log_event(self._name, {"lost": self._worker.address, "reason": reason, "message": message})
 
     async def _ready(self) -> Trainer:
         await self._settled.wait()
@@ -259,6 +260,11 @@ class Site:
                 trainer = await self._ready()
                 self._begin(trainer, key, Train(chain, WorkerId(lane), checkpoints))
                 await trainer.answer(type(None), tell, of=chain.id)
+            except asyncio.CancelledError:
+                # Dask closes the worker. The process, and those that follow it, would go on until it is killed.
+                if trainer is not None:
+                    trainer.send(Stop(chain.id, keep=False))
+                raise
             except TrainingProcessLost as error:
                 if trainer is not None:
                     await self._lose(trainer)  # before the result, so that the driver counts one loss, the worker's
@@ -384,7 +390,7 @@ class Site:
 
     def _give_up(self, key: str) -> None:
         if key == self._led and self._trainer is not None:
-            self._trainer.kill()
+            self._trainer.give_up("the leader of its gang has left, and it still waited for that")
 
     async def close(self) -> None:
         """Stop the running chain and end the process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils.data import TensorDataset
 import hpstage
 import hpstage.torch
 from hpstage import schedule as s
-from hpstage.cluster import DaskExecutor
+from hpstage.cluster import DaskExecutor, local_cluster
 from hpstage.cluster.worker import TrainingPlugin
 from hpstage.plan.facts import ChainId, ChainLost, ChainStarted, StateReached, WorkerId
 from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainEnded, Report, Stage
@@ -113,14 +114,21 @@ class Killing(DaskExecutor):
             has_kept = isinstance(report, BoundaryReached) and report.reached.kept is not None
             if has_kept and report.reached.workers == 2 and self.killed is None:
                 self.killed = self._gangs[report.reached.chain][self._who == "follows"]
-                self._client.run(kill_training, workers=[self.killed])
+                self.act(self.killed)
         return reports
 
+    def act(self, worker: WorkerId) -> None:
+        self._client.run(kill_training, workers=[worker])
 
-def kill_training(dask_worker: Worker) -> None:
+
+def kill_training(dask_worker: Worker, how: int = signal.SIGKILL) -> None:
     for plugin in dask_worker.plugins.values():
         if isinstance(plugin, TrainingPlugin):
-            os.kill(plugin.site._trainer.pid, signal.SIGKILL)
+            os.kill(plugin.site._trainer.pid, how)
+
+
+def stop_training(dask_worker: Worker) -> None:
+    kill_training(dask_worker, signal.SIGSTOP)
 
 
 STEPS = {"lr": Constant(0.01)}
@@ -170,6 +178,38 @@ def test_gangs_of_two_searches_do_not_wait_for_each_other(open_executor, run):
     run.gate.open()
     for executor, _ in searches.values():
         assert end_of(executor).outcome in ("done", "apart")
+
+
+class Losing(Killing):
+    """Retires the leader of the first gang."""
+
+    def __init__(self, client: Client, how: str) -> None:
+        super().__init__(client, "leads")
+        self._how = how
+        self.retiring: threading.Thread | None = None
+
+    def act(self, worker: WorkerId) -> None:
+        if self._how == "silent":
+            self._client.run(stop_training, workers=[worker])
+        # Beside it, as somebody else would: the others get more to train meanwhile.
+        self.retiring = threading.Thread(target=self._client.retire_workers, args=([worker],))
+        self.retiring.start()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["at once", "silent"])
+def test_who_follows_a_leader_that_leaves_is_not_blamed(how, monkeypatch, alone, tmp_path, caplog):
+    """Also where that goes without a word, so that its follower is ended: what it was to train next goes on."""
+    monkeypatch.setenv("PAUSE", "0.05")
+    with local_cluster(3, gpus=0) as cluster, Client(cluster, set_as_default=False) as client:
+        executor = Losing(client, how)
+        result = search(Net(), executor=executor, verify="off", store=tmp_path)
+        assert executor.retiring is not None
+        executor.retiring.join()
+    assert not [fact for fact in result.journal if isinstance(fact, ChainLost) and fact.blames]
+    if how == "at once":
+        assert "its training process" not in caplog.text  # nobody had to be ended
+    check_equal(result, alone)
 
 
 def check_equal(result: Any, alone: dict[str, str]) -> None:
