@@ -100,10 +100,10 @@ class Widths:
 
 def measured_speeds(reports: Iterable[StateReached], step_times: StepTimes | None, workers: int) -> Speeds:
     """Return how fast so many workers were at best: in gangs by their reports, side by side as measured before."""
-    widths = Widths()
+    widths, widest = Widths(), 1
     for reached in reports:
         widths.learn(reached)
-        widths.widest = max(widths.widest, int(reached.workers))
+        widest = max(widest, int(reached.workers))
     times = step_times or ALONE
     lanes, _ = times.seconds[-1]
-    return speeds(workers, lanes=lanes, step_times=times, widest=widths.widest, speedup=widths.speedup)
+    return speeds(workers, lanes=lanes, step_times=times, widest=widest, speedup=widths.speedup)
