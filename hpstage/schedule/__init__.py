@@ -28,7 +28,7 @@ from hpstage.schedule.forms import (
     varies,
 )
 from hpstage.schedule.plateau import Plateau, plateau
-from hpstage.schedule.scalars import Scalar, canonical, count, real, same
+from hpstage.schedule.scalars import PLAIN, Scalar, canonical, count, real, same
 from hpstage.schedule.segments import Schedule, Segment, as_schedule, shifted
 from hpstage.schedule.warmup_stable_decay import WSDSweep, wsd, wsd_sweep
 
@@ -87,10 +87,14 @@ def piecewise(pieces: Mapping[int, Schedule | Scalar]) -> Schedule:
         raise ScheduleError(f"the pieces start at {starts}; the first must start at step 0")
     segments: list[Segment] = []
     for start, stop, piece in zip(starts, [*starts[1:], None], pieces.values(), strict=True):
+        if stop is not None and stop <= start:
+            raise ScheduleError(f"the pieces start at {starts}; the starts must increase")
+        if piece.__class__ in PLAIN:  # most are: a tenth of the time of cutting and shifting a schedule
+            form = Constant(piece)  # type: ignore[arg-type]
+            segments.append(Segment(form, None if stop is None else stop - start))
+            continue
         schedule = as_schedule(piece)
         if stop is not None:
-            if stop <= start:
-                raise ScheduleError(f"the pieces start at {starts}; the starts must increase")
             length = schedule.length
             if length is not None and length < stop - start:
                 raise ScheduleError(

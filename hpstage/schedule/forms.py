@@ -28,8 +28,11 @@ class Constant(msgspec.Struct, frozen=True, gc=False, tag="constant"):
     scalar: Scalar
 
     def __post_init__(self) -> None:
-        scalar = canonical(self.scalar)
-        if scalar is not self.scalar:
+        given = self.scalar
+        if type(given) is float and not given.is_integer() and given - given == 0.0:
+            return  # it is canonical, as most are
+        scalar = canonical(given)
+        if scalar is not given:
             msgspec.structs.force_setattr(self, "scalar", scalar)
 
     def value(self, step: int) -> Scalar:

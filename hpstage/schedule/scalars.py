@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from hpstage.errors import ScheduleError
 
 Scalar: TypeAlias = str | int | float | bool | None
 """A value of a hyper-parameter, in the form returned by ``canonical``."""
+
+PLAIN = frozenset({str, int, float, bool, type(None)})
+"""The classes of scalars."""
 
 MAX_STEPS = 2**53
 """Steps below this are exact as floats; lengths and origins stay below it."""
@@ -25,26 +28,25 @@ def canonical(value: object) -> Scalar:
     Raises:
         ScheduleError: not a JSON scalar; NaN or infinite; an integer or a string that JSON cannot carry.
     """
-    kind = value.__class__
-    if kind is float:
-        return finite(cast(float, value))
-    if kind is int:
-        if _LEAST_INT <= cast(int, value) < _PAST_INT:
-            return cast(int, value)
+    if type(value) is float:
+        return finite(value)
+    if type(value) is int:
+        if _LEAST_INT <= value < _PAST_INT:
+            return value
         raise ScheduleError(f"{value!r} does not fit 64 bits; write it as a float or as a string")
-    if kind is str:
-        text = cast(str, value)
-        if not text.isascii():
+    if type(value) is str:
+        if not value.isascii():
             try:
-                text.encode()
+                value.encode()
             except UnicodeEncodeError:
-                raise ScheduleError(f"{text!r} is not valid Unicode and cannot be written as JSON") from None
-        return text
-    if value is None or kind is bool:
-        return cast(Scalar, value)
+                raise ScheduleError(f"{value!r} is not valid Unicode and cannot be written as JSON") from None
+        return value
+    if value is None or value is True or value is False:
+        return value
+    kind = type(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         item = value.item()  # NumPy scalars, and 0-dimensional arrays and tensors
-        if item.__class__ is not kind:
+        if type(item) is not kind:
             return canonical(item)
     # Enums with a plain value, and other subclasses: the plain value.
     if isinstance(value, str):
@@ -82,6 +84,8 @@ def real(name: str, value: object) -> float:
 
 def count(name: str, value: object, *, least: int = 0) -> int:
     """Return the argument ``name`` as a number of steps; ScheduleError if not a whole number of at least ``least``."""
+    if type(value) is int and least <= value < MAX_STEPS:
+        return value
     plain = _argument(name, value)
     if isinstance(plain, bool) or not isinstance(plain, int) or not least <= plain < MAX_STEPS:
         raise ScheduleError(f"{name} is {value!r}; it must be a whole number of steps, at least {least}")
