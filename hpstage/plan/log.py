@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 
 import msgspec
@@ -12,6 +13,7 @@ from hpstage.errors import HpstageError, InternalError, StoreError, UsageError
 from hpstage.plan.checks import FORMAT, check, other_format
 from hpstage.plan.facts import Fact, PlanCreated, StateKey, StateReached, TargetAsked, TrialId
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.uncollected import uncollected
 from hpstage.store.cursor import Cursor
 from hpstage.store.journal import NO_FENCES, Journal
 
@@ -21,6 +23,10 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 NUMERICS = "environment:numerics"
 """Name of the numerics class in a workload's description."""
 _SHOWN = 5
+# Records of a long journal that are read at a time.
+_PIECE = 10_000
+# Facts that are worth a pause of the garbage collector.
+_MANY = 100
 
 
 def open_plan(
@@ -46,8 +52,16 @@ def open_plan(
         journal.append([encode(created)], expect=Cursor())  # may lose a race: the check below covers both
     _check_header(journal.read(0, 1)[0], workload, described, loaded, journal)
     plan = SearchPlan(workload, sharing=sharing)
-    fold_on(journal, plan, plan.apply)
+    fold_all(journal, plan, plan.apply)
     return plan
+
+
+def fold_all(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object]) -> None:
+    """Fold all of the journal's records after the plan's cursor, as :func:`fold_on` does."""
+    with uncollected():
+        # In pieces, so that the records of a long journal need not be in memory at once.
+        while fold_on(journal, plan, fold, _PIECE) == _PIECE:
+            pass
 
 
 def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], limit: int | None = None) -> int:
@@ -131,8 +145,9 @@ class Log:
         self._noted.clear()
         if records:
             self.plan.cursor = self.plan.cursor.after(records)
-        for fact in facts:
-            self._fold(fact)
+        with uncollected() if len(facts) >= _MANY else nullcontext():
+            for fact in facts:
+                self._fold(fact)
         return True
 
     def write(self, facts: Sequence[Fact] = ()) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
@@ -20,14 +18,11 @@ from hpstage.plan.facts import (
     TrainingEnded,
     TrialId,
 )
-from hpstage.plan.log import fold_on, read_header, shares
+from hpstage.plan.log import fold_all, read_header, shares
 from hpstage.plan.payments import Charge, Waste
 from hpstage.plan.plan import SearchPlan
 from hpstage.report.observer import Observer
 from hpstage.store import Journal
-
-# Number of records read at a time.
-_PIECE = 10_000
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -108,30 +103,12 @@ class Account(Observer):
             HistoryChanged: records that were folded are gone from the journal; a new account has to be created.
             StoreError: a record is not a fact, or contradicts earlier ones.
         """
-        with uncollected():
-            self._catch_up(journal, seen)
 
-    def _catch_up(self, journal: Journal, seen: Callable[[Fact], object] | None) -> None:
         def fold_and_show(fact: Fact) -> None:
             self.apply(fact)
             seen(fact)  # type: ignore[misc]
 
-        fold = self.apply if seen is None else fold_and_show
-        # In pieces, so that the records of a long journal need not be in memory at once.
-        while fold_on(journal, self.plan, fold, _PIECE) == _PIECE:
-            pass
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disable garbage collection in the block. An account contains no garbage, and collecting would double the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+        fold_all(journal, self.plan, self.apply if seen is None else fold_and_show)
 
 
 def new_account(journal: Journal) -> Account:

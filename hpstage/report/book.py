@@ -29,7 +29,8 @@ from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.payments import Charge, Waste, rounded, rounded_sum
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.savings import answered_steps, seconds_alone
-from hpstage.report.account import Account, new_account, uncollected
+from hpstage.plan.uncollected import uncollected
+from hpstage.report.account import Account, new_account
 from hpstage.report.lanes import Lane, lanes_of, ranking
 from hpstage.report.measured import Measured, measured, merit
 from hpstage.report.pauses import Pauses, Period, united

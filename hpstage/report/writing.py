@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from hpstage.errors import UsageError
-from hpstage.report.account import uncollected
+from hpstage.plan.uncollected import uncollected
 from hpstage.report.book import Book
 from hpstage.report.files import replacing
 from hpstage.report.page import page
