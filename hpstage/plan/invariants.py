@@ -20,6 +20,7 @@ def validate(plan: SearchPlan) -> None:
             for values, child in siblings.items():
                 assert child.parent is node and child.start == step
                 assert tuple(distinct(v) for v in child.values(step)) == values != own, "a child parts at once"
+                assert child.first == values
         for step, state in node.states.items():
             assert state.step == step > node.start and state.node is node
             if state.kept is not None:

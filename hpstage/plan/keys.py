@@ -22,6 +22,8 @@ _DIGEST_SIZE = 16
 
 def encode(value: Scalar) -> bytes:
     """Return the canonical, tagged, self-delimiting bytes of a scalar. Numbers are as in ``schedule.canonical``."""
+    if value.__class__ is float:  # most are
+        return b"d" + _pack(value)
     if value is None:
         return b"n"
     if value is True:
@@ -31,9 +33,12 @@ def encode(value: Scalar) -> bytes:
     if isinstance(value, int):
         return b"i%d;" % value
     if isinstance(value, float):
-        return b"d" + struct.pack(">d", value)
+        return b"d" + _pack(value)
     text = value.encode()
     return b"s%d:" % len(text) + text
+
+
+_pack = struct.Struct(">d").pack
 
 
 def workload_key(described: Mapping[str, str]) -> StateKey:

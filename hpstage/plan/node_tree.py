@@ -34,24 +34,28 @@ class NodeTree:
         path: list[Node] = []
         stops: list[int] = []
         for start, stop, forms in pieces([fact.schedules[name] for name in names], fact.steps):
-            step = start
+            step, fixed = start, _fixed(forms)
             while step < stop:
-                if node is not None:
+                if node is not None and fixed is not None and not node.varying:
+                    if fixed == node.first:
+                        break
+                elif node is not None:
                     if forms is node.forms or (agreed := _agreement(forms, node.forms, step, stop)) == stop:
                         break
                     if agreed > step:
                         step = agreed
                         continue
-                values = tuple([distinct(form.value(step)) for form in forms])
+                first = tuple([distinct(form.value(step)) for form in forms]) if fixed is None else fixed
+                siblings, values = self._roots, first
                 if node is None:
-                    siblings, values = self._roots, (salt, names, values)
+                    values = (salt, names, first)
                 else:
                     path.append(node)
                     stops.append(step)
-                    siblings = node.children.setdefault(step, {})
+                    siblings = node.children_at(step)
                 child = siblings.get(values)
                 if child is None:
-                    child = siblings[values] = self._grow(node, step, names, forms)
+                    child = siblings[values] = self._grow(node, step, names, forms, first)
                     if node is None:
                         child.begin(History.new(self.workload, names, salt=salt))
                 node = child
@@ -60,8 +64,19 @@ class NodeTree:
         stops.append(fact.steps)
         return tuple(path), tuple(stops)
 
-    def _grow(self, parent: Node | None, step: int, names: tuple[str, ...], forms: tuple[Form, ...]) -> Node:
-        node = Node(NodeId(len(self.nodes)), parent, step, names, forms)
+    def _grow(
+        self,
+        parent: Node | None,
+        step: int,
+        names: tuple[str, ...],
+        forms: tuple[Form, ...],
+        first: tuple[object, ...],
+    ) -> Node:
+        if parent is not None:
+            names = (
+                parent.names
+            )  # equal ones: a copy for each trial would take as much memory again as the node's forms
+        node = Node(NodeId(len(self.nodes)), parent, step, names, forms, first)
         self.nodes.append(node)
         if parent is not None:
             others = self.partings.get(step, 0)
@@ -69,6 +84,17 @@ class NodeTree:
                 self.milestones.add(step)
             self.partings[step] = others + 1
         return node
+
+
+def _fixed(forms: tuple[Form, ...]) -> tuple[object, ...] | None:
+    """Return the values of forms of which none varies, as for look-ups; ``None`` if one does."""
+    values: list[object] = []
+    for form in forms:
+        if form.__class__ is not Constant:
+            return None
+        value = form.scalar
+        values.append(distinct(value) if value.__class__ is bool else value)
+    return tuple(values)
 
 
 def _agreement(forms: tuple[Form, ...], others: tuple[Form, ...], start: int, stop: int) -> int:

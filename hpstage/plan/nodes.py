@@ -11,9 +11,13 @@ from hpstage.plan.keys import History
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail
-from hpstage.schedule import Form, Plateau, Scalar, Schedule, varies
+from hpstage.schedule import Constant, Form, Plateau, Scalar, Schedule
+from hpstage.schedule.scalars import same
 
-_NONE: Ordered[int] = Ordered()  # of most nodes
+# Shared by the many nodes and states that have none, and never changed.
+_NONE: Ordered[int] = Ordered()
+_NO_CHILDREN: dict[int, dict[tuple[object, ...], Node]] = {}
+_NOBODY: dict[TrialId, DriverId] = {}
 _TRUE, _FALSE = object(), object()  # stand in for booleans in look-ups, since True == 1 in Python
 
 
@@ -37,11 +41,21 @@ class State:
         self.used = 0.0  # when it was last kept or trained on from
         # Trials that asked for the metrics and have no answer yet, in order; also those whose driver is gone.
         self.unanswered: dict[TrialId, None] | None = None
-        self.waiting: dict[TrialId, DriverId] = {}  # trials that wait for the metrics, in order, and their drivers
+        self.waiting = _NOBODY  # trials that wait for the metrics, in order, and their drivers
 
     @property
     def ref(self) -> StateRef:
         return StateRef(self.node.id, self.step)
+
+    def wait(self, trial: TrialId, driver: DriverId) -> None:
+        """Let a trial wait for the metrics."""
+        if self.waiting is _NOBODY:
+            self.waiting = {}
+        self.waiting[trial] = driver
+
+    def release(self) -> None:
+        """Let no trial wait for the metrics."""
+        self.waiting = _NOBODY
 
     def reach(self, fact: StateReached) -> None:
         """Take over what stays known of it whatever becomes of its checkpoint."""
@@ -56,8 +70,10 @@ class Node:
     """Training from step ``start`` on with one set of forms, continuing ``parent``'s line."""
 
     __slots__ = (
+        "_history",
         "_trail",
         "children",
+        "first",
         "forms",
         "id",
         "keep_at",
@@ -71,20 +87,30 @@ class Node:
         "varying",
     )
 
-    def __init__(self, id: NodeId, parent: Node | None, start: int, names: tuple[str, ...], forms: tuple[Form, ...]):
+    def __init__(
+        self,
+        id: NodeId,
+        parent: Node | None,
+        start: int,
+        names: tuple[str, ...],
+        forms: tuple[Form, ...],
+        first: tuple[object, ...],
+    ):
         self.id = id
         self.parent = parent
         self.start = start
         self.names = names  # sorted
         self.forms = forms  # in the order of names
-        self.varying = tuple([i for i, form in enumerate(forms) if varies(form)])
-        self.children: dict[int, dict[tuple[object, ...], Node]] = {}
+        self.first = first  # their values at its start, as for look-ups
+        self.varying = tuple([i for i, form in enumerate(forms) if form.__class__ is not Constant])
+        self.children = _NO_CHILDREN  # by the step at which they begin, and their values there
         self.states: dict[int, State] = {}
         self.keep_at: Ordered[int] = _NONE  # steps at which trials state that they will be forked
         self.reach = start  # the farthest step that any trial asked for
         self.trained = 0  # steps trained, including repetitions
         self.seconds = 0.0  # training time of these steps
-        self._trail: Trail | None = None
+        self._history: History | None = None  # up to and including the values at its start
+        self._trail: Trail | None = None  # from there on, if it varies
 
     def values(self, step: int) -> tuple[Scalar, ...]:
         return tuple(form.value(step) for form in self.forms)
@@ -113,27 +139,34 @@ class Node:
             node = node.parent
         return None if node is None else node.seconds / node.trained
 
+    def children_at(self, step: int) -> dict[tuple[object, ...], Node]:
+        """Return the children that begin at a step, by their values there, for others to be added."""
+        if self.children is _NO_CHILDREN:
+            self.children = {}
+        return self.children.setdefault(step, {})
+
     def begin(self, nothing: History) -> None:
         """Start a root's line with an empty history."""
-        self._trail = self._on_from(nothing.changed(0, zip(self.names, self.values(0), strict=True)))
+        self._history = nothing.changed(0, zip(self.names, self.values(0), strict=True))
 
     def seen(self, step: int) -> History:
         """Return the history of values before ``step``, which must be after the node's start. O(1) for constant forms,
         otherwise amortised O(1) per step."""
-        if self._trail is None:
+        if self._history is None:
             assert self.parent is not None
             history = self.parent.seen(self.start)
             before = self.parent.values(self.start - 1)
             changed = [
                 (name, now)
                 for name, now, then in zip(self.names, self.values(self.start), before, strict=True)
-                if distinct(now) != distinct(then)
+                if not same(now, then)
             ]
-            self._trail = self._on_from(history.changed(self.start, changed) if changed else history)
+            self._history = history.changed(self.start, changed) if changed else history
+        if not self.varying:
+            return self._history
+        if self._trail is None:
+            self._trail = Trail(self._history, self.start, dict(zip(self.names, self.forms, strict=True)))
         return self._trail.before(step)
-
-    def _on_from(self, history: History) -> Trail:
-        return Trail(history, self.start, dict(zip(self.names, self.forms, strict=True)))
 
 
 def lines_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -62,7 +63,7 @@ class Payments:
         self.used: dict[TrialId, float] = {}  # rounded seconds of workers
         self._makers: list[TrialId] = []  # the trial that created each node
         # For each node, the ascending stops up to which it was asked for first, and the trials that asked.
-        self._asked: dict[NodeId, tuple[list[int], list[TrialId]]] = {}
+        self._asked: dict[NodeId, list[tuple[int, TrialId]]] = {}
 
     def made(self, trial: TrialId, nodes: int) -> None:
         """Record that the plan has ``nodes`` nodes now that ``trial`` is added."""
@@ -70,12 +71,7 @@ class Payments:
 
     def ask(self, trial: TrialId, node: NodeId, stop: int) -> None:
         """Record that the trial is the first to ask for the node up to ``stop``."""
-        asked = self._asked.get(node)
-        if asked is None:
-            self._asked[node] = [stop], [trial]
-        else:
-            asked[0].append(stop)
-            asked[1].append(trial)
+        self._asked.setdefault(node, []).append((stop, trial))
 
     def charge(self, fact: StateReached, waiting: TrialId | None) -> Charge:
         """Charge a reached state to a trial.
@@ -96,9 +92,9 @@ class Payments:
 
     def _payer(self, node: NodeId, step: int) -> TrialId:
         """Return the trial that asked first for the step that leads to ``step``, or else the node's creator."""
-        stops, trials = self._asked.get(node, ([], []))
-        at = bisect_left(stops, step)
-        return trials[at] if at < len(stops) else self._makers[node]
+        asked = self._asked.get(node, ())
+        at = bisect_left(asked, step, key=_stop)
+        return asked[at][1] if at < len(asked) else self._makers[node]
 
     def askers(self, node: NodeId, start: int, stop: int) -> Sequence[tuple[int, int, TrialId]]:
         """Return ``(start, stop, trial)`` for the steps ``[start, stop)`` of a node: who asked for them first, in the
@@ -106,14 +102,17 @@ class Payments:
         asked = self._asked.get(node)
         if asked is None or start >= stop:
             return ()
-        stops, trials = asked
-        if stop <= stops[0]:
-            return ((start, stop, trials[0]),)
+        if stop <= asked[0][0]:
+            return ((start, stop, asked[0][1]),)
         found = []
-        for index in range(bisect_right(stops, start), len(stops)):
-            end = min(stop, stops[index])
-            found.append((start, end, trials[index]))
+        for index in range(bisect_right(asked, start, key=_stop), len(asked)):
+            last, trial = asked[index]
+            end = min(stop, last)
+            found.append((start, end, trial))
             start = end
             if start >= stop:
                 break
         return found
+
+
+_stop = itemgetter(0)

@@ -79,7 +79,7 @@ class SearchPlan:
         self.payments = Payments()
         self.failures: list[StageFailed] = []
         self.endings = Endings()
-        self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets by driver, also answered ones
+        self._open: dict[DriverId, dict[tuple[TrialId, int], State]] = {}  # targets by driver, until they are answered
         self.kept: dict[StateKey, State] = {}
         self.kept_bytes = 0
         self.differences: list[StateDiffers | ForkVerified] = []  # evidence that training is not exact
@@ -116,7 +116,7 @@ class SearchPlan:
         self.failures.append(fact)
         self.losses.pop(StateRef(fact.node, fact.step), None)
         for state in self.beyond(fact):
-            state.waiting.clear()
+            self._release(state)
         if not fact.evaluating:
             self.endings.fail(fact)
 
@@ -126,7 +126,7 @@ class SearchPlan:
         ended: dict[TrialId, None] = {}
         for state in self.beyond(fact):
             ended |= state.unanswered or {}
-            state.waiting.clear()
+            self._release(state)
             state.unanswered = None
         for node, last in lines_beyond(self.nodes[fact.node], fact.step, fact.last):
             for start, stop, trial in self.payments.askers(node.id, last, node.reach):
@@ -142,6 +142,14 @@ class SearchPlan:
             planned.targets = {step: known for step, known in planned.targets.items() if step <= fact.last}
             if fact.outcome == "complete" and not planned.targets.setdefault(fact.last, False):
                 self._answer(planned, fact.last)
+
+    def _release(self, state: State) -> None:
+        """Let no trial wait for a state any more."""
+        for trial, driver in state.waiting.items():
+            open = self._open.get(driver)
+            if open is not None and open.get((trial, state.step)) is state:
+                del open[trial, state.step]
+        state.release()
 
     def _count(self, planned: PlannedTrial, steps: int) -> None:
         """Count more steps as asked of a trial, or fewer."""
@@ -218,7 +226,7 @@ class SearchPlan:
             for trial in state.unanswered or ():
                 self._answer(self.trials[trial], fact.step)
             state.unanswered = None
-            state.waiting.clear()
+            self._release(state)
         state.reach(fact)
         if fact.kept is not None:
             self._keep(state, fact.kept)
@@ -269,7 +277,7 @@ class SearchPlan:
         return list({id(state): state for (trial, _), state in open if state.waiting.get(trial) == driver}.values())
 
     def wanted(self) -> Iterator[State]:
-        """Yield the states that any driver waits for. Amortised O(their number): answered targets are visited once."""
+        """Yield the states that any driver waits for. Amortised O(their number)."""
         for driver, open in self._open.items():
             for target in [target for target, state in open.items() if state.waiting.get(target[0]) != driver]:
                 del open[target]
@@ -350,7 +358,7 @@ class SearchPlan:
             return  # it has no value there
         state = self.target(fact.trial, step)
         if state.metrics is None and self.failure_on(fact.trial, step) is None:
-            state.waiting[fact.trial] = fact.driver
+            state.wait(fact.trial, fact.driver)
             self._open.setdefault(fact.driver, {})[fact.trial, step] = state
         if planned.targets.setdefault(step, False):
             return  # a resumed call asks again

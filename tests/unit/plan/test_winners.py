@@ -11,7 +11,7 @@ from hpstage.plan.facts import NodeId, SearchStarted, TrialEnded, TrialId
 from hpstage.plan.nodes import Node, State
 from hpstage.plan.winners import Winners
 
-NODE = Node(NodeId(0), None, 0, (), ())
+NODE = Node(NodeId(0), None, 0, (), (), ())
 Direction = Literal["minimize", "maximize"]
 
 
