@@ -214,6 +214,7 @@ class Driver:
     def finish(self) -> None:
         """End all chains at their next steps, keeping the states of wanted chains."""
         self.scheduler.draining = self.scheduler.leaving = True
+        self.scheduler.settled = False
         while self.scheduler.running:
             self.scheduler.tick(self._executor.clock())  # reports may be rare
             self._perform()
@@ -279,6 +280,8 @@ class Driver:
         self.log.settle()
         if self.scheduler.back_at() is not None:
             self.scheduler.tick(self._executor.clock())
+        if self.scheduler.settled:
+            return
         # If two drivers claim the same work, the second one finds the other's claim and proposes again.
         while not self.log.commit(claims := self.scheduler.propose()):
             pass

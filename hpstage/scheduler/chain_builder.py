@@ -146,6 +146,8 @@ class ChainBuilder:
         if self._verify == "off" or orders.chain.gang:
             return False
         regime = node.regime
+        if regime in self._plan.verified and not (self._verify == "all" and first):
+            return False
         in_progress = set[Regime]().union(orders.verifying, *(other.verifying for other in self._running.values()))
         verify = is_news(regime, self._plan.verified | in_progress) or (self._verify == "all" and first)
         if verify:

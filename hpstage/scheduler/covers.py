@@ -5,13 +5,13 @@ This includes the chains of other drivers, which the plan has from the journal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from hpstage.plan.facts import ChainId, DriverId, Span, WorkerId
+from hpstage.plan.facts import ChainId, DriverId, Span
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.stage_tree import StageTree
-from hpstage.scheduler.workers import Worker
+from hpstage.scheduler.workers import Worker, Workers
 
 
 class Covers:
@@ -27,7 +27,7 @@ class Covers:
         self,
         plan: SearchPlan,
         tree: StageTree,
-        workers: Mapping[WorkerId, Worker],
+        workers: Workers,
         driver: DriverId,
         pool: str,
     ) -> None:
@@ -45,13 +45,13 @@ class Covers:
             self.advance(id, chain.reached.step)
         if self._in_pool(chain):
             for worker in self._present(chain):
-                worker.chain = id
+                self._workers.assign(worker, id)
 
     def find_on(self, worker: Worker) -> None:
         """Assign to a worker that has joined the chain that already runs on it, if any."""
         for id, chain in self._plan.chains.items():
             if worker.id in chain.workers and self._in_pool(chain):
-                worker.chain = id
+                self._workers.assign(worker, id)
 
     def _present(self, chain: OpenChain) -> list[Worker]:
         return [self._workers[id] for id in chain.workers if id in self._workers]
@@ -92,4 +92,4 @@ class Covers:
             self._tree.uncover(id, self._tree.line_of(span))
         for worker in self._present(chain):
             if worker.chain == id:
-                worker.chain = None
+                self._workers.assign(worker, None)

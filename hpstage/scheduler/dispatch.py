@@ -6,7 +6,6 @@ A claim is first proposed, which changes nothing; it is carried out once it is i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
 from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, ChainProlonged, ChainStarted, DriverId, Span, WorkerId
@@ -75,18 +74,21 @@ class Dispatch:
 
     # --- proposing: changes nothing -----------------------------------------------------------------------
 
-    def propose(self, now: float) -> list[Claim]:
+    def propose(self, due: Iterable[Orders], now: float) -> list[Claim]:
         """Propose prolongations of running chains, and heads for idle workers, the longest remaining path first.
 
         Claims proposed together do not overlap: training to a state begins at the last source before it, and work
         beyond the end of a chain waits for that chain.
+
+        Args:
+            due: the running chains that may have to be prolonged.
         """
         claims: list[Claim] = []
-        for id, orders in self._running.items():
+        for orders in due:
             if not orders.stopping and (spans := self._builder.prolongation(orders)):
-                claims.append(ChainProlonged(id, spans))
-        idle = self._workers.idle(now)
-        heads = list(islice(self._tree.heads(), _CONSIDERED + len(idle) - 1)) if idle else []
+                claims.append(ChainProlonged(orders.chain.id, spans))
+        idle = self._workers.idle(now) if self._tree.ready else []
+        heads = self._tree.heads(_CONSIDERED + len(idle) - 1) if idle else []
         starts = list(self._assign(idle, heads))
         for number, (start, gang) in enumerate(
             zip(starts, self._gangs(starts, idle, now), strict=True), self.started + 1
@@ -131,10 +133,7 @@ class Dispatch:
         return not killed_at(self._plan, step) and self._builder.is_verified(line.node)
 
     def _assign(self, idle: Iterable[Worker], heads: list[tuple[float, Line, int]]) -> Iterable[Start]:
-        busy: dict[WorkerId, ChainId | None] = {
-            worker.host: worker.chain for worker in self._workers.values() if worker.chain is not None
-        }
-        idle = [worker for worker in idle if not self._is_suspect(busy.get(worker.host))]
+        idle = [worker for worker in idle if not self._is_suspect(self._workers.chain_beside(worker.host))]
         while idle and heads:
             chosen = 0
             seconds, line, step = heads[0]

@@ -6,7 +6,7 @@ A hint alone: what it says may turn out otherwise, and nothing depends on whethe
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from hpstage.plan.facts import ChainId, StateKey, StateRef, WorkerId
@@ -18,7 +18,9 @@ from hpstage.scheduler.pace import seconds_between
 from hpstage.scheduler.stage_tree import StageTree
 
 # The most workers that are told at a time, those that finish first, and how many states each of them is told.
-_WORKERS, _STATES = 4, 2
+EXPECTING, _STATES = 4, 2
+# Stale entries of the queue before it is built anew.
+_STALE = 1000
 
 
 def source_of(line: Line, step: int) -> StateRef | None:
@@ -33,44 +35,73 @@ class Expectation:
 
     The worker that finishes first gets the longest path that waits, the next one the second longest. Each is told of
     one more, since they may finish in another order.
+
+    Args:
+        running: the orders of the driver's chains.
     """
 
-    def __init__(self, plan: SearchPlan, tree: StageTree) -> None:
+    def __init__(self, plan: SearchPlan, tree: StageTree, running: Mapping[ChainId, Orders]) -> None:
         self._plan = plan
         self._tree = tree
+        self._running = running
         self._told: dict[WorkerId, tuple[StateKey, ...]] = {}
-        self._seen: tuple[list[StateRef | None], list[ChainId]] = [], []
+        self._soonest: list[tuple[float, ChainId]] = []  # when chains end, as estimated; entries may be stale
+        self._ends: dict[ChainId, float] = {}
+        self._seen: tuple[list[StateRef | None], int] | None = None
+        self._changes = 0  # number of chains begun or ended
 
     def forget(self, worker: WorkerId) -> None:
         """Forget what a worker was told, which has left."""
         self._told.pop(worker, None)
-        self._seen = [], []
+        self._seen = None
 
-    def update(
-        self, running: Sequence[Orders], heads: Sequence[tuple[float, Line, int]], now: float
-    ) -> list[ExpectStates]:
-        """Return what has changed; ``heads``: those with the longest paths. Looks at the running chains only if they,
-        or the first heads, are others than before."""
-        waiting = [source_of(line, step) for _, line, step in heads[:_WORKERS]]
-        seen = waiting, [orders.chain.id for orders in running] if waiting else []
+    def ended(self, chain: ChainId) -> None:
+        """Forget a chain that has ended."""
+        self._changes += self._ends.pop(chain, None) is not None
+
+    def update(self, changed: Iterable[Orders], heads: Sequence[tuple[float, Line, int]]) -> list[ExpectStates]:
+        """Return what is to be told anew: if other chains run, or other paths wait, than when it was told last.
+
+        Args:
+            changed: chains that have begun since, or whose ends may have changed.
+            heads: those with the longest paths.
+        """
+        for orders in changed:
+            self._note(orders)
+        waiting = [source_of(line, step) for _, line, step in heads[:EXPECTING]]
+        seen = waiting, self._changes if waiting else -1
         if seen == self._seen:
             return []
         self._seen = seen
-        expected = self._expected(running, [self._key(source) for source in waiting], now) if waiting else {}
-        changed = [ExpectStates(worker, keys) for worker, keys in expected.items() if self._told.get(worker) != keys]
-        changed += [ExpectStates(worker, ()) for worker, keys in self._told.items() if keys and worker not in expected]
-        self._told.update((change.worker, change.keys) for change in changed)
-        return changed
+        expected = self._expected([self._key(source) for source in waiting]) if waiting else {}
+        anew = [ExpectStates(worker, keys) for worker, keys in expected.items() if self._told.get(worker) != keys]
+        anew += [ExpectStates(worker, ()) for worker, keys in self._told.items() if keys and worker not in expected]
+        for told in anew:
+            if told.keys:
+                self._told[told.worker] = told.keys
+            else:
+                self._told.pop(told.worker, None)
+        return anew
+
+    def _note(self, orders: Orders) -> None:
+        chain = orders.chain
+        stop = orders.end if orders.end is not None else orders.marks[-1] if orders.marks else chain.spans[-1].stop
+        at = chain.since + seconds_between(self._tree, chain, chain.at, stop)
+        before = self._ends.get(chain.id)
+        self._changes += before is None
+        if before != at:
+            self._ends[chain.id] = at
+            heapq.heappush(self._soonest, (at, chain.id))
+            if len(self._soonest) > 4 * len(self._ends) + _STALE:
+                self._soonest = [(at, id) for id, at in self._ends.items()]
+                heapq.heapify(self._soonest)
 
     def _key(self, source: StateRef | None) -> StateKey | None:
         return None if source is None else self._plan.key(self._plan.nodes[source.node], source.step)
 
-    def _expected(
-        self, running: Sequence[Orders], waiting: Sequence[StateKey | None], now: float
-    ) -> dict[WorkerId, tuple[StateKey, ...]]:
-        soonest = heapq.nsmallest(_WORKERS, running, key=lambda orders: (self._left(orders, now), orders.chain.id))
+    def _expected(self, waiting: Sequence[StateKey | None]) -> dict[WorkerId, tuple[StateKey, ...]]:
         expected: dict[WorkerId, tuple[StateKey, ...]] = {}
-        for rank, orders in enumerate(soonest):
+        for rank, orders in enumerate(self._first()):
             host = host_of(orders.chain.worker)
             own = [waiting[rank]] if rank < len(waiting) else []
             keys = dict.fromkeys(key for key in (*own, *waiting) if key is not None)
@@ -78,9 +109,13 @@ class Expectation:
             expected[host] = tuple(dict.fromkeys((*told, *islice(keys, _STATES))))
         return expected
 
-    def _left(self, orders: Orders, now: float) -> float:
-        """Estimate the seconds until a chain ends."""
-        chain = orders.chain
-        end = orders.end if orders.end is not None else orders.marks[-1] if orders.marks else chain.spans[-1].stop
-        spent = max(0.0, now - chain.since)
-        return max(0.0, seconds_between(self._tree, chain, chain.at, end) - spent)
+    def _first(self) -> list[Orders]:
+        """Return the chains that end first."""
+        first: dict[ChainId, float] = {}
+        while self._soonest and len(first) < EXPECTING:
+            at, id = heapq.heappop(self._soonest)
+            if self._ends.get(id) == at:
+                first[id] = at
+        for id, at in first.items():
+            heapq.heappush(self._soonest, (at, id))
+        return [self._running[id] for id in first]

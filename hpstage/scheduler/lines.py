@@ -6,6 +6,8 @@ is the part of a line that a running chain will train.
 
 from __future__ import annotations
 
+import heapq
+
 from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.nodes import Node
 from hpstage.plan.ordered import Ordered, StepMap
@@ -18,38 +20,94 @@ class Wanted:
 
     def __init__(self) -> None:
         self.evaluate = False
-        self.children: dict[int, Line] = {}  # needy lines attached here, by node id
+        self.children = _NO_CHILDREN  # needy lines attached here, by node id
+
+    def attach(self, child: Line) -> None:
+        if self.children is _NO_CHILDREN:
+            self.children = {}
+        self.children[child.node.id] = child
+
+
+_NO_CHILDREN: dict[int, Line] = {}
+
+
+# Shared by the many lines that have none, and never changed: see Line.
+_NO_WANTED: StepMap[Wanted] = StepMap()
+_NO_SOURCES: Ordered[int] = Ordered()
+_NO_COVERS: dict[ChainId, Span] = {}
+_NO_FAR: list[tuple[float, int, int]] = []
+_NO_HEADS: dict[int, float] = {}
 
 
 class Line:
-    """The transient data of a node."""
+    """The transient data of a node.
 
-    __slots__ = ("cost", "covers", "far", "heads", "length", "needy", "node", "sources", "wanted", "weighed")
+    There is one per node, and few have all of it: a collection is made by the method that first adds to it.
+    """
+
+    __slots__ = (
+        "cost",
+        "covers",
+        "done",
+        "far",
+        "heads",
+        "length",
+        "needy",
+        "node",
+        "seconds",
+        "sources",
+        "unfinished",
+        "wanted",
+    )
 
     def __init__(self, node: Node, cost: float) -> None:
         self.node = node
         self.cost = cost  # seconds per step, as used in ``far`` and ``length``
-        self.wanted: StepMap[Wanted] = StepMap()
-        self.sources: Ordered[int] = Ordered()  # kept steps after the start
-        self.covers: dict[ChainId, Span] = {}  # the part of the line that each chain will still train
+        self.wanted = _NO_WANTED
+        self.sources = _NO_SOURCES  # kept steps after the start
+        self.covers = _NO_COVERS  # the part of the line that each chain will still train
         self.needy = False
         self.length = 0.0  # seconds of the longest remaining path, from the line's start
         # Heap of (-seconds from the line's start, step, child node id or -1). Stale entries are dropped or
         # renewed when they reach the top.
-        self.far: list[tuple[float, int, int]] = []
-        self.heads: dict[int, float] = {}  # step of each queued head -> the priority it is queued with
-        self.weighed = Weight()
-
-
-class Weight:
-    """A line's contribution to the sums."""
-
-    __slots__ = ("done", "seconds", "unfinished")
-
-    def __init__(self) -> None:
+        self.far = _NO_FAR
+        self.heads = _NO_HEADS  # step of each queued head -> the priority it is queued with
+        # Its contribution to the sums of WorkLeft.
         self.seconds = 0.0
         self.unfinished = False
         self.done = False
+
+    def want(self, step: int) -> Wanted:
+        """Return what a step is wanted for, so far nothing if it is new."""
+        wanted = self.wanted.get(step)
+        if wanted is None:
+            if self.wanted is _NO_WANTED:
+                self.wanted = StepMap()
+            wanted = self.wanted[step] = Wanted()
+        return wanted
+
+    def add_source(self, step: int) -> None:
+        if self.sources is _NO_SOURCES:
+            self.sources = Ordered()
+        self.sources.add(step)
+
+    def cover(self, chain: ChainId, span: Span) -> None:
+        """Cover a span that a chain will train; it becomes the last of the line's covers."""
+        if self.covers is _NO_COVERS:
+            self.covers = {}
+        self.covers.pop(chain, None)
+        self.covers[chain] = span
+
+    def queue_head(self, step: int, priority: float) -> None:
+        if self.heads is _NO_HEADS:
+            self.heads = {}
+        self.heads[step] = priority
+
+    def lengthen(self, seconds: float, step: int, child: int) -> None:
+        """Add a path that ends at ``step``, so many seconds from the line's start."""
+        if self.far is _NO_FAR:
+            self.far = []
+        heapq.heappush(self.far, (-seconds, step, child))
 
 
 class WorkLeft:
@@ -69,11 +127,10 @@ class WorkLeft:
         seconds = steps * line.cost
         unfinished = steps > 0 or bool(line.wanted)
         done = not unfinished and line.node.trained > 0
-        before = line.weighed
-        self.seconds += seconds - before.seconds
-        self.stages_left += unfinished - before.unfinished
-        self.stages_done += done - before.done
-        before.seconds, before.unfinished, before.done = seconds, unfinished, done
+        self.seconds += seconds - line.seconds
+        self.stages_left += unfinished - line.unfinished
+        self.stages_done += done - line.done
+        line.seconds, line.unfinished, line.done = seconds, unfinished, done
 
 
 def steps_left(line: Line) -> int:

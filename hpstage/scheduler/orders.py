@@ -15,6 +15,7 @@ class Orders:
     """The orders given to a chain's worker: where to keep states, and where to end."""
 
     chain: OpenChain
+    number: int  # in the order of the chains' starts
     marks: Ordered[int] = field(default_factory=Ordered)  # boundaries ahead, except those that the worker sets itself
     evaluated: set[int] = field(default_factory=set)  # marks to evaluate
     verifying: set[Regime] = field(default_factory=set)  # regimes under which the chain verifies a fork
@@ -25,6 +26,7 @@ class Orders:
     speed: float = 1.0  # how many times as fast as one worker its workers train
     regroup: bool = False  # it ends at its next mark, to go on with other workers
     stopping: bool = False
+    holds: tuple[float, float] | None = None  # paths that wait, longer and up to so long, for which its end stands
 
     def spent(self, now: float) -> float:
         """The seconds since the chain's last report, as one worker would have needed them."""

@@ -8,8 +8,11 @@ workers take 1.5 times their length instead of 2 (McNaughton, "Scheduling with d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from hpstage.plan.facts import ChainId
 from hpstage.plan.messages import AmendChain, Amendment, Boundary, Instruction, StopChain
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
@@ -21,6 +24,10 @@ from hpstage.scheduler.stage_tree import StageTree
 
 # A cut must save at least this multiple of its cost.
 WORTH = 10.0
+# Up to so many chains are looked at in every turn.
+_EACH_TURN = 16
+# Stale entries of queues before they are built anew.
+_STALE = 1000
 
 
 class Preemption:
@@ -30,6 +37,11 @@ class Preemption:
         self._plan = plan
         self._tree = tree
         self._builder = builder
+        self._cut: dict[ChainId, int] = {}  # where chains are cut
+        self._turns = 0  # until it is looked where to cut them
+        # Chains by the paths that wait for which their ends stand: see Orders.holds. Entries may be stale.
+        self._up_to: list[tuple[float, ChainId]] = []
+        self._above: list[tuple[float, ChainId]] = []
 
     def switch_seconds(self) -> float:
         """Return the cost of leaving a line and returning to it: a message, a save, a load."""
@@ -38,23 +50,35 @@ class Preemption:
         load = totals.load_seconds / totals.loads if totals.loads else save
         return 0.01 + load + save
 
-    def update_ends(self, running: list[Orders], waiting: list[float], workers: int, now: float) -> list[Instruction]:
-        """Return the instructions that update the ends of the running chains.
+    def update_ends(
+        self,
+        due: Iterable[Orders],
+        running: Mapping[ChainId, Orders],
+        workers: int,
+        now: float,
+    ) -> tuple[list[Orders], list[Instruction]]:
+        """Return the running chains whose ends may have changed, and the instructions that update them.
 
         Args:
-            waiting: the seconds of the longest paths that wait, at most one for each worker.
+            due: chains that have changed otherwise; the others are those whose ends depend on what waits.
         """
-        going, instructions = self._going(running)
-        if not self._plan.sharing:
-            waiting = []  # a trial trained alone never yields: after a cut it would continue from a kept state
-        cuts = self._cuts([orders for orders, _ in going], waiting, workers, now)
-        yields = bool(waiting) and not self._can_wait(waiting[0], workers)
+        waiting = self._waiting(1) if self._plan.sharing else []
+        # A trial trained alone never yields: after a cut it would continue from a kept state.
+        rivals = waiting[0] - self.switch_seconds() if waiting else 0.0
+        if waiting and self._can_wait(waiting[0], workers):
+            rivals = 0.0
+        found = {orders.chain.id: orders for orders in (*due, *self._moved(running, rivals))}
+        going, instructions = self._going(sorted(found.values(), key=_number))
+        cuts = self._update_cuts(running, bool(waiting), workers, now)
+        if cuts:
+            more = {id: running[id] for id in cuts if id in running and id not in found}
+            found |= more
+            going += self._going(more.values())[0]
+            going.sort(key=lambda pair: pair[0].number)
         for orders, last in going:
-            end = last
-            if yields:
-                end = self._before_longer(orders, last, waiting[0])
-            cut = cuts.get(orders.chain.id)
-            if cut is not None and cut < end:
+            end = self._before_longer(orders, last, rivals)
+            cut = self._cut.get(orders.chain.id, end)
+            if max(orders.chain.at, orders.passed) < cut < end:
                 end = cut
             if orders.regroup:
                 end = min(end, orders.marks[0])
@@ -66,9 +90,61 @@ class Preemption:
             if wish != orders.end or boundaries:
                 orders.end = wish
                 instructions.append(AmendChain(Amendment(orders.chain.id, (), boundaries, orders.end_ref)))
-        return instructions
+        if len(self._up_to) + len(self._above) > 4 * len(running) + _STALE:
+            self._up_to = [(orders.holds[1], id) for id, orders in running.items() if orders.holds is not None]
+            self._above = [(-orders.holds[0], id) for id, orders in running.items() if orders.holds is not None]
+            heapq.heapify(self._up_to)
+            heapq.heapify(self._above)
+        return list(found.values()), instructions
 
-    def stop_all(self, running: list[Orders]) -> list[Instruction]:
+    def _update_cuts(
+        self, running: Mapping[ChainId, Orders], waiting: bool, workers: int, now: float
+    ) -> Collection[ChainId]:
+        """Update where chains are cut, and return those that are, or were.
+
+        Since this looks at every chain, many chains are looked at once in many turns.
+        """
+        before = self._cut
+        if not (waiting and self._tree.ready < workers <= len(running) and self._plan.totals.saves):
+            self._cut = {}  # or the duration of a step and the cost of a cut are not known yet
+            return before
+        if self._turns > 0:
+            self._turns -= 1
+            return ()
+        self._turns = len(running) // _EACH_TURN
+        going = [orders for orders in running.values() if orders.marks and not orders.stopping]
+        self._cut = self._cuts(going, self._waiting(workers), workers, now)
+        return before.keys() | self._cut.keys()
+
+    def _waiting(self, most: int) -> list[float]:
+        """Return the seconds of the longest paths that wait."""
+        return [seconds for seconds, _, _ in self._tree.heads(most)]
+
+    def _moved(self, running: Mapping[ChainId, Orders], rivals: float) -> Iterator[Orders]:
+        """Yield the chains whose ends do not stand against the paths that wait now."""
+        while self._up_to and self._up_to[0][0] < rivals:
+            up_to, id = heapq.heappop(self._up_to)
+            if id in running and (holds := running[id].holds) is not None and holds[1] == up_to:
+                running[id].holds = None
+                yield running[id]
+        while self._above and -self._above[0][0] >= rivals:
+            negative, id = heapq.heappop(self._above)
+            if id in running and (holds := running[id].holds) is not None and holds[0] == -negative:
+                running[id].holds = None
+                yield running[id]
+
+    def _hold(self, orders: Orders, above: float, up_to: float) -> None:
+        """Note that a chain's end stands while the longest path that waits takes more than ``above`` seconds besides
+        its cost, and at most ``up_to``."""
+        if orders.holds == (above, up_to):
+            return  # unless one of the two was just found exceeded, both are queued
+        orders.holds = above, up_to
+        if up_to < math.inf:
+            heapq.heappush(self._up_to, (up_to, orders.chain.id))
+        if above > 0.0:
+            heapq.heappush(self._above, (-above, orders.chain.id))
+
+    def stop_all(self, running: Iterable[Orders]) -> list[Instruction]:
         """Return the instructions that end all chains at their next steps, keeping the states of wanted chains."""
         going, instructions = self._going(running)
         for orders, _ in going:
@@ -76,7 +152,7 @@ class Preemption:
             instructions.append(StopChain(orders.chain.id, keep=True))
         return instructions
 
-    def _going(self, running: list[Orders]) -> tuple[list[tuple[Orders, int]], list[Instruction]]:
+    def _going(self, running: Iterable[Orders]) -> tuple[list[tuple[Orders, int]], list[Instruction]]:
         """Return the chains that are still wanted, each with its last wanted mark, and instructions to stop the
         others."""
         instructions: list[Instruction] = []
@@ -107,21 +183,31 @@ class Preemption:
         """
         return 2 * waiting <= self._tree.left.seconds / workers
 
-    def _before_longer(self, orders: Orders, last: int, waiting: float) -> int:
-        """Return the first resting step after which the chain's own path is shorter than the waiting one."""
+    def _before_longer(self, orders: Orders, last: int, rivals: float) -> int:
+        """Return the first resting step after which the chain's own path is shorter than the waiting one.
+
+        Args:
+            rivals: seconds of the longest path that waits, less what changing to it costs.
+        """
         end = last
-        rivals = waiting - self.switch_seconds()
-        if rivals <= 0:
-            return end
         left = self._beyond(orders.chain) if last == orders.marks[-1] else 0.0
+        if rivals <= 0.0:
+            self._hold(orders, 0.0, left)
+            return end
+        above, up_to = 0.0, math.inf
         later = last
         for mark in self._yield_steps(orders, last):
             if left >= rivals:
+                up_to = left
                 break
             left += seconds_between(self._tree, orders.chain, mark, later)
             later = mark
             if left < rivals:
-                end = mark
+                end, above = mark, left
+        else:
+            if left >= rivals:
+                up_to = left
+        self._hold(orders, above, up_to)
         return end
 
     def _yield_steps(self, orders: Orders, last: int) -> Iterator[int]:
@@ -131,18 +217,16 @@ class Preemption:
         if step < orders.marks[0]:
             yield step
 
-    def _cuts(self, running: list[Orders], waiting: list[float], workers: int, now: float) -> dict[str, int]:
+    def _cuts(self, running: list[Orders], waiting: list[float], workers: int, now: float) -> dict[ChainId, int]:
         """Return where to cut chains when fewer heads wait than there are workers, so that all workers finish at about
         the same time."""
-        if not waiting or len(waiting) >= workers or len(running) < workers:
+        if len(waiting) >= workers or len(running) < workers:
             return {}
-        if not self._plan.totals.saves:
-            return {}  # the duration of a step and the cost of a cut are not known yet
         left = [(self.left(orders, now), orders) for orders in running]
         left.sort(key=lambda pair: (pair[0], pair[1].chain.id))
         together = (sum(seconds for seconds, _ in left) + sum(waiting)) / workers
         together = max(together, left[-1][0], waiting[0])
-        cuts: dict[str, int] = {}
+        cuts: dict[ChainId, int] = {}
         # The chain that ends first is followed by the longest waiting path; the part that does not fit goes to others.
         for length, (seconds, orders) in zip(waiting, left, strict=False):
             over = seconds + length - together
@@ -178,3 +262,7 @@ class Preemption:
             return None
         orders.cut = step
         return step
+
+
+def _number(orders: Orders) -> int:
+    return orders.number

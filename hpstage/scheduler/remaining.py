@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass
 
 from hpstage.plan.open_chain import OpenChain
@@ -32,9 +31,7 @@ class RemainingWork:
 
 def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders], now: float) -> RemainingWork:
     """Estimate the work left at ``now`` on the chains' clock. O(running chains x their spans)."""
-    with closing(tree.heads()) as heads:
-        longest = next(heads, None)
-    path = 0.0 if longest is None else longest[0]
+    path = max((seconds for seconds, _, _ in tree.heads(1)), default=0.0)
     work = tree.left.seconds + tree.left.evaluations * tree.evaluate_seconds
     for orders in running:
         chain = orders.chain

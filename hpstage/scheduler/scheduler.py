@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from hpstage.plan.facts import (
     ChainClosed,
@@ -57,7 +57,8 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.covers import Covers
 from hpstage.scheduler.dispatch import Claim, Dispatch
-from hpstage.scheduler.expectation import Expectation
+from hpstage.scheduler.due import Due
+from hpstage.scheduler.expectation import EXPECTING, Expectation
 from hpstage.scheduler.gangs import Gangs
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.preemption import Preemption
@@ -131,7 +132,8 @@ class Scheduler:
             running=self._running,
         )
         self._preemption = Preemption(plan, self._tree, builder)
-        self._expectation = Expectation(plan, self._tree)
+        self._expectation = Expectation(plan, self._tree, self._running)
+        self._due = Due(self._tree, self._running)
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
         self._widths = Widths(widest)
@@ -150,6 +152,7 @@ class Scheduler:
         )
         self.draining = False  # start and prolong no more chains
         self.leaving = False  # also end the running chains as soon as possible
+        self.settled = False  # nothing has happened since the last turn
         plan.forget(driver)  # leftovers of an earlier process with this driver id
         if not plan.drivers:
             plan.endings.forget_failures()  # failures are shared only among concurrent drivers
@@ -188,12 +191,17 @@ class Scheduler:
 
     def propose(self) -> list[Claim]:
         """Return claims on the next work, to be written to the journal before they are carried out."""
-        return [] if self.draining else self._dispatch.propose(self._now)
+        if self.draining:
+            return []
+        if self._widths.widest > 1:
+            self._due.mark_all()  # gangs go on with others at any time, and once a fork is verified
+        return self._dispatch.propose(self._due.chains(), self._now)
 
     # --- reports ------------------------------------------------------------------------------------------
 
     def note(self, report: Report) -> list[str]:
         """Process what only this driver needs of a report, after its facts are folded. Return messages for the user."""
+        self.settled = False
         match report:
             case BoundaryReached(reached):
                 self.tick(reached.at)
@@ -217,19 +225,21 @@ class Scheduler:
                 self._covers.find_on(self.workers.join(report.worker))
             case WorkerLeft():
                 self.tick(report.at)
-                self.workers.pop(report.worker, None)
+                self.workers.leave(report.worker)
                 self._expectation.forget(report.worker)
                 self._widths.meetings.forget(report.worker)
         return []
 
     def tick(self, now: float) -> None:
         """Advance the time to ``now`` on the clock of the reports."""
-        self._now = max(self._now, now)
+        if now > self._now:
+            self._now, self.settled = now, False
 
     def _missed(self, report: BoundaryMissed) -> None:
         orders = self._running.get(report.chain)
         if orders is None:
             return
+        self._due.mark(orders)
         orders.marks.discard(report.step)
         orders.passed = max(orders.passed, report.position)
         if orders.end == report.step:
@@ -242,6 +252,7 @@ class Scheduler:
 
     def fold(self, fact: Fact) -> list[Answer]:
         """Fold a fact, this driver's or another's, into the plan and all structures derived from it."""
+        self.settled = False
         match fact:
             case StateReached():
                 return self._reached(fact)
@@ -264,7 +275,7 @@ class Scheduler:
             case ChainClosed():
                 if fact.chain in self._plan.chains:
                     self._covers.end(fact.chain)
-                self._running.pop(fact.chain, None)
+                self._over(fact.chain)
                 self._plan.apply(fact)
             case DriverLeft():
                 self._part(fact)
@@ -301,11 +312,12 @@ class Scheduler:
         answers: list[Answer] = []
         if fact.metrics is not None:
             answers = self._answer(state, waiting, to_numbers(fact.metrics), None)
-        self._tree.evaluate_seconds = self._plan.totals.average_evaluate_seconds
+        self._tree.evaluated(self._plan.totals.average_evaluate_seconds)
         self._tree.measured(node)
         return answers
 
     def _advance(self, orders: Orders, fact: StateReached) -> None:
+        self._due.mark(orders)
         self._widths.learn(fact)
         if fact.workers > 1:
             orders.speed = self._widths.speedup(int(fact.workers))
@@ -357,9 +369,15 @@ class Scheduler:
             return
         self._dispatch.started += 1
         speed = self._widths.speedup(1 + len(fact.gang))
-        self._running[fact.chain] = Orders(chain := self._plan.chains[fact.chain], speed=speed)
-        if chain.gang:
-            self._widths.meetings.ask(chain.id, chain.workers)
+        orders = Orders(self._plan.chains[fact.chain], self._dispatch.started, speed=speed)
+        self._running[fact.chain] = orders
+        if orders.chain.gang:
+            self._widths.meetings.ask(orders.chain.id, orders.chain.workers)
+        self._due.mark(orders)
+
+    def _over(self, chain: ChainId) -> None:
+        if self._running.pop(chain, None) is not None:
+            self._expectation.ended(chain)
 
     def _prolong(self, fact: ChainProlonged) -> None:
         self._plan.apply(fact)
@@ -370,7 +388,7 @@ class Scheduler:
         """End the chains of a driver that is gone, and drop states that only it wanted."""
         for id in [id for id, chain in self._plan.chains.items() if chain.driver == fact.driver]:
             self._covers.end(id)
-            self._running.pop(id, None)
+            self._over(id)
         wanted = self._plan.wanted_by(fact.driver)
         self._plan.apply(fact)
         for state in wanted:
@@ -381,21 +399,22 @@ class Scheduler:
 
     def carry_out(self, claims: Iterable[Claim]) -> list[Instruction]:
         """Start and amend chains as claimed, add newly wanted steps, and set where chains yield."""
+        self.settled = True
         instructions = self._dispatch.carry_out(claims)
-        running = list(self._running.values())
-        self.workers.set_speeds(running)
+        if self.workers.step_times is not None:
+            self.workers.set_speeds(self._running.values())
         if self.leaving:
-            instructions += self._preemption.stop_all(running)
-        else:
-            able = self.workers.able(self._now)
-            heads = list(islice(self._tree.heads(), able))
-            waiting = [seconds for seconds, _, _ in heads]
-            if self._widths.widest > 1 and self._plan.sharing and not self.draining:
-                idle = self.workers.idle(self._now)
-                instructions += self._gangs.regroup(running, len(waiting), idle, able, self._now)
-            instructions += self._preemption.update_ends(running, waiting, able, self._now)
-            instructions += self._expectation.update(running, heads, self._now)
-        return instructions
+            return instructions + self._preemption.stop_all(self._running.values())
+        able = self.workers.able(self._now)
+        if self._widths.widest > 1 and self._plan.sharing and not self.draining:
+            idle, waiting = self.workers.idle(self._now), min(self._tree.ready, able)
+            instructions += self._gangs.regroup(list(self._running.values()), waiting, idle, able, self._now)
+            self._due.mark_all()
+        first = self._tree.heads(EXPECTING)
+        changed, amendments = self._preemption.update_ends(self._due.chains(), self._running, able, self._now)
+        self._due.clear()
+        instructions += amendments
+        return instructions + self._expectation.update(changed, first)
 
     # --- reading ------------------------------------------------------------------------------------------
 

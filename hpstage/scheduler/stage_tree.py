@@ -13,12 +13,11 @@ a wanted, uncovered step can be trained now.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator
 
 from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.plan import SearchPlan
-from hpstage.scheduler.lines import Line, Wanted, WorkLeft, steps_left
+from hpstage.scheduler.lines import Line, WorkLeft, steps_left
 
 # Relative changes of a node's measured seconds per step below this do not trigger re-sorting.
 _DRIFT = 0.1
@@ -36,9 +35,14 @@ class StageTree:
         self.evaluate_seconds = 0.0  # estimate for one evaluation
         self.left = WorkLeft()
         self.fresh: list[tuple[Line, int]] = []  # newly wanted or to be kept, consumed by the scheduler
+        self.changed: dict[int, Line] = {}  # lines that changed, by node id, consumed by the scheduler
+        self.changed_all = False  # estimates of all lines did
+        self.ready = 0  # number of heads
+        self._first: list[tuple[float, Line, int]] | None = None  # the first heads, until anything changes
         for node in plan.nodes:
             line = self.line(node)
-            line.sources.extend(sorted(step for step, state in node.states.items() if state.kept is not None))
+            for step in sorted(step for step, state in node.states.items() if state.kept is not None):
+                line.add_source(step)
             self.left.weigh(line)
 
     def line(self, node: Node) -> Line:
@@ -55,9 +59,7 @@ class StageTree:
     def want(self, node: Node, step: int) -> None:
         """Mark the metrics of a state as waited for by a trial."""
         line = self.line(node)
-        wanted = line.wanted.get(step)
-        if wanted is None:
-            wanted = line.wanted[step] = Wanted()
+        wanted = line.want(step)
         if not wanted.evaluate:
             wanted.evaluate = True
             self.left.evaluations += 1
@@ -79,14 +81,18 @@ class StageTree:
 
     def keep(self, trial: PlannedTrial) -> None:
         """Let the scheduler know of the steps at which a new trial is to be kept, for chains that run."""
-        self.fresh += [(self.line(trial.node_at(step)), step) for step in trial.keep_at if step <= trial.steps]
+        for step in trial.keep_at:
+            if step <= trial.steps:
+                line = self.line(trial.node_at(step))
+                self.fresh.append((line, step))
+                self._change(line)
 
     def kept(self, node: Node, step: int) -> None:
         """Make a state a source."""
         line = self.line(node)
         if step in line.sources:
             return
-        line.sources.add(step)
+        line.add_source(step)
         wanted = line.wanted.get(step)
         if wanted is not None and wanted.children:
             children = list(wanted.children.values())
@@ -97,15 +103,18 @@ class StageTree:
                 self._queue_head(child, child.node.start)
             self._raise(line, step)
         self._settle(line, step)
+        before = line.sources.last(step - 1)
+        if before is not None and before in line.heads:
+            self._queue_head(line, before)  # the steps that it was to train are nearer now
 
     def lost(self, node: Node, step: int) -> None:
         """Make a state no longer a source."""
         line = self.line(node)
         line.sources.discard(step)
-        line.heads.pop(step, None)
+        self._drop_head(line, step)
         for child in node.children.get(step, {}).values():
             below = self.line(child)
-            below.heads.pop(step, None)
+            self._drop_head(below, step)
             if below.needy:
                 self._need(line, below)
         self._settle(line, step)
@@ -113,8 +122,8 @@ class StageTree:
     def cover(self, chain: ChainId, span: Span) -> None:
         """Cover a span that a chain will train, replacing the chain's earlier cover of the line."""
         line = self.line_of(span)
-        before = line.covers.pop(chain, span)
-        line.covers[chain] = span
+        before = line.covers.get(chain, span)
+        line.cover(chain, span)
         self._settle(line, span.stop)
         # Wanted steps that the chain passed without stopping, since the amendment came too late, are open again.
         for step in list(line.wanted.steps.irange(before.start, span.start, inclusive=(False, True))):
@@ -153,6 +162,7 @@ class StageTree:
     def _reestimate(self) -> None:
         """Recompute every line, leaves first. O(tree), once per as many drifts."""
         self._drifted = 0
+        self.changed_all, self._first = True, None
         for line in self._lines:
             line.cost = self._estimate(line.node)
             self.left.weigh(line)
@@ -161,6 +171,12 @@ class StageTree:
         for line in self._lines:
             for step in list(line.heads):
                 self._queue_head(line, step)
+
+    def evaluated(self, seconds: float) -> None:
+        """Update the estimate for one evaluation, if it changed enough."""
+        if abs(seconds - self.evaluate_seconds) > _DRIFT * self.evaluate_seconds:
+            self.evaluate_seconds = seconds
+            self.changed_all, self._first = True, None
 
     # --- needs and heads ----------------------------------------------------------------------------------
 
@@ -192,6 +208,7 @@ class StageTree:
 
     def _settle_one(self, line: Line, step: int) -> bool:
         """Settle one line. Return whether its parent must be settled too."""
+        self._change(line)
         needy = above = False
         if line.wanted:
             first = line.wanted.steps[0]
@@ -202,7 +219,7 @@ class StageTree:
             line.needy = needy
             parent = line.node.parent
             if not needy:
-                line.heads.pop(line.node.start, None)
+                self._drop_head(line, line.node.start)
                 above = parent is not None and self._relieve(self.line(parent), line)
             elif parent is None or self._begins(line):
                 self._queue_head(line, line.node.start)
@@ -219,10 +236,7 @@ class StageTree:
 
     def _need(self, parent: Line, child: Line) -> None:
         step = child.node.start
-        wanted = parent.wanted.get(step)
-        if wanted is None:
-            wanted = parent.wanted[step] = Wanted()
-        wanted.children[child.node.id] = child
+        parent.want(step).attach(child)
         self._lengthen(parent, step, child.node.id)
         self.fresh.append((parent, step))
 
@@ -237,14 +251,25 @@ class StageTree:
         self._raise(parent, step)
         return True
 
+    def _change(self, line: Line) -> None:
+        self.changed[line.node.id] = line
+        self._first = None
+
     def _queue_head(self, line: Line, step: int) -> None:
         if self._open(line, step) is None:
-            line.heads.pop(step, None)
+            self._drop_head(line, step)
             return
-        priority = self.remaining(line, step)
-        if line.heads.get(step) != priority:
-            line.heads[step] = priority
+        priority, before = self.remaining(line, step), line.heads.get(step)
+        if before != priority:
+            self.ready += before is None
+            self._first = None
+            line.queue_head(step, priority)
             heapq.heappush(self._queue, (-priority, line.node.id, step))
+
+    def _drop_head(self, line: Line, step: int) -> None:
+        if line.heads.pop(step, None) is not None:
+            self.ready -= 1
+            self._first = None
 
     def _open(self, line: Line, step: int) -> int | None:
         """Return the first wanted step that training from the source at ``step`` would serve, if any."""
@@ -259,34 +284,31 @@ class StageTree:
             return None
         return first
 
-    def heads(self) -> Generator[tuple[float, Line, int], None, None]:
-        """Yield ready heads ``(remaining seconds, line, step)``, longest first; consuming one does not remove it.
+    def heads(self, most: int) -> list[tuple[float, Line, int]]:
+        """Return ready heads ``(remaining seconds, line, step)``, longest first, at most so many.
 
         The order is deterministic: ties go to the older node.
         """
-        given: list[tuple[float, int, int]] = []
-        seen: set[tuple[int, int]] = set()
-        try:
-            while self._queue:
-                entry = heapq.heappop(self._queue)
-                negative, id, step = entry
-                line = self._lines[id]
-                if line.heads.get(step) != -negative or (id, step) in seen:
-                    continue  # stale: queued again since, or removed
-                if self._open(line, step) is None:
-                    del line.heads[step]
-                    continue
-                priority = self.remaining(line, step)
-                if priority != -negative:
-                    line.heads[step] = priority
-                    heapq.heappush(self._queue, (-priority, id, step))
-                    continue
-                given.append(entry)
-                seen.add((id, step))
-                yield priority, line, step
-        finally:
-            for entry in given:
-                heapq.heappush(self._queue, entry)
+        if self._first is None or len(self._first) < min(most, self.ready):
+            self._first = self._longest(most)
+        return self._first[:most]
+
+    def _longest(self, most: int) -> list[tuple[float, Line, int]]:
+        found: dict[tuple[int, int], tuple[float, Line, int]] = {}
+        while self._queue and len(found) < most:
+            negative, id, step = heapq.heappop(self._queue)
+            line = self._lines[id]
+            if line.heads.get(step) != -negative or (id, step) in found:
+                continue  # stale: queued again since, or removed
+            priority = self.remaining(line, step)
+            if priority != -negative:
+                line.heads[step] = priority
+                heapq.heappush(self._queue, (-priority, id, step))
+                continue
+            found[id, step] = priority, line, step
+        for (id, step), (seconds, _, _) in found.items():
+            heapq.heappush(self._queue, (-seconds, id, step))
+        return list(found.values())
 
     # --- lengths ------------------------------------------------------------------------------------------
 
@@ -367,12 +389,13 @@ class StageTree:
         """Add a new path on the line, and propagate it upwards if it is the longest."""
         value = self._value(line, step, child)
         assert value is not None
-        heapq.heappush(line.far, (-value, step, child))
+        line.lengthen(value, step, child)
         self._raise(line, step)
 
     def _raise(self, line: Line, step: int) -> None:
         """Recompute the length of a line whose paths via ``step`` changed, and propagate it to heads and parents."""
         while True:
+            self._change(line)
             top = self._top(line)
             length = -top[0] if top is not None else 0.0
             changed = length != line.length
@@ -386,7 +409,7 @@ class StageTree:
                 return
             above = self.line(parent)
             step = line.node.start
-            heapq.heappush(above.far, (-((step - parent.start) * above.cost + length), step, line.node.id))
+            above.lengthen((step - parent.start) * above.cost + length, step, line.node.id)
             line = above
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -416,6 +439,8 @@ class StageTree:
                     assert node.id in self.line(node.parent).wanted[node.start].children
             if line.wanted and line.needy and node.parent is not None and not self._begins(line):
                 assert node.id in self.line(node.parent).wanted[node.start].children
+            assert all(self._open(line, step) is not None for step in line.heads), f"node {node.id} has a closed head"
+        assert self.ready == sum(len(line.heads) for line in self._lines)
         left = self.left
         seconds = sum(steps_left(line) * line.cost for line in self._lines)
         assert abs(left.seconds - seconds) <= 1e-6 * (1.0 + seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hpstage.errors import InternalError
@@ -28,6 +28,7 @@ class Worker:
 
     id: WorkerId
     host: WorkerId  # itself, or the worker of which it is a lane
+    number: int  # in the order of joining
     beside: int = 0  # chains that the host trains, and will in lanes before this one; set by Workers.idle()
     chain: ChainId | None = None  # running there, this driver's or another's
     live: dict[StateRef, None] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Worker:
 
 
 class Workers(dict[WorkerId, Worker]):
-    """The present workers by id.
+    """The present workers by id. What is asked of them in every turn costs no more the more of them are busy.
 
     Args:
         lanes: the most chains that one may train side by side; ``None``: as many as it has lanes.
@@ -68,38 +69,78 @@ class Workers(dict[WorkerId, Worker]):
         self._lanes = math.inf if lanes is None else lanes
         self.most = 0  # largest number present at one time, not counting lanes
         self.step_times: StepTimes | None = None  # of chains side by side; without them, all lanes are used
+        self._joined = 0
+        self._of_host: dict[WorkerId, dict[WorkerId, Worker]] = {}  # the lanes of each host
+        self._free: dict[WorkerId, Worker] = {}  # those without a chain
+        self._benched: dict[WorkerId, Worker] = {}  # those that are or were benched last
+        self._busy: Counter[WorkerId] = Counter()  # how many chains each host trains
 
     def join(self, id: WorkerId) -> Worker:
         if id in self:
             raise InternalError(f"worker {id} joined twice")
-        worker = Worker(id, host_of(id))
-        beside = next((other for other in self.values() if other.host == worker.host), None)
+        self._joined += 1
+        worker = self[id] = self._free[id] = Worker(id, host_of(id), self._joined)
+        lanes = self._of_host.setdefault(worker.host, {})
+        beside = next(iter(lanes.values()), None)
         if beside is not None:
             worker.live = beside.live  # they are one process
-        self[id] = worker
+        lanes[id] = worker
         self.most = max(self.most, self.hosts)
         return worker
+
+    def leave(self, id: WorkerId) -> None:
+        worker = self.pop(id, None)
+        if worker is None:
+            return
+        self.assign(worker, None)
+        del self._free[id]
+        self._benched.pop(id, None)
+        lanes = self._of_host[worker.host]
+        del lanes[id]
+        if not lanes:
+            del self._of_host[worker.host]
+
+    def assign(self, worker: Worker, chain: ChainId | None) -> None:
+        """Note which chain runs on a worker, if any."""
+        busy = (chain is not None) - (worker.chain is not None)
+        worker.chain = chain
+        if busy > 0:
+            self._busy[worker.host] += 1
+            del self._free[worker.id]
+        elif busy < 0:
+            self._busy[worker.host] -= 1
+            if not self._busy[worker.host]:
+                del self._busy[worker.host]
+            self._free[worker.id] = worker
 
     def idle(self, now: float) -> list[Worker]:
         """Return the workers that can be given a chain; lanes of the hosts that train the fewest chains first, and of
         each host no more than it pays to train side by side."""
-        beside = self.chains()
+        if not self._free:
+            return []
+        beside: dict[WorkerId, int] = {}
         ready = []
-        for worker in self.values():
-            if worker.is_ready(now) and beside[worker.host] < self._widest:
-                worker.beside = beside[worker.host]
-                beside[worker.host] += 1
+        for worker in sorted(self._free.values(), key=_number):
+            already = beside.get(worker.host, self._busy[worker.host])
+            if worker.is_ready(now) and already < self._widest:
+                worker.beside = already
+                beside[worker.host] = already + 1
                 ready.append(worker)
         return sorted(ready, key=lambda worker: worker.beside)
 
     @property
     def hosts(self) -> int:
         """The number of workers, not counting lanes."""
-        return len({worker.host for worker in self.values()})
+        return len(self._of_host)
 
-    def chains(self) -> Counter[WorkerId]:
-        """Return how many chains each host trains."""
-        return Counter(worker.host for worker in self.values() if worker.chain is not None)
+    def chains(self) -> Mapping[WorkerId, int]:
+        """Return how many chains each busy host trains."""
+        return self._busy
+
+    def chain_beside(self, host: WorkerId) -> ChainId | None:
+        """Return the chain of a host's last lane that has one."""
+        lanes = self._of_host.get(host, {}).values()
+        return next((lane.chain for lane in reversed(lanes) if lane.chain is not None), None)
 
     @property
     def _widest(self) -> float:
@@ -109,10 +150,9 @@ class Workers(dict[WorkerId, Worker]):
         """Tell chains that are trained side by side that they are slower than alone."""
         if self.step_times is None:
             return
-        beside = self.chains()
         for orders in running:
             if not orders.chain.gang:
-                orders.speed = 1.0 / self.step_times.slowness(max(1, beside[host_of(orders.chain.worker)]))
+                orders.speed = 1.0 / self.step_times.slowness(max(1, self._busy[host_of(orders.chain.worker)]))
 
     def bench(self, id: WorkerId, trouble: str, now: float) -> list[str]:
         """Bench a worker that cannot use the checkpoints, and return messages for the user."""
@@ -121,6 +161,7 @@ class Workers(dict[WorkerId, Worker]):
             return []
         known = worker.trouble
         seconds = worker.bench(trouble, now)
+        self._benched[id] = worker
         if known == trouble:
             return []
         return [
@@ -134,24 +175,31 @@ class Workers(dict[WorkerId, Worker]):
         if worker is None or not worker.benched:
             return []
         worker.unbench()
+        del self._benched[id]
         return [f"Worker {id} can use the checkpoints again."]
 
     def able(self, now: float) -> int:
         """Return the number of workers that are not benched: of a host's lanes, those that are used."""
+        if len(self) == self.hosts and self._widest >= 1:  # no lanes
+            return len(self) - sum(worker.back_at > now for worker in self._benched.values())
         lanes = Counter(worker.host for worker in self.values() if worker.back_at <= now)
         return sum(int(min(count, self._widest)) for count in lanes.values())
 
     def strength(self) -> float:
         """Return how many workers that train one chain at a time would train as much as these can."""
-        lanes = Counter(worker.host for worker in self.values())
-        used = [int(min(count, self._widest)) for count in lanes.values()]
+        used = [int(min(len(lanes), self._widest)) for lanes in self._of_host.values()]
         return sum(used) if self.step_times is None else sum(1.0 / self.step_times.share(count) for count in used)
 
     def back_at(self, now: float) -> float | None:
         """Return when the next benched worker is tried again, or ``None`` if none is benched."""
-        return min((worker.back_at for worker in self.values() if worker.back_at > now), default=None)
+        return min((worker.back_at for worker in self._benched.values() if worker.back_at > now), default=None)
 
     def trouble(self) -> str | None:
         """Return why no worker can use the checkpoints, or ``None`` if any can."""
-        troubles = [worker.trouble for worker in self.values() if worker.benched]
-        return troubles[0] if troubles and len(troubles) == len(self) else None
+        if not self._benched or len(self._benched) < len(self):
+            return None
+        return min(self._benched.values(), key=_number).trouble
+
+
+def _number(worker: Worker) -> int:
+    return worker.number

@@ -70,7 +70,7 @@ def test_few_workers_are_told_however_many_wait_and_train() -> None:
     for worker, keys in executor.told:
         told[worker] = keys
         most = max(most, sum(bool(keys) for keys in told.values()))
-    assert 0 < most <= 2 * expectation._WORKERS, "those before are told that they need nothing within the same turn"
+    assert 0 < most <= 2 * expectation.EXPECTING, "those before are told that they need nothing within the same turn"
 
 
 @given(searches(), st.integers(1, 4))

@@ -1,0 +1,79 @@
+"""What a turn of the driver costs grows neither with the trials of the plan nor with the workers.
+
+Counted in calls of functions, which no other load on the machine changes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from hpstage import schedule as s
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.plan.facts import TrialAdded
+from tests.unit.searches import Search, trial
+
+
+def calls_of(action: Callable[[], object]) -> int:
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def calls_per_report(workers: int, trials: list[TrialAdded], asked: Sequence[int] = (24,)) -> float:
+    """The calls for each stage that is trained, once all workers are busy, and as long as more trials wait."""
+    executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + float(hp["b"] or 0) / 1e4)
+    search = Search(executor)
+    search.driver.add(trials)
+    for one in trials:
+        for step in asked:
+            search.driver.ask(one.trial, step)
+    while search.scheduler.running < workers:
+        search.driver.wait()
+    reached = len(executor.trained)
+
+    def some() -> None:
+        while len(executor.trained) < reached + 200:
+            search.driver.wait()
+
+    calls = calls_of(some)
+    search.scheduler.validate()
+    return calls / (len(executor.trained) - reached)
+
+
+def tree(trials: int) -> list[TrialAdded]:
+    """Trials of which each four part at every fourth step."""
+    return [
+        trial(i, {"a": s.piecewise({4 * level: i // 4**level % 4 for level in range(6)}), "b": s.constant(i % 4)}, 24)
+        for i in range(trials)
+    ]
+
+
+def lines(trials: int) -> list[TrialAdded]:
+    """Trials that have nothing in common."""
+    return [trial(i, {"a": s.constant(1), "b": s.constant(i)}, 24) for i in range(trials)]
+
+
+def test_a_turn_costs_about_the_same_however_many_trials_wait() -> None:
+    assert calls_per_report(8, tree(4096)) < 1.5 * calls_per_report(8, tree(1024))
+
+
+def test_a_turn_costs_about_the_same_however_many_workers_train() -> None:
+    assert calls_per_report(400, tree(4096)) < 1.5 * calls_per_report(8, tree(4096))
+
+
+def test_a_turn_costs_about_the_same_however_many_workers_train_while_few_trials_wait() -> None:
+    """When workers outnumber what waits, chains are cut so that all end together, for which all are compared."""
+    asked = range(4, 25, 4)
+    assert calls_per_report(400, lines(500), asked) < 2.0 * calls_per_report(40, lines(50), asked)
