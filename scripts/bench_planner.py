@@ -1,0 +1,421 @@
+"""What planning costs as trials grow: inserting them, deciding on chains, opening a store, and a whole random study.
+
+    .venv/bin/python -m scripts.bench_planner [--part insert decide open study] [--sizes 10000 100000]
+                                              [--workers 1000] [--turns 5000] [--events 1000000]
+                                              [--trials 10000 30000] [--store FOLDER] [--json FILE]
+
+A trial has 3 hyper-parameters and 5 segments of 10 steps, in each of which all three have other values. *Shared* trials
+are leaves of a full tree (each part from others at every milestone), in random order; *distinct* ones have nothing in
+common. Each row is measured in a process of its own, in seconds of processor time; ratios are of the last row
+of a kind to its first.
+
+insert  per_s         trials per second, from values to a plan that waits for them: schedules built, written to a
+                      journal in memory (encoded and hashed), folded, asked for
+        build_us, add_us, ask_us  the same by part, microseconds per trial
+        bytes         of memory per trial: growth of the resident set, of which ``journal`` are the records
+        nodes         of the plan, per trial
+decide  turn_us       a turn of the driver on such a plan, with --workers busy ones: one boundary or end of a chain is
+                      reported, facts follow, are written and folded, the next chain is chosen and sent; without what
+                      the executor itself takes. Mean of --turns
+        p50_us, p99_us  and their quantiles
+        choose_us     of this: choosing what is next, and writing and folding the choice (without the report's facts)
+        first_s       the first turn, in which all workers join and get a chain
+open    open_s        opening the SQLite store of a search with so many records (made first, if --store has none)
+        read_s, decode_s  of this: reading the records, and decoding them
+study   ms            per trial of ``hpstage.optimize`` with a random sampler, storage in memory, on 8 simulated workers
+        bytes         of memory per trial: growth of the resident set
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from hpstage import schedule as s
+from hpstage.driver.driver import Driver
+from hpstage.execution.route import Course
+from hpstage.executor import Environment, Executor
+from hpstage.plan.facts import (
+    ChainId,
+    Kept,
+    SearchStarted,
+    StateKey,
+    StateReached,
+    TrialAdded,
+    TrialEnded,
+    TrialId,
+    TrialProposed,
+    WorkerId,
+)
+from hpstage.plan.log import open_plan, read_facts
+from hpstage.plan.messages import Amendment, BoundaryReached, Chain, ChainEnded, Report, WorkerJoined
+from hpstage.scheduler.scheduler import Scheduler
+from hpstage.store.memory import MemoryJournal
+
+SEGMENTS, LENGTH = 5, 10
+STEPS = SEGMENTS * LENGTH
+BATCH = 1000
+KINDS = ("shared", "distinct")
+WORKLOAD = StateKey("0" * 32)
+
+
+# --- trials ---------------------------------------------------------------------------------------------------
+
+
+def choices(kind: str, trials: int) -> Iterator[Sequence[int]]:
+    """Yield what each trial has chosen in each of its segments."""
+    if kind == "distinct":
+        for number in range(trials):
+            yield [number] * SEGMENTS
+        return
+    base = 2
+    while base**SEGMENTS < trials:
+        base += 1
+    leaves = list(range(trials))
+    random.Random(0).shuffle(leaves)
+    for leaf in leaves:
+        yield [leaf // base ** (SEGMENTS - 1 - level) % base for level in range(SEGMENTS)]
+
+
+def schedules(chosen: Sequence[int]) -> dict[str, s.Schedule]:
+    starts = range(0, STEPS, LENGTH)
+    return {
+        "lr": s.piecewise({at: 0.1 / (1 + pick) + 1e-9 * at for at, pick in zip(starts, chosen, strict=True)}),
+        "momentum": s.piecewise({at: 0.5 + 1e-7 * pick + 1e-9 * at for at, pick in zip(starts, chosen, strict=True)}),
+        "batch_size": s.piecewise({at: 32 + 8 * pick + at for at, pick in zip(starts, chosen, strict=True)}),
+    }
+
+
+def insert(driver: Driver, kind: str, trials: int) -> dict[str, float]:
+    """Seconds by part."""
+    build = add = ask = 0.0
+    chosen = list(choices(kind, trials))
+    gc.collect()
+    for first in range(0, trials, BATCH):
+        began = time.process_time()
+        batch = [
+            TrialAdded(TrialId(f"study/{number}"), schedules(chosen[number]), STEPS)
+            for number in range(first, min(trials, first + BATCH))
+        ]
+        built = time.process_time()
+        driver.add(batch)
+        added = time.process_time()
+        for trial in batch:
+            driver.ask(trial.trial, STEPS)
+        driver.log.settle()
+        build, add, ask = build + built - began, add + added - built, ask + time.process_time() - added
+    return {"build": build, "add": add, "ask": ask}
+
+
+# --- a driver without a cluster -------------------------------------------------------------------------------
+
+
+class Prompt(Executor):
+    """Workers that do what they are told at once, one report at a time: the chain that has waited longest reaches its
+    next boundary. A step takes a second."""
+
+    def __init__(self, workers: int) -> None:
+        self.seconds = 0.0  # spent in this executor
+        self._workers = workers
+        self._now = 0.0
+        self._courses: dict[ChainId, tuple[WorkerId, Course, Chain]] = {}
+        self._at: dict[ChainId, int] = {}
+        self._queue: deque[ChainId] = deque()
+        self._reports: list[Report] = [WorkerJoined(WorkerId(f"worker-{n}"), 0.0) for n in range(workers)]
+
+    def open(self, trainable: object, checkpoints: object) -> Environment:
+        return Environment({})
+
+    def use(self, checkpoints: object) -> None: ...
+
+    def try_out(self, initial: Mapping[str, Any]) -> None:
+        return None
+
+    def clock(self) -> float:
+        return self._now
+
+    def close(self) -> None: ...
+
+    def start(self, worker: WorkerId, chain: Chain) -> None:
+        began = time.process_time()
+        self._courses[chain.id] = worker, Course(chain), chain
+        self._at[chain.id] = chain.stages[0].start
+        self._queue.append(chain.id)
+        self.seconds += time.process_time() - began
+
+    def amend(self, amendment: Amendment) -> None:
+        began = time.process_time()
+        if amendment.chain in self._courses:
+            self._courses[amendment.chain][1].amend(amendment, self._at[amendment.chain])
+        self.seconds += time.process_time() - began
+
+    def stop(self, chain: ChainId, *, keep: bool = False) -> None:
+        raise NotImplementedError("every chain is wanted here")
+
+    def wait(self, timeout: float | None) -> list[Report]:
+        began = time.process_time()
+        reports, self._reports = self._reports, []
+        if not reports and timeout != 0.0 and self._queue:
+            reports = self._reach(self._queue.popleft())
+        self.seconds += time.process_time() - began
+        return reports
+
+    def _reach(self, id: ChainId) -> list[Report]:
+        worker, course, chain = self._courses[id]
+        start, step = self._at[id], min(course.boundaries)
+        boundary = course.boundaries.pop(step)
+        self._now += LENGTH / self._workers
+        reached = StateReached(
+            id,
+            worker,
+            boundary.node,
+            start,
+            step,
+            self._now,
+            float(step - start),
+            save_seconds=0.01 if boundary.keep else 0.0,
+            source=("fresh" if chain.source is None else "disk") if start == chain.stages[0].start else None,
+            metrics={"value": int(boundary.key, 16) / 16**32} if boundary.evaluate else None,
+            kept=Kept(boundary.key, 1000, boundary.key) if boundary.keep else None,
+        )
+        self._at[id] = step
+        if step != course.end and course.boundaries:
+            self._queue.append(id)
+            return [BoundaryReached(reached)]
+        del self._courses[id], self._at[id]
+        return [BoundaryReached(reached), ChainEnded(id, worker, "done", self._now, boundary.node, step)]
+
+
+def new_driver(workers: int) -> tuple[Driver, Prompt, MemoryJournal]:
+    journal, executor = MemoryJournal(), Prompt(workers)
+    plan = open_plan(journal, WORKLOAD, {})
+    return Driver(plan, Scheduler(plan), executor, journal), executor, journal
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+# --- the parts, each in a process of its own ------------------------------------------------------------------
+
+
+def part_insert(kind: str, trials: int, options: argparse.Namespace) -> dict[str, float]:
+    driver, _, journal = new_driver(options.workers)
+    insert(driver, kind, 100)  # what is imported or compiled at first
+    driver, _, journal = new_driver(options.workers)
+    before = resident()
+    seconds = insert(driver, kind, trials)
+    grown = resident() - before
+    records = sum(map(sys.getsizeof, journal.read())) + trials * 2 * (sys.getsizeof(b"0" * 16) + 16)
+    each = {f"{name}_us": 1e6 * spent / trials for name, spent in seconds.items()}
+    return {
+        "per_s": trials / sum(seconds.values()),
+        **each,
+        "bytes": (grown - records) / trials,
+        "journal": records / trials,
+        "nodes": len(driver.plan.nodes) / trials,
+    }
+
+
+def part_decide(kind: str, trials: int, options: argparse.Namespace) -> dict[str, float]:
+    driver, executor, _ = new_driver(options.workers)
+    insert(driver, kind, trials)
+    began = time.process_time()
+    driver.wait()
+    driver.wait()
+    first = time.process_time() - began
+    for _ in range(options.workers // 2):
+        driver.wait()
+    chosen = 0.0
+    perform = driver._perform
+
+    def timed() -> None:
+        nonlocal chosen
+        began, outside = time.process_time(), executor.seconds
+        perform()
+        chosen += time.process_time() - began - (executor.seconds - outside)
+
+    driver._perform = timed  # type: ignore[method-assign]
+    turns = []
+    for _ in range(options.turns):
+        began, outside = time.process_time(), executor.seconds
+        driver.wait()
+        turns.append(time.process_time() - began - (executor.seconds - outside))
+    turns.sort()
+    return {
+        "turn_us": 1e6 * statistics.fmean(turns),
+        "p50_us": 1e6 * turns[len(turns) // 2],
+        "p99_us": 1e6 * turns[len(turns) * 99 // 100],
+        "choose_us": 1e6 * chosen / len(turns),
+        "first_s": first,
+    }
+
+
+def fill(folder: Path, events: int) -> None:
+    """Write a store of a search of shared trials in ``folder``, with at least so many records."""
+    from hpstage.execution.simulated import SimulatedExecutor
+    from hpstage.store import SQLiteJournal
+
+    with closing(SQLiteJournal(folder / "plan.sqlite")) as journal:
+        plan = open_plan(journal, WORKLOAD, {})
+        driver = Driver(plan, Scheduler(plan), SimulatedExecutor(8, evaluate_seconds=0.1, state_bytes=1000), journal)
+        driver.log.write(
+            [SearchStarted("study", "Full()", ("value",), STEPS, None, "Random", 0.0, directions=("minimize",))]
+        )
+        first, chosen = 0, list(choices("shared", events // 5 + BATCH))
+        while len(journal) < events:
+            batch = [
+                (number, TrialAdded(TrialId(f"study/{number}"), schedules(chosen[number]), STEPS))
+                for number in range(first, first + BATCH)
+            ]
+            first += BATCH
+            driver.add([trial for _, trial in batch], [TrialProposed("study", n, t.trial, {}) for n, t in batch])
+            for _, trial in batch:
+                driver.ask(trial.trial, STEPS)
+            answered = 0
+            while answered < len(batch):
+                answered += len(driver.wait())
+            driver.log.write([TrialEnded("study", t.trial, "COMPLETE", (0.001 * n,), STEPS, 0.0) for n, t in batch])
+        driver.finish()
+
+
+def part_open(kind: str, events: int, options: argparse.Namespace) -> dict[str, float]:
+    from hpstage.store.opening import open_existing
+
+    with ExitStack() as closing:
+        folder = options.store or Path(closing.enter_context(tempfile.TemporaryDirectory()))
+        if not (folder / "plan.sqlite").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            fill(folder, events)
+        gc.collect()
+        before = resident()
+        began = time.process_time()
+        plan, places = open_existing(folder, None, closing=closing)
+        seconds = time.process_time() - began
+        grown = resident() - before
+        gc.disable()
+        began = time.process_time()
+        records = len(places.journal.read())
+        read = time.process_time() - began
+        for _ in read_facts(places.journal):
+            pass
+        decode = time.process_time() - began - 2 * read
+        return {
+            "open_s": seconds,
+            "read_s": read,
+            "decode_s": decode,
+            "records": records,
+            "trials": len(plan.trials),
+            "bytes": grown / len(plan.trials),
+        }
+
+
+def part_study(kind: str, trials: int, options: argparse.Namespace) -> dict[str, float]:
+    import optuna
+
+    import hpstage
+    from hpstage.execution.simulated import SimulatedExecutor
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def space(trial: optuna.Trial) -> dict[str, object]:
+        lr, batch = trial.suggest_float("lr", 1e-4, 1e-1, log=True), trial.suggest_categorical("batch", [32, 64])
+        drops = [LENGTH * trial.suggest_int("first", 1, 2), LENGTH * trial.suggest_int("second", 3, 4)]
+        return {"lr": s.multistep(lr, milestones=drops, gamma=0.1), "batch_size": batch, "momentum": 0.9}
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    before = resident()
+    began = time.process_time()
+    hpstage.optimize(
+        study,
+        object(),
+        space,
+        metric="value",
+        steps=STEPS,
+        n_trials=trials,
+        executor=SimulatedExecutor(8),
+        store=MemoryJournal(),
+        show_progress_bar=False,
+    )
+    seconds = time.process_time() - began
+    grown = resident() - before
+    return {"ms": 1e3 * seconds / trials, "bytes": grown / trials}
+
+
+PARTS: dict[str, Callable[[str, int, argparse.Namespace], dict[str, float]]] = {
+    "insert": part_insert,
+    "decide": part_decide,
+    "open": part_open,
+    "study": part_study,
+}
+
+
+def rows_of(part: str, options: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    if part == "open":
+        yield "shared", options.events
+    elif part == "study":
+        yield from (("random", size) for size in options.trials)
+    else:
+        yield from ((kind, size) for kind in options.kinds for size in options.sizes)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=[10_000, 100_000])
+    parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=5000)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--trials", nargs="+", type=int, default=[10_000, 30_000])
+    parser.add_argument("--store", type=Path, metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.row is not None:
+        part, kind, size = options.row
+        print(json.dumps(PARTS[part](kind, int(size), options)))
+        return 0
+    found: list[dict[str, Any]] = []
+    for part in options.part:
+        for kind, size in rows_of(part, options):
+            own = ["--workers", str(options.workers), "--turns", str(options.turns)]
+            own += [] if options.store is None else ["--store", str(options.store)]
+            command = [sys.executable, __file__, *own, "--row", part, kind, str(size)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+            figures = json.loads(done.stdout)
+            found.append({"part": part, "kind": kind, "size": size, **figures})
+            shown = "  ".join(
+                f"{name} {value:,.4g}" if value < 1e4 else f"{name} {value:,.0f}" for name, value in figures.items()
+            )
+            print(f"{part:<7} {kind:<9} {size:>9,}  {shown}", flush=True)
+    for part in ("insert", "decide", "study"):
+        for kind in dict.fromkeys(row["kind"] for row in found if row["part"] == part):
+            rows = [row for row in found if row["part"] == part and row["kind"] == kind]
+            if len(rows) > 1:
+                name = {"insert": "per_s", "decide": "turn_us", "study": "ms"}[part]
+                first, last = (1 / row[name] if name == "per_s" else row[name] for row in (rows[0], rows[-1]))
+                print(f"{part:<7} {kind:<9} cost at {rows[-1]['size']:,} / at {rows[0]['size']:,}: {last / first:.2f}")
+                found.append({"part": part, "kind": kind, "ratio": last / first})
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The benchmark of the planner runs, and its trials are what it says."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hpstage.plan.log import open_existing_plan
+from hpstage.store import SQLiteJournal
+
+OPTIONS = argparse.Namespace(workers=20, turns=50, store=None)
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+        return importlib.import_module("bench_planner")
+
+
+@pytest.mark.parametrize(("kind", "trials", "nodes"), [("shared", 243, 3 + 9 + 27 + 81 + 243), ("distinct", 50, 250)])
+def test_trials_share_what_their_kind_says(bench: ModuleType, kind: str, trials: int, nodes: int) -> None:
+    driver, _, _ = bench.new_driver(1)
+    bench.insert(driver, kind, trials)
+    driver.scheduler.validate()
+    assert len(driver.plan.trials) == trials and len(driver.plan.nodes) == nodes
+    assert driver.plan.steps_unique == nodes * bench.LENGTH and driver.plan.steps_asked == trials * bench.STEPS
+
+
+def test_its_executor_trains_all_that_is_asked_for(bench: ModuleType) -> None:
+    driver, _, _ = bench.new_driver(7)
+    bench.insert(driver, "shared", 100)
+    answered = 0
+    while answered < 100:
+        answered += len(driver.wait())
+        driver.scheduler.validate()
+    assert driver.plan.totals.steps_trained == driver.plan.steps_unique
+
+
+def test_each_part_gives_its_figures(bench: ModuleType, tmp_path: Path) -> None:
+    assert bench.part_insert("shared", 200, OPTIONS)["per_s"] > 0
+    figures = bench.part_decide("shared", 500, OPTIONS)
+    assert 0 < figures["p50_us"] <= figures["p99_us"] and figures["choose_us"] < figures["turn_us"]
+    bench.fill(tmp_path, 3000)
+    opened = bench.part_open("shared", 0, argparse.Namespace(store=tmp_path))
+    journal = SQLiteJournal(tmp_path / "plan.sqlite")
+    assert opened["records"] == len(journal) >= 3000
+    plan = open_existing_plan(journal)
+    journal.close()
+    assert plan.totals.steps_trained == plan.steps_unique and not plan.chains
