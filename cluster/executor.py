@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import CancelledError, Client, Future, LocalCluster
+from distributed.deploy import Cluster
 from distributed.security import Security
 
 from hpstage.checkpoints import CheckpointStore
@@ -26,6 +27,7 @@ from hpstage.cluster.connection import Connection, Departure
 from hpstage.cluster.courier import Courier
 from hpstage.cluster.dashboard import page_of
 from hpstage.cluster.dashboard.follower import Follower
+from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.followers import Followers
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.launch import local_cluster
@@ -44,7 +46,6 @@ from hpstage.cluster.messages import (
 from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
-from hpstage.execution.bundle import lanes_in
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Report, host_of
@@ -79,8 +80,8 @@ class DaskExecutor(Executor):
     continues with the workers that join it.
 
     Args:
-        client: a client of the cluster to use. The executor opens a separate connection; the client is not modified,
-            and never closed. Without a client, a local cluster is started, and closed in :meth:`close`.
+        client: the cluster to use, or a client of it. The executor opens a separate connection; neither is modified or
+            closed. Without one, a local cluster is started, and closed in :meth:`close`.
         n_workers: size of the local cluster.
         gpus: number of GPUs that a local cluster uses, or of other workers that must have one. ``None``: as available.
         workers_per_gpu: how many workers of a local cluster share each GPU, for models that leave most of it idle. Each
@@ -94,7 +95,7 @@ class DaskExecutor(Executor):
 
     def __init__(
         self,
-        client: Client | None = None,
+        client: Client | Cluster | None = None,
         *,
         n_workers: int | None = None,
         gpus: int | None = None,
@@ -103,7 +104,7 @@ class DaskExecutor(Executor):
     ) -> None:
         if client is not None and n_workers is not None:
             raise UsageError(
-                "n_workers sizes the local cluster; the cluster of a client is sized by client.cluster.scale"
+                "n_workers sizes the executor's own local cluster; one that is given, or that of a client, has a size"
             )
         if client is not None and workers_per_gpu is not None:
             raise UsageError(
@@ -128,7 +129,8 @@ class DaskExecutor(Executor):
         self._trying: set[str] = set()
         self._checkpoints = b""
         self._started = 0
-        self._gpus_per_worker = self._lanes = 1  # of the workers of a local cluster
+        self._gpus_per_worker = 1  # of a local cluster
+        self._fork_server: ForkServer | None = None
         self._most_lanes = 1  # of a worker present in open()
         self._futures: dict[ChainId, Future] = {}
         self._followers = Followers(self._on_refused)
@@ -137,11 +139,16 @@ class DaskExecutor(Executor):
         self._loaded: dict[str, str] = {}
         self._early: dict[WorkerId, Description | None] = {}  # joined (or left: None) during open()
 
+    def take(self, server: ForkServer | None) -> None:
+        """Have the training processes of a local cluster forked by a server that was started before this module was
+        imported, and end it with the cluster. Called before :meth:`open`."""
+        self._fork_server = server
+
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         packed, adapted = pack(trainable), as_trainable(trainable)
         self._gpus_per_worker = getattr(trainable, "devices_per_stage", 1)
         self.widest = adapted.virtual_nodes if isinstance(adapted, Elastic) else 1
-        self._loaded, self._lanes = identify(adapted).loaded, lanes_in(adapted)
+        self._loaded = identify(adapted).loaded
         try:
             return self._open(packed, checkpoints)
         except BaseException:
@@ -204,14 +211,17 @@ class DaskExecutor(Executor):
 
     def _place(self) -> tuple[str | LocalCluster, Security | None]:
         if self._given is None:
+            server, self._fork_server = self._fork_server, None  # which closes with the cluster
             self._cluster = local_cluster(
                 self._n_workers,
                 gpus=self._gpus,
                 workers_per_gpu=self._workers_per_gpu,
                 gpus_per_worker=self._gpus_per_worker,
-                lanes=self._lanes,
+                fork_server=server,
             )
             return self._cluster, None
+        if isinstance(self._given, Cluster):
+            return self._given.scheduler_address, self._given.security
         # A client that has just lost its scheduler has status "connecting", and still knows the address.
         if self._given.status not in ("running", "connecting") or self._given.scheduler is None:
             raise UsageError(f"the given client is {self._given.status}; connect it first")
@@ -424,9 +434,10 @@ class DaskExecutor(Executor):
             self._release(list(self._futures))
             connection.close()
             self._connection = None
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            cluster.close()
+        for ours in (self._cluster, self._fork_server):
+            if ours is not None:
+                ours.close()
+        self._cluster = self._fork_server = None
 
     # --- on Dask's threads --------------------------------------------------------------------------------
 

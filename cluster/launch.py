@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import signal
 import socket
+import sys
 import warnings
-from multiprocessing import resource_tracker
 from typing import Any
 
 import dask.config
@@ -14,10 +12,15 @@ from distributed import LocalCluster
 
 from hpstage.cluster.dashboard import install_on
 from hpstage.cluster.devices import environment_of, first_devices, grouped, how_many, visible_devices
+from hpstage.cluster.fork_server import ForkServer
+from hpstage.cluster.fork_server import fork_server as start_fork_server
+from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.main_guard import require_main_guard
 from hpstage.cluster.private import start_workers
-from hpstage.cluster.script import leave_it_to_training_processes
 from hpstage.errors import ClusterError
+
+_LANES = 64
+"""Chains that a worker may train side by side, as far as Dask is concerned; its tasks only wait, on an event loop."""
 
 
 def local_cluster(
@@ -26,20 +29,23 @@ def local_cluster(
     gpus: int | None = None,
     workers_per_gpu: int | None = None,
     gpus_per_worker: int = 1,
-    lanes: int = 1,
+    fork_server: ForkServer | None = None,
 ) -> LocalCluster:
-    """Start workers: one per GPU, if there are any, else one per core.
+    """Start workers: one per GPU, if there are any, else one per core. They can be kept for several searches::
 
-    Memory is not limited (states kept in memory would look like a leak), and Dask's task profiler is off: with steps of
-    1 ms it takes 2 to 3 % of a core per worker.
+        with hpstage.local_cluster() as workers:
+            first = hpstage.optimize(..., executor=workers)
+            second = hpstage.optimize(..., executor=workers)  # begins to train at once
+
+    Each search trains in processes of its own, one per worker. The workers themselves, like the scheduler, are objects
+    in this process: they only pass messages.
 
     Args:
         n_workers: number of workers; GPUs are assigned to them round-robin.
         gpus: number of GPUs to use (0: none; ``None``: all).
         workers_per_gpu: how many share a GPU, in place of ``n_workers``.
         gpus_per_worker: how many GPUs each worker sees, for a trainable with ``devices_per_stage``.
-        lanes: number of threads of each worker. They do not train: each waits for one of the chains that the worker's
-            training process trains side by side, which is one unless siblings are trained as one.
+        fork_server: one that was started before; the cluster closes it.
 
     Raises:
         UsageError: training processes, which import the calling script, would also run this call; or there is no GPU
@@ -47,69 +53,68 @@ def local_cluster(
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
     require_main_guard()
-    leave_it_to_training_processes()
     devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
-    return _Cluster(how_many(n_workers, workers_per_gpu, devices), devices, hide=gpus == 0, lanes=lanes)
+    count = how_many(n_workers, workers_per_gpu, devices)
+    return _Cluster(count, devices, hide=gpus == 0, fork_server=fork_server or start_fork_server())
 
 
 class _Cluster(LocalCluster):  # type: ignore[misc]
-    """A LocalCluster whose workers see one device each, or one group of devices."""
+    """A LocalCluster whose workers' training processes see one device each, or one group of devices."""
 
-    def __init__(self, n_workers: int, devices: list[str], *, hide: bool, lanes: int) -> None:
+    def __init__(self, n_workers: int, devices: list[str], *, hide: bool, fork_server: ForkServer | None) -> None:
         self._devices, self._size = devices, n_workers
         self._hide = hide
-        dashboard = importlib.util.find_spec("bokeh") is not None
-        with warnings.catch_warnings():
-            # Another cluster may take the port after the check; Dask then picks another one.
-            warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
-            super().__init__(
-                n_workers=0,
-                threads_per_worker=lanes,
-                memory_limit=0,
-                dashboard_address=_dashboard_address(),  # also serves /metrics
-                scheduler_kwargs={"dashboard": dashboard, "worker_ttl": _worker_ttl()},
-                config=dask.config.merge(
-                    dask.config.config, {"distributed": {"worker": {"profile": {"enabled": False}}}}
-                ),
-            )
-        self.sync(self._leave_ctrl_c_to_us)
-        self.sync(self._add_page)
-        for _ in range(n_workers):
-            self.worker_spec.update(self.new_worker_spec())
+        self._fork_server = fork_server
+        path = list(sys.path)
         try:
-            start_workers(self)
+            with warnings.catch_warnings(), dask.config.set({"distributed.worker.profile.enabled": False}):
+                # Another cluster may take the port after the check; Dask then picks another one.
+                warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
+                super().__init__(
+                    n_workers=0,
+                    threads_per_worker=_LANES,
+                    worker_class=LocalWorker,
+                    processes=False,
+                    protocol="tcp://",
+                    memory_limit=0,
+                    dashboard_address=_dashboard_address(),  # also serves /metrics
+                    # The page is built when somebody looks. And a worker cannot be silent while this process is not.
+                    scheduler_kwargs={"dashboard": False, "worker_ttl": None},
+                )
+                self.sync(self._add_page)
+                for _ in range(n_workers):
+                    self.worker_spec.update(self.new_worker_spec())
+                start_workers(self)
         except BaseException as error:
             self.close()
             if isinstance(error, RuntimeError):
                 raise ClusterError(f"the local workers did not start ({error}); their output is above") from None
             raise
+        finally:
+            sys.path[:] = path  # to which Dask has added folders that are for training processes
 
-    async def _leave_ctrl_c_to_us(self) -> None:
-        """Block Ctrl-C for workers, which are children of this thread: a terminal sends it to all its processes."""
-        resource_tracker.ensure_running()  # unblocks the signal in the thread that starts it
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    def close(self, timeout: float | None = None) -> Any:
+        closed = super().close(timeout)
+        if self._fork_server is not None:
+            self._fork_server.close()
+        return closed
 
     async def _add_page(self) -> None:
-        install_on(self.scheduler)
+        install_on(self.scheduler, on_demand=True)
 
     def new_worker_spec(self) -> dict[Any, Any]:
         spec: dict[Any, Any] = super().new_worker_spec()
         return {
-            name: {**worker, "options": {**worker["options"], "env": self._shown(name)}}
+            name: {
+                **worker,
+                "options": {
+                    **worker["options"],
+                    "variables": environment_of(int(str(name)), self._devices, hide=self._hide, workers=self._size),
+                    "fork_server": self._fork_server,
+                },
+            }
             for name, worker in spec.items()
         }
-
-    def _shown(self, name: object) -> dict[str, str]:
-        return environment_of(int(str(name)), self._devices, hide=self._hide, workers=self._size)
-
-
-def _worker_ttl() -> str:
-    """Return how long a worker may be silent: the user's setting, else less than Dask's five minutes.
-
-    Not much less, since a call into C that holds the GIL for longer ends its worker.
-    """
-    configured: str = dask.config.get("distributed.scheduler.worker-ttl")
-    return "60s" if configured == "5 minutes" else configured
 
 
 def _dashboard_address() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import multiprocessing.spawn
 import os
 import signal
@@ -16,19 +17,22 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from distributed import Worker
 
 from hpstage import errors
-from hpstage.cluster import memory
+from hpstage.cluster.fork_server import Forked, NotForked, training_environment
+from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.messages import SIZE, Done, Finish, Order, Raised, Reply, Request, Told, decode_reply, framed
 from hpstage.errors import InternalError, UsageError
 from hpstage.plan.facts import ChainId
+
+logger = logging.getLogger("hpstage")
 
 # The module search path must be set before the first of our modules is imported.
 _START = (
     "import json, sys; path, sys.argv, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from hpstage.cluster.training_process import main; main(*arguments)"
 )
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LAST_WORDS = 1.0
 """Seconds after its end within which a process's last messages must have been read."""
 
@@ -48,7 +52,7 @@ class Trainer:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, process: asyncio.subprocess.Process | Forked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.pid = process.pid
         self.given_up = ""
@@ -61,21 +65,11 @@ class Trainer:
         self._dispatching = asyncio.create_task(self._dispatch())
 
     @classmethod
-    async def start(cls, worker: str) -> Trainer:
-        """Start a process; ``worker`` is its name in reports. Raises :class:`OSError` if the system allows no more."""
+    async def start(cls, worker: Worker) -> Trainer:
+        """Start a process that trains for a Dask worker. Raises :class:`OSError` if the system allows no more."""
         ours, theirs = socket.socketpair()
         with theirs:
-            arguments = [theirs.fileno(), os.getpid(), worker]
-            process = await asyncio.create_subprocess_exec(
-                multiprocessing.spawn.get_executable(),
-                *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # as multiprocessing does
-                "-c",
-                _START,
-                json.dumps([sys.path, sys.argv, arguments]),
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **memory.ENVIRONMENT, **dict.fromkeys(_THREADS, "1")},
-            )
+            process = await _forked(worker, theirs) or await _spawned(worker, theirs)
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     def send(self, message: Request | Order) -> None:
@@ -120,6 +114,7 @@ class Trainer:
             self._gone = True
             for replies in self._replies.values():
                 replies.put_nowait(None)
+            self._writer.close()
 
     async def ended(self) -> str:
         """Wait until the process has ended and return how."""
@@ -156,6 +151,38 @@ class Trainer:
         # Only a process that it left behind can still hold the other end, and nothing is expected from it.
         asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.transport.abort)
         return f"was ended: {self.given_up}" if self.given_up else how_it_ended(status)
+
+
+async def _forked(worker: Worker, channel: socket.socket) -> Forked | None:
+    """Fork a process, which takes milliseconds, for a worker that has a server for that; ``None`` if that cannot be."""
+    if not isinstance(worker, LocalWorker) or worker.fork_server is None:
+        return None
+    try:
+        return await worker.fork_server.fork(
+            channel.fileno(),
+            worker.address,
+            variables=worker.variables,
+            path=[worker.local_directory],  # of uploaded files
+        )
+    except NotForked as error:
+        logger.info("a training process is started anew, which takes seconds: %s", error)
+        return None
+
+
+async def _spawned(worker: Worker, channel: socket.socket) -> asyncio.subprocess.Process:
+    local = isinstance(worker, LocalWorker)
+    path = [worker.local_directory, *sys.path] if local else sys.path
+    return await asyncio.create_subprocess_exec(
+        multiprocessing.spawn.get_executable(),
+        *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # as multiprocessing does
+        "-c",
+        _START,
+        json.dumps([path, sys.argv, [channel.fileno(), os.getpid(), worker.address]]),
+        stdin=subprocess.DEVNULL,
+        pass_fds=[channel.fileno()],
+        env={**training_environment(), **(worker.variables if local else {})},
+        process_group=0 if local else None,  # Ctrl-C on a terminal is for the search alone
+    )
 
 
 def how_it_ended(status: int) -> str:

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from distributed import Status, Worker, WorkerPlugin, get_worker
 from msgspec.structs import asdict
 
+from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.meetings import BUSY, Meeting, apart, handler_of
 from hpstage.cluster.messages import (
     Amend,
@@ -54,7 +55,7 @@ _GRACE = 2.0
 """Seconds a training process has to end its step and close; Dask's nanny kills a worker after four."""
 _TURN = 5.0
 """Seconds for which a gang waits for a worker on which another run trains."""
-
+_LOGGERS = ("distributed.worker", "distributed.worker.state_machine")
 
 _turns: WeakKeyDictionary[Worker, Turn] = WeakKeyDictionary()
 
@@ -73,6 +74,7 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
     def __init__(self, run: str, trainable: bytes, *, driver: tuple[str, int], script: dict[str, str]) -> None:
         self._driver = driver
         self._script = script
+        self._filters: list[tuple[str, _News]] = []
         self.name = name_of(run)
         self._trainable = trainable
         self.site: Site | None = None
@@ -82,19 +84,23 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
 
         A failure is reported, not raised: a worker that joins while its plugin raises would not start.
         """
+        host, started_by = self._driver
         script: dict[str, str] = {}
-        if self._driver == (socket.gethostname(), os.getppid()):
+        if host == socket.gethostname() and started_by in (os.getpid(), os.getppid()):
             script = self._script
-            if os.getpgid(0) == os.getpgid(os.getppid()):
+            if started_by == os.getppid() and os.getpgid(0) == os.getpgid(started_by):
                 os.setpgid(0, 0)
-            for name in ("distributed.worker", "distributed.worker.state_machine"):
-                logging.getLogger(name).addFilter(_News(worker))
+            self._filters = [(name, _News(worker)) for name in _LOGGERS]
+            for name, news in self._filters:
+                logging.getLogger(name).addFilter(news)
         self.site = Site(self.name, worker, Load(self._trainable, script))
         await self.site.open()
 
     async def teardown(self, worker: Worker) -> None:
         if self.site is not None:
             await self.site.close()
+        for name, news in self._filters:
+            logging.getLogger(name).removeFilter(news)
 
     def transition(self, key: str, start: str, finish: str, **_: object) -> None:
         # The future was released: the driver has closed, or is dead. Dask would let the task continue.
@@ -168,7 +174,7 @@ class Site:
         self.description = Description(
             worker=self._worker.address,
             host=socket.gethostname(),
-            pid=os.getpid(),
+            pid=self._trainer.pid if isinstance(self._worker, LocalWorker) and self._trainer else os.getpid(),
             # Each chain is a task, of which Dask runs as many as the worker has threads.
             **asdict(loaded) | {"lanes": min(loaded.lanes, self._worker.state.nthreads)},
         )
@@ -182,7 +188,7 @@ class Site:
     async def _start(self) -> Loaded:
         """Start a process and have it unpack the trainable. Raises :class:`TrainingProcessLost` if it ends doing so."""
         try:
-            trainer = await Trainer.start(self._worker.address)
+            trainer = await Trainer.start(self._worker)
         except OSError as error:
             return _unable(f"no training process can be started ({error})")
         if self._closed:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpstage import errors, schedule, torch
     from hpstage.checking import CheckReport, check
+    from hpstage.cluster import local_cluster
     from hpstage.errors import StopTraining
     from hpstage.execution.inline import InlineExecutor
     from hpstage.executor import Executor
@@ -39,6 +40,7 @@ __all__ = [
     "TrainedTrial",
     "check",
     "errors",
+    "local_cluster",
     "open",
     "optimize",
     "pickled",
@@ -61,6 +63,7 @@ _HOMES = {
     "StoredPlan": "hpstage.search.results",
     "TrainedTrial": "hpstage.search.results",
     "check": "hpstage.checking",
+    "local_cluster": "hpstage.cluster",
     "open": "hpstage.search.results",
     "optimize": "hpstage.search.optimize",
     "pickled": "hpstage.training.pickles",

@@ -51,8 +51,11 @@ def dask_setup(scheduler: Scheduler) -> None:
     install_on(scheduler)
 
 
-def install_on(scheduler: Scheduler) -> bool:
-    """Same as :func:`install`, in the scheduler's process, on its loop."""
+def install_on(scheduler: Scheduler, *, on_demand: bool = False) -> bool:
+    """Same as :func:`install`, in the scheduler's process, on its loop.
+
+    With ``on_demand`` the scheduler has no dashboard yet: it is built when somebody looks at it.
+    """
     from hpstage.cluster.dashboard.board import Board
     from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED
 
@@ -60,7 +63,12 @@ def install_on(scheduler: Scheduler) -> bool:
     if present is not None:
         return present.has_page
     board = Board()
-    if importlib.util.find_spec("bokeh") is not None:
+    if on_demand and importlib.util.find_spec("bokeh") is not None:
+        from hpstage.cluster.dashboard.on_demand import serve_on_demand
+
+        serve_on_demand(scheduler, board)
+        board.has_page = True
+    elif importlib.util.find_spec("bokeh") is not None:
         from hpstage.cluster.dashboard.serving import serve
 
         board.has_page = serve(scheduler, board)

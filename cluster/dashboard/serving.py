@@ -17,6 +17,12 @@ _ENTRY = f"&#{ord(PAGE[0])};{PAGE[1:]}"
 """The page's entry in the navigation bar, encoded since Dask would capitalize its name."""
 
 
+def serve_all(scheduler: Any, board: Board) -> None:
+    """Serve Dask's dashboard on a scheduler without one, and the page of ``board``."""
+    dask_dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
+    serve(scheduler, board)
+
+
 def serve(scheduler: Any, board: Board) -> bool:
     """Serve the page of ``board``, if the scheduler has a dashboard; return whether it has."""
     dashboards = [app for app in scheduler.http_application.applications if isinstance(app, BokehTornado)]

@@ -39,6 +39,7 @@ from hpstage.training.unread import unread
 
 if TYPE_CHECKING:
     from distributed import Client
+    from distributed.deploy import Cluster
 
 logger = logging.getLogger("hpstage")
 
@@ -118,7 +119,7 @@ class Call:
 @contextmanager
 def open_call(
     request: Request,
-    executor: Executor | Client | None,
+    executor: Executor | Client | Cluster | None,
     store: str | os.PathLike[str] | Journal | None,
     checkpoints: str | os.PathLike[str] | CheckpointStore | None,
     display: Display | None,
@@ -192,17 +193,25 @@ def as_executor(executor: object) -> Executor:
     """Return the executor for the argument ``executor=``."""
     if isinstance(executor, Executor):
         return executor
+    if executor is None:
+        from hpstage.cluster.fork_server import fork_server
+
+        server = fork_server()  # imports torch while this process imports Dask
+        from hpstage.cluster import DaskExecutor
+
+        local = DaskExecutor()
+        local.take(server)
+        return local
     from hpstage.cluster import DaskExecutor
 
-    if executor is None:
-        return DaskExecutor()
     from distributed import Client
+    from distributed.deploy import Cluster
 
-    if isinstance(executor, Client):
+    if isinstance(executor, Client | Cluster):
         return DaskExecutor(executor)
     if isinstance(executor, type):
         raise UsageError(f"executor is the class {executor.__name__}; give an instance: {executor.__name__}()")
     raise UsageError(
-        f"executor is a {type(executor).__name__}; give a dask.distributed.Client, an Executor such as "
-        f"InlineExecutor(), or None for a local cluster"
+        f"executor is a {type(executor).__name__}; give hpstage.local_cluster(), a dask.distributed.Client, "
+        f"an Executor such as InlineExecutor(), or None for a local cluster"
     )

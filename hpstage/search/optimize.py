@@ -27,6 +27,7 @@ from hpstage.store import Journal
 
 if TYPE_CHECKING:
     from distributed import Client
+    from distributed.deploy import Cluster
 
 
 def optimize(
@@ -39,7 +40,7 @@ def optimize(
     n_trials: int | None = None,
     timeout: float | None = None,
     algorithm: Algorithm | None = None,
-    executor: Executor | Client | None = None,
+    executor: Executor | Client | Cluster | None = None,
     store: str | os.PathLike[str] | Journal | None = None,
     checkpoints: str | os.PathLike[str] | CheckpointStore | None = None,
     callbacks: Sequence[Callback] | None = None,
@@ -83,8 +84,9 @@ def optimize(
         timeout: seconds after which no stage is started; running stages are completed. Unfinished trials
             stay open, and the next call continues them.
         algorithm: decides how far each trial is trained; :class:`~hpstage.algos.FullTraining` by default.
-        executor: where stages are trained: ``None`` for a local Dask cluster (one worker per GPU, else per core), a
-            ``dask.distributed.Client`` (never closed), or an :class:`Executor`, such as ``InlineExecutor()``.
+        executor: where stages are trained: ``None`` for a local Dask cluster (one worker per GPU, else per core) of this
+            call, :func:`hpstage.local_cluster` for one that is kept for further calls, a ``dask.distributed.Client``
+            or cluster (never closed), or an :class:`Executor`, such as ``InlineExecutor()``.
         store: where the plan is stored: a folder; ``redis://host:6379`` (``rediss://`` with TLS), where hosts share
             plans, one per workload unless ``?prefix=NAME`` names it; or a :class:`Journal`. By default a folder per
             workload in ``.hpstage``.

@@ -1,0 +1,328 @@
+"""A process that has imported what training processes need, and forks them: each begins within milliseconds.
+
+A fork must be as good as a new process. So the server imports installed packages only, never the user's modules, which
+may be edited while it runs; it uses no device, draws no numbers, and forks only while it has a single thread. It is
+asked only for processes with the environment variables and the search path under which it has imported. Where one of
+this does not hold, a process is spawned instead (:mod:`hpstage.cluster.trainer`). What forks do have in common is the
+seed of ``hash``: a set of strings is iterated in the same order in each of them.
+
+Linux only: elsewhere there is no safe fork, or no way to have a fork end with those that it trains for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import multiprocessing.spawn
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from hpstage.cluster import memory
+
+logger = logging.getLogger("hpstage")
+
+_SHARED = frozenset({"numpy", "optuna", "pandas", "safetensors", "scipy", "sklearn", "torch", "torchvision"})
+"""Packages that are imported ahead, as far as the process that starts the server has: their imports only define."""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_TRAINING = "hpstage.cluster.training_process"
+_OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
+_READ_BY_NO_IMPORT = frozenset({"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "_"})
+"""Variables that may change while a server runs."""
+_START = (
+    "import json, sys; path, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
+    "from hpstage.cluster.fork_server import main; main(*arguments)"
+)
+_MOST = 1 << 20
+"""Bytes of the longest message."""
+_KILLED = -signal.SIGKILL
+
+
+def training_environment() -> dict[str, str]:
+    """Return the variables of a training process of this one, to be set before it starts."""
+    return {**os.environ, **memory.ENVIRONMENT, **dict.fromkeys(_THREADS, "1")}
+
+
+class NotForked(Exception):
+    """No process can be forked; the text tells why."""
+
+
+def fork_server() -> ForkServer | None:
+    """Start a server; return ``None`` where there can be none."""
+    return ForkServer() if sys.platform == "linux" and hasattr(os, "pidfd_open") else None
+
+
+class Forked:
+    """A process that was forked, with the methods of :class:`asyncio.subprocess.Process` that are needed."""
+
+    def __init__(self, server: ForkServer, pid: int, status: Future[int]) -> None:
+        self.pid = pid
+        self._server = server
+        self._status = status
+
+    async def wait(self) -> int:
+        return await asyncio.shield(asyncio.wrap_future(self._status))
+
+    def kill(self) -> None:
+        self._server.kill(self.pid)
+
+
+class ForkServer:
+    """Starts a server, and returns at once; the server imports meanwhile. Thread-safe.
+
+    It ends with this process, however that ends, and its forks with it.
+    """
+
+    def __init__(self) -> None:
+        self._environment, self._path = training_environment(), list(sys.path)
+        self._lock = threading.Lock()  # protects the attributes below, and the order of requests
+        self._asked: deque[Future[int]] = deque()
+        self._running: dict[int, Future[int]] = {}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            for side in (self._socket, theirs):
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
+            self._process = subprocess.Popen(
+                [
+                    multiprocessing.spawn.get_executable(),
+                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # as multiprocessing does
+                    "-c",
+                    _START,
+                    json.dumps([self._path, [theirs.fileno(), os.getpid(), _imported()]]),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=self._environment,
+                process_group=0,  # Ctrl-C on a terminal is for this process
+            )
+        os.register_at_fork(after_in_child=self._socket.close)  # else it would stay open after this process
+        threading.Thread(target=self._listen, name="hpstage-forks", daemon=True).start()
+
+    async def fork(
+        self, channel: int, worker: str, *, variables: Mapping[str, str], path: Sequence[str]
+    ) -> Forked:
+        """Fork a process that trains for ``worker``, and is connected to its end of ``channel``.
+
+        Args:
+            variables: environment variables of its own, which no import reads.
+            path: folders in which it finds modules, before those of this process.
+
+        Raises:
+            NotForked: it would differ from a new process, or the server is gone.
+        """
+        environment = training_environment()
+        changed = sorted(
+            name
+            for name in {*environment, *self._environment} - _READ_BY_NO_IMPORT
+            if environment.get(name) != self._environment.get(name)
+        )
+        if changed:
+            raise NotForked(f"environment variables have changed since its server was started: {', '.join(changed)}")
+        if sys.path != self._path:
+            raise NotForked("sys.path has changed since its server was started")
+        request = {
+            "worker": worker,
+            "environment": {**environment, **variables},
+            "path": [*path, *self._path],
+            "argv": sys.argv,
+            "folder": os.getcwd(),
+        }
+        pid = await asyncio.wrap_future(self._ask(request, [channel, 1, 2]))
+        return Forked(self, pid, self._running[pid])
+
+    def _ask(self, request: dict[str, Any], files: list[int]) -> Future[int]:
+        answer: Future[int] = Future()
+        with self._lock:
+            try:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], files)
+            except OSError as error:
+                raise NotForked(f"its server cannot be asked ({error})") from error
+            self._asked.append(answer)
+        return answer
+
+    def kill(self, pid: int) -> None:
+        """Kill a fork, if it has not ended."""
+        with suppress(OSError):  # the server is gone, and its forks with it
+            self._socket.send(json.dumps({"kill": pid}).encode())
+
+    def close(self) -> None:
+        """End the server, and the forks that have not ended."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._process.wait()
+
+    def _listen(self) -> None:
+        """Pass the server's messages on, in a thread of its own."""
+        try:
+            while message := self._socket.recv(_MOST):
+                with self._lock:
+                    match json.loads(message):
+                        case {"forked": pid}:
+                            self._running[pid] = Future()
+                            self._asked.popleft().set_result(pid)
+                        case {"refused": why}:
+                            self._asked.popleft().set_exception(NotForked(why))
+                        case {"ended": pid, "status": status}:
+                            self._running.pop(pid).set_result(status)
+        except OSError:
+            logger.debug("the server of training processes is gone", exc_info=True)
+        with self._lock:
+            while self._asked:
+                self._asked.popleft().set_exception(NotForked("its server has ended"))
+            for status in self._running.values():
+                status.set_result(_KILLED)  # by the kernel, with the server
+            self._socket.close()
+
+
+def _imported() -> list[str]:
+    """Return the modules to import ahead: those that this process has of packages that are safe to share."""
+    found = [name for name in list(sys.modules) if name.partition(".")[0] in _SHARED or name.startswith(_OURS)]
+    return [_TRAINING, *found]
+
+
+# --- in the server ----------------------------------------------------------------------------------------
+
+
+def main(channel: int, parent: int, modules: list[str]) -> NoReturn:
+    """Import the modules, then fork on request, until the process that has started this one ends.
+
+    Args:
+        channel: file descriptor of this process's end of a socket.
+        parent: process id of the other end.
+    """
+    os.set_inheritable(channel, False)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the other process handles both and ends us
+        signal.signal(number, signal.SIG_IGN)
+    for name in modules:
+        # A name in sys.modules need not be that of a file, and another process may have what this one has not.
+        with suppress(Exception):
+            importlib.import_module(name)
+    if "torch" in sys.modules:
+        from hpstage.torch.environment import warm_up
+
+        warm_up()
+    try:
+        _Server(socket.socket(fileno=channel), parent).serve()
+    except OSError:
+        os._exit(1)  # nobody is there to be told
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+class _Server:
+    """Forks in the thread that calls :meth:`serve`, the only one."""
+
+    def __init__(self, channel: socket.socket, parent: int) -> None:
+        self._channel = channel
+        self._parent = os.pidfd_open(parent)
+        self._ended, wake = os.pipe()
+        for end in (self._ended, wake):
+            os.set_blocking(end, False)
+        self._own = [channel.fileno(), self._parent, self._ended, wake]
+        self._forks: set[int] = set()
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve(self) -> None:
+        poll = select.poll()
+        for file in (self._channel.fileno(), self._parent, self._ended):
+            poll.register(file, select.POLLIN)
+        while True:
+            for file, _ in poll.poll():
+                if file == self._parent:
+                    return
+                if file == self._ended:
+                    os.read(self._ended, 1 << 16)
+                    self._bury()
+                elif not self._take_request():
+                    return
+
+    def _take_request(self) -> bool:
+        message, files, _, _ = socket.recv_fds(self._channel, _MOST, 3)
+        if not message:
+            return False
+        request = json.loads(message)
+        if "kill" in request:
+            if request["kill"] in self._forks:
+                os.kill(request["kill"], signal.SIGKILL)
+            return True
+        try:
+            self._fork(request, files)
+        finally:
+            for file in files:
+                os.close(file)
+        return True
+
+    def _fork(self, request: dict[str, Any], files: list[int]) -> None:
+        threads = len(os.listdir("/proc/self/task"))
+        if threads > 1:
+            self._tell({"refused": f"what its server has imported has started {threads - 1} threads"})
+            return
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell({"refused": f"the system allows no more ({error})"})
+            return
+        if pid == 0:
+            try:
+                _train(server, request, files, self._own)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        self._forks.add(pid)
+        self._tell({"forked": pid})
+
+    def _bury(self) -> None:
+        """Tell how forks have ended."""
+        while self._forks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._forks.discard(pid)
+            self._tell({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._channel.send(json.dumps(message).encode())
+
+
+def _train(server: int, request: dict[str, Any], files: list[int], servers: list[int]) -> None:
+    """Become, in a fork, what a new process would be."""
+    from hpstage.cluster import training_process
+
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    for file in servers:
+        os.close(file)
+    channel, out, err = files
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[:], sys.argv[:] = request["path"], request["argv"]
+    random.seed()
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        np.random.seed()
+    training_process.main(channel, server, request["worker"])
