@@ -27,8 +27,8 @@ from hpstage.cluster.connection import Connection, Departure
 from hpstage.cluster.courier import Courier
 from hpstage.cluster.dashboard import page_of
 from hpstage.cluster.dashboard.follower import Follower
-from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.followers import Followers
+from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.inbox import Inbox
 from hpstage.cluster.launch import local_cluster
 from hpstage.cluster.messages import (

@@ -111,9 +111,7 @@ class ForkServer:
         os.register_at_fork(after_in_child=self._socket.close)  # else it would stay open after this process
         threading.Thread(target=self._listen, name="hpstage-forks", daemon=True).start()
 
-    async def fork(
-        self, channel: int, worker: str, *, variables: Mapping[str, str], path: Sequence[str]
-    ) -> Forked:
+    async def fork(self, channel: int, worker: str, *, variables: Mapping[str, str], path: Sequence[str]) -> Forked:
         """Fork a process that trains for ``worker``, and is connected to its end of ``channel``.
 
         Args:
@@ -159,9 +157,8 @@ class ForkServer:
             self._socket.send(json.dumps({"kill": pid}).encode())
 
     def close(self) -> None:
-        """End the server, and the forks that have not ended."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        """End the server, and the forks that have not ended, at once."""
+        self._process.kill()
         self._process.wait()
 
     def _listen(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import warnings
@@ -65,6 +66,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
         self._devices, self._size = devices, n_workers
         self._hide = hide
         self._fork_server = fork_server
+        logging.getLogger("distributed.batched").addFilter(_is_news)
         path = list(sys.path)
         try:
             with warnings.catch_warnings(), dask.config.set({"distributed.worker.profile.enabled": False}):
@@ -115,6 +117,11 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
             }
             for name, worker in spec.items()
         }
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drop messages on connections between parts of a local cluster that close one before the other."""
+    return not record.getMessage().startswith("Batched Comm Closed")
 
 
 def _dashboard_address() -> str:

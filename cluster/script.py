@@ -1,7 +1,6 @@
 """Importing the driver's script in training processes, as the processes of multiprocessing do.
 
-Its module-level code (a default dtype, a folder on ``sys.path``) thus also takes effect where its trainable trains. The
-Dask workers do not import it: each would load torch a second time, needlessly.
+Its module-level code (a default dtype, a folder on ``sys.path``) thus also takes effect where its trainable trains.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import multiprocessing
 from multiprocessing import spawn
 from typing import Any
 
-_DASK_WORKER = "Dask Worker process (from Nanny)"
-"""Name that Dask's nanny gives its worker's process."""
 _KEYS = ("init_main_from_name", "init_main_from_path")
 
 
@@ -37,22 +34,3 @@ def import_script(script: dict[str, str]) -> None:
         # The script exits if it is imported; what was sent of it does not need it.
     finally:
         del process._inheriting
-
-
-def leave_it_to_training_processes() -> None:
-    """Prevent workers that this process starts from now on from importing its script.
-
-    Dask has no setting for this. It is safe, since Dask sends by value what the script defines.
-    """
-    prepare = spawn.get_preparation_data
-    if getattr(prepare, "__module__", None) == __name__:
-        return
-
-    def without_script(name: str) -> dict[str, Any]:
-        data: dict[str, Any] = prepare(name)
-        if name == _DASK_WORKER:
-            for key in _KEYS:
-                data.pop(key, None)
-        return data
-
-    spawn.get_preparation_data = without_script

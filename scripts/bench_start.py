@@ -107,9 +107,7 @@ def search(executor: Any, store: str, seed: int) -> dict[str, float]:
         return executor
 
     call.as_executor = as_executor
-    result = hpstage.optimize(
-        study, Net(), space, metric="score", steps=50, n_trials=4, executor=executor, store=store
-    )
+    result = hpstage.optimize(study, Net(), space, metric="score", steps=50, n_trials=4, executor=executor, store=store)
     returned = time.time()
     call.as_executor = made
     marks["step"] = min(float(file.read_text()) for file in Path().glob("step-*"))

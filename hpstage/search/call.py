@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hpstage.checkpoints import CheckpointStore
@@ -21,6 +22,7 @@ from hpstage.optuna.patient_storage import patient
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
 from hpstage.plan.facts import SearchStarted, WorkerId
 from hpstage.plan.keys import workload_key
+from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import StepTimes
 from hpstage.schedule.space import Described
 from hpstage.search.costs import COSTS, check_costs
@@ -56,6 +58,7 @@ class Call:
     progress: Progress
     interruption: Interruption
     deadline: float | None
+    on_gpu: bool
     join: Callable[[Iterable[WorkerId]], AbstractContextManager[Driver]]
     """Join the plan, with workers that an earlier driver has left idle."""
 
@@ -87,7 +90,7 @@ class Call:
                 request.space,
                 forks=request.algorithm.forks,
                 observed=request.observed,
-                before_first=self._try_out,
+                before_first=partial(self._try_out, driver.plan),
             ),
             request.algorithm,
             request.setting,
@@ -101,7 +104,7 @@ class Call:
             on_change=lambda session: self.progress.update(session, driver),
         )
 
-    def _try_out(self, described: Described) -> None:
+    def _try_out(self, plan: SearchPlan, described: Described) -> None:
         initial = {name: schedule.value(0) for name, schedule in described.schedules.items()}
         for name, like in unread(self.request.trainable, initial).items():
             logger.warning(
@@ -110,10 +113,18 @@ class Call:
                 name,
                 like,
             )
-        found = self.executor.try_out(initial)
+        # What was evaluated before need not be again: that may take as long as many steps. On a GPU there must be room.
+        found = None if self.on_gpu else evaluated(plan)
+        found = self.executor.try_out(initial) if found is None else found
         for name in (*self.request.metrics, *(str(one.metric) for one in described.plateaus.values())):
             if found is not None and name not in found and name not in COSTS:
                 raise UsageError(missing_metric(name, found))
+
+
+def evaluated(plan: SearchPlan) -> Mapping[str, float] | None:
+    """Return metrics that a plan knows of some state; ``None`` if it knows none."""
+    states = (state for node in plan.nodes for state in node.states.values())
+    return next((state.metrics for state in states if state.metrics is not None), None)
 
 
 @contextmanager
@@ -169,6 +180,7 @@ def open_call(
             progress=closing.enter_context(Progress(display, request.study, page=page, deadline=deadline)),
             interruption=interruption,
             deadline=deadline,
+            on_gpu=environment.described.get("device", "").startswith("cuda"),
             join=lambda idle: join_plan(
                 places.journal,
                 places.checkpoints,
@@ -202,10 +214,10 @@ def as_executor(executor: object) -> Executor:
         local = DaskExecutor()
         local.take(server)
         return local
-    from hpstage.cluster import DaskExecutor
-
     from distributed import Client
     from distributed.deploy import Cluster
+
+    from hpstage.cluster import DaskExecutor
 
     if isinstance(executor, Client | Cluster):
         return DaskExecutor(executor)

@@ -84,8 +84,8 @@ def optimize(
         timeout: seconds after which no stage is started; running stages are completed. Unfinished trials
             stay open, and the next call continues them.
         algorithm: decides how far each trial is trained; :class:`~hpstage.algos.FullTraining` by default.
-        executor: where stages are trained: ``None`` for a local Dask cluster (one worker per GPU, else per core) of this
-            call, :func:`hpstage.local_cluster` for one that is kept for further calls, a ``dask.distributed.Client``
+        executor: where stages are trained: ``None`` for a local Dask cluster of this call (one worker per GPU, else per
+            core), :func:`hpstage.local_cluster` for one that is kept for further calls, a ``dask.distributed.Client``
             or cluster (never closed), or an :class:`Executor`, such as ``InlineExecutor()``.
         store: where the plan is stored: a folder; ``redis://host:6379`` (``rediss://`` with TLS), where hosts share
             plans, one per workload unless ``?prefix=NAME`` names it; or a :class:`Journal`. By default a folder per

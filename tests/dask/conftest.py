@@ -32,6 +32,19 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def nannies() -> Iterator[LocalCluster]:
+    """A cluster as Dask starts it: each worker is a process, with another one that starts it again."""
+    with LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def client_of_nannies(nannies: LocalCluster) -> Iterator[Client]:
+    with Client(nannies, set_as_default=False) as client:
+        yield client
+
+
 @dataclass(frozen=True)
 class Run:
     """An executor on the two workers of the shared cluster, which train a Counter with this gate."""

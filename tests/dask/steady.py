@@ -93,8 +93,16 @@ class Hanging(Tape):
 
 
 def worker_of_this() -> int:
-    """The Dask worker's process for which this one trains; this one itself where it trains for nobody."""
-    return os.getppid() if "hpstage.cluster.training_process" in sys.modules else os.getpid()
+    """The Dask worker's process for which this one trains; this one itself where that is in the search's own process,
+    and where it trains for nobody."""
+    if "hpstage.cluster.training_process" not in sys.modules or is_forked():
+        return os.getpid()
+    return os.getppid()
+
+
+def is_forked() -> bool:
+    """Has this process been forked by the server of a local cluster?"""
+    return b"fork_server" in Path("/proc/self/cmdline").read_bytes()
 
 
 def first(path: Path) -> bool:

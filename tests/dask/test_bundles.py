@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import optuna
@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 import hpstage
-from hpstage.cluster import DaskExecutor, local_cluster
+from hpstage.cluster import DaskExecutor
 from hpstage.plan.facts import ChainLost, ChainStarted
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import read_facts
@@ -72,13 +72,6 @@ def values(result: hpstage.Result) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def lanes() -> Iterator[Client]:
-    with local_cluster(2, gpus=0, lanes=3) as cluster, Client(cluster, set_as_default=False) as client:
-        client.wait_for_workers(2, timeout=120)
-        yield client
-
-
-@pytest.fixture(scope="module")
 def expected() -> list[float]:
     return values(search(Tape(), hpstage.InlineExecutor(), MemoryJournal()))
 
@@ -96,10 +89,10 @@ def test_each_worker_of_a_local_cluster_trains_as_many_chains_as_the_trainable_h
 
 
 def test_a_killed_process_costs_the_steps_since_the_last_boundaries_of_its_chains(
-    lanes: Client, expected: list[float], tmp_path: Path
+    client: Client, expected: list[float], tmp_path: Path
 ) -> None:
     journal = MemoryJournal()
-    result = search(MortalTapes(tmp_path), lanes, journal)
+    result = search(MortalTapes(tmp_path), client, journal)
     validate(result.plan)
     assert values(result) == expected
     assert (tmp_path / "killed").exists()
@@ -111,17 +104,18 @@ def test_a_killed_process_costs_the_steps_since_the_last_boundaries_of_its_chain
     assert trained <= result.savings.steps_unique + 3 * 4 + 1
 
 
-def test_runs_take_turns_on_a_worker_with_lanes(lanes: Client, expected: list[float]) -> None:
+def test_runs_take_turns_on_a_worker_with_lanes(client: Client, expected: list[float]) -> None:
     """While one run is open, another one is trained to its end on the same workers."""
-    executor = DaskExecutor(lanes)
+    executor = DaskExecutor(client)
     executor.open(Tapes(Tape()), None)
     try:
-        assert values(search(Tapes(Tape()), lanes, MemoryJournal(), "other")) == expected
+        assert values(search(Tapes(Tape()), client, MemoryJournal(), "other")) == expected
     finally:
         executor.close()
 
 
-def test_a_worker_with_one_thread_has_one_lane(client: Client, expected: list[float]) -> None:
+def test_a_worker_with_one_thread_has_one_lane(client_of_nannies: Client, expected: list[float]) -> None:
+    client = client_of_nannies
     client.wait_for_workers(2, timeout=60)
     journal = MemoryJournal()
     assert values(search(Tapes(Tape()), client, journal)) == expected

@@ -23,6 +23,11 @@ def expected() -> tuple[Trials, int]:
     return undisturbed()
 
 
+@pytest.fixture(scope="module")
+def client(client_of_nannies: Client) -> Client:
+    return client_of_nannies
+
+
 @pytest.mark.parametrize(
     "fate", [kill, sys.exit, *(pytest.param(fate, marks=pytest.mark.slow) for fate in (kill_worker, segfault, leave))]
 )

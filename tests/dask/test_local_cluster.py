@@ -5,33 +5,60 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-import dask.config
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, launch, local_cluster
 from hpstage.errors import ClusterError, UsageError
 from hpstage.execution.shared_device import SHARERS
-from hpstage.testing.chains import chain, ended, outcome, workers
+from hpstage.testing.chains import chain, ended, outcome, reached, workers
 from hpstage.testing.toys import Counter
 from tests.dask.processes import ROOT
 
 
 def test_workers_are_not_profiled(client: Client) -> None:
-    assert set(client.run(dask.config.get, "distributed.worker.profile.enabled").values()) == {False}
+    def profiled(dask_worker: Any = None) -> bool:
+        return "profile" in dask_worker.periodic_callbacks
+
+    assert set(client.run(profiled).values()) == {False}
 
 
-def test_no_gpus_means_that_workers_see_none(client: Client) -> None:
-    assert set(client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values()) == {""}
+class Seeing(Counter):
+    """Tells which device its process sees, and how many share it."""
+
+    def evaluate(self) -> dict[str, float]:
+        return {
+            "device": float(os.environ["CUDA_VISIBLE_DEVICES"] or -1),
+            "sharers": float(os.environ.get(SHARERS, "0")),
+        }
 
 
-def test_each_worker_sees_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def seen(cluster: LocalCluster, folder: Path) -> list[tuple[float, float]]:
+    """What the training process on each worker sees."""
+    executor = DaskExecutor(cluster)
+    with closing(executor):
+        executor.open(Seeing(), FolderCheckpoints(folder, "w"))
+        found = workers(executor, len(cluster.workers))
+        for worker in found:
+            executor.start(worker, chain(worker, 1))
+        reports = ended(executor, *found)
+    metrics = [reached(reports, worker)[0].metrics or {} for worker in found]
+    return sorted((one["device"], one["sharers"]) for one in metrics)
+
+
+def test_no_gpus_means_that_training_processes_see_none(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert seen(cluster, tmp_path) == [(-1, 0), (-1, 0)]
+
+
+def test_each_worker_sees_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launch, "visible_devices", lambda: ["3", "5"])
-    with local_cluster() as cluster, Client(cluster, set_as_default=False) as client:
-        assert sorted(client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values()) == ["3", "5"]
+    with local_cluster() as cluster:
+        assert seen(cluster, tmp_path) == [(3, 1), (5, 1)]
 
 
 def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,11 +67,10 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         local_cluster(gpus=2)
 
 
-def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launch, "visible_devices", lambda: ["3"])
-    with local_cluster(workers_per_gpu=2) as cluster, Client(cluster, set_as_default=False) as client:
-        seen = client.run(lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ[SHARERS]))
-        assert list(seen.values()) == [("3", "2")] * 2
+    with local_cluster(workers_per_gpu=2) as cluster:
+        assert seen(cluster, tmp_path) == [(3, 2), (3, 2)]
 
 
 def test_a_number_of_workers_per_gpu_needs_a_gpu_and_a_cluster_of_our_own(client: Client) -> None:

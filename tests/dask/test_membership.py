@@ -29,6 +29,17 @@ from tests.dask.processes import Processes
 Open = Callable[..., DaskExecutor]
 
 
+@pytest.fixture(scope="module")
+def cluster(nannies: LocalCluster) -> LocalCluster:
+    """Workers that can be killed."""
+    return nannies
+
+
+@pytest.fixture(scope="module")
+def client(client_of_nannies: Client) -> Client:
+    return client_of_nannies
+
+
 def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
     open_executor: Open, client: Client, tmp_path: Path
 ) -> None:

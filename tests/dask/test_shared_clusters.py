@@ -150,7 +150,8 @@ def steps_counted(facts: list[Fact]) -> int:
     return len(steps)
 
 
-def test_two_workloads_take_turns_on_the_workers_of_one_cluster(client: Client, tmp_path: Path) -> None:
+def test_two_workloads_take_turns_on_the_workers_of_one_cluster(client_of_nannies: Client, tmp_path: Path) -> None:
+    client = client_of_nannies
     expected, unique = undisturbed()
     client.wait_for_workers(2, timeout=120)
     folders = [tmp_path / "here", tmp_path / "there"]

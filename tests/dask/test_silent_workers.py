@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import dask.config
 import pytest
 from distributed import Client
 
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.cluster import DaskExecutor
 from hpstage.plan.facts import StateReached
-from tests.dask.processes import Processes, is_running, until
+from tests.dask.processes import Processes, until
 from tests.dask.steady import Steady, freeze
 from tests.dask.studies import Running, Trials, steps_by_process, trials, undisturbed
 
@@ -63,14 +61,6 @@ def test_a_frozen_worker_is_replaced_and_a_thawed_one_does_no_harm_and_ends(
             until(lambda: process.poll() is not None, "the process that was dropped ends")
     steps = steps_by_process(tmp_path)
     assert steps[victim] <= trained + 2  # its step under way, and one more until it has heard
-
-
-def test_a_frozen_worker_of_a_local_cluster_is_ended_and_replaced(tmp_path: Path, expected: tuple[Trials, int]) -> None:
-    with dask.config.set({"distributed.scheduler.worker-ttl": "3s"}):
-        study = Running(Steady(tmp_path, 0.02, freeze), DaskExecutor(n_workers=1, gpus=0), tmp_path)
-        check(study, expected, tmp_path)
-    assert not is_running(int((tmp_path / "victim").read_text()))
-    assert len(steps_by_process(tmp_path)) == 2
 
 
 @contextmanager

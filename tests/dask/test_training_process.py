@@ -42,14 +42,18 @@ def gone(pid: int) -> None:
 
 
 def test_it_keeps_freed_memory_has_one_thread_for_each_library_and_the_workers_variables_and_folder(
-    open_executor: Open, client: Client
+    client: Client, client_of_nannies: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mark() -> None:
         os.environ["HPSTAGE_TEST_HERE"] = os.getcwd()
 
-    client.run(mark)
-    metrics = open_executor(Curious()).try_out({"x": 1.0})
-    assert metrics == {"threads": 1.0, "memory": 1.0, "here": 1.0}
+    client_of_nannies.run(mark)
+    monkeypatch.setenv("HPSTAGE_TEST_HERE", os.getcwd())  # of local workers
+    for one in (client, client_of_nannies):
+        executor = DaskExecutor(one)
+        executor.open(Curious(), None)
+        assert executor.try_out({"x": 1.0}) == {"threads": 1.0, "memory": 1.0, "here": 1.0}
+        executor.close()
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,8 @@ def test_one_that_ends_while_it_is_set_up_is_an_error_with_its_end(client: Clien
         DaskExecutor(client).open(Exiting(), None)
 
 
-def test_one_that_somebody_kills_while_it_is_set_up_is_started_again(client: Client, tmp_path: Path) -> None:
+def test_one_that_somebody_kills_while_it_is_set_up_is_started_again(client_of_nannies: Client, tmp_path: Path) -> None:
+    client = client_of_nannies
     executor = DaskExecutor(client)
     executor.open(Once(tmp_path / "killed"), None)
     assert len(list(tmp_path.iterdir())) == len(client.scheduler_info(n_workers=-1)["workers"])

@@ -344,6 +344,26 @@ def test_a_search_that_saved_nothing_says_what_took_more():
     assert "less than" not in str(dataclasses.replace(lost, worker_seconds=savings.worker_seconds_alone))
 
 
+class Trying(hpstage.InlineExecutor):
+    """Counts how often a trainable is tried out."""
+
+    tried = 0
+
+    def try_out(self, initial):
+        self.tried += 1
+        return super().try_out(initial)
+
+
+def test_what_was_evaluated_before_is_not_tried_out_again_and_still_knows_its_metrics():
+    store, first, second = MemoryJournal(), Trying(), Trying()
+    run(create(0), n_trials=2, store=store, executor=first)
+    run(create(1), n_trials=2, store=store, executor=second)
+    assert (first.tried, second.tried) == (1, 0)
+    with pytest.raises(UsageError, match="'hash', 'score', but metric='accuracy'"):
+        run(create(2), n_trials=2, store=store, executor=second, metric="accuracy")
+    assert second.tried == 0
+
+
 def test_another_workload_is_refused_and_named():
     class Other(Tape):
         version = "2"

@@ -1,0 +1,206 @@
+"""Training processes that are forked: what they are spared, what they must not share, and when they are spawned."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from distributed import LocalCluster
+
+import hpstage
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cluster import DaskExecutor, fork_server
+from hpstage.executor import Environment
+from hpstage.plan.facts import ChainLost
+from hpstage.store import MemoryJournal
+from hpstage.testing.chains import chain, ended, reached, workers
+from hpstage.testing.toys import Counter, Tape
+from tests.dask.commands import children, has_ended, until
+from tests.dask.processes import ROOT
+from tests.dask.steady import is_forked
+from tests.dask.test_exactness import Net
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
+
+
+class Looking(Counter):
+    """Tells what its process drew when it was unpacked, before anything was keyed, and whether it was forked."""
+
+    stateless = ("told",)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.told = {
+            "random": random.random(),
+            "numpy": float(np.random.random()),
+            "pid": float(os.getpid()),
+            "forked": float(is_forked()),
+            "new": float(os.environ.get("HPSTAGE_TEST_NEW", "0")),
+        }
+
+    def evaluate(self) -> dict[str, float]:
+        return self.told
+
+
+def found(cluster: LocalCluster, folder: Path) -> list[dict[str, float]]:
+    """What the training process on each worker tells."""
+    executor = DaskExecutor(cluster)
+    with closing(executor):
+        executor.open(Looking(), FolderCheckpoints(folder, "w"))
+        names = workers(executor, len(cluster.workers))
+        for worker in names:
+            executor.start(worker, chain(worker, 1))
+        reports = ended(executor, *names)
+    return [dict(reached(reports, worker)[0].metrics or {}) for worker in names]
+
+
+def test_forks_draw_other_numbers_than_each_other_and_are_new_for_each_search(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    told = [*found(cluster, tmp_path / "a"), *found(cluster, tmp_path / "b")]
+    assert [one["forked"] for one in told] == [1.0] * 4
+    for name in ("random", "numpy", "pid"):
+        assert len({one[name] for one in told}) == 4, name
+
+
+def test_a_variable_or_a_search_path_that_has_changed_needs_a_process_that_is_spawned(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hpstage")
+    with monkeypatch.context() as patch:
+        patch.setenv("HPSTAGE_TEST_NEW", "123")
+        assert [(one["forked"], one["new"]) for one in found(cluster, tmp_path / "a")] == [(0.0, 123.0)] * 2
+        assert "environment variables have changed since its server was started: HPSTAGE_TEST_NEW" in caplog.text
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [0.0] * 2
+        assert "sys.path has changed" in caplog.text
+    assert [one["forked"] for one in found(cluster, tmp_path / "c")] == [1.0] * 2
+
+
+def test_forks_and_spawned_processes_describe_themselves_alike(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def described() -> Environment:
+        executor = DaskExecutor(cluster)
+        with closing(executor):
+            return executor.open(Net(), None)
+
+    forked = described()
+    monkeypatch.setenv("HPSTAGE_TEST_NEW", "1")
+    assert described() == forked
+
+
+def test_a_server_that_has_threads_does_not_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hpstage")
+    (tmp_path / "threading_one.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(fork_server, "_imported", lambda: ["threading_one"])
+    with hpstage.local_cluster(1, gpus=0) as cluster:
+        assert [one["forked"] for one in found(cluster, tmp_path / "a")] == [0.0]
+    assert "what its server has imported has started 1 threads" in caplog.text
+
+
+def test_a_server_that_is_killed_costs_what_its_forks_had_not_kept_and_others_are_spawned(tmp_path: Path) -> None:
+    with hpstage.local_cluster(2, gpus=0) as cluster:
+        server = cluster._fork_server._process.pid
+        result = hpstage.optimize(
+            optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
+            Killing(server, tmp_path / "killed"),
+            lambda trial: {"a": trial.suggest_int("a", 1, 3)},
+            metric="score",
+            steps=8,
+            n_trials=3,
+            executor=cluster,
+            store=tmp_path / "store",
+        )
+        assert (tmp_path / "killed").exists()
+        assert [trial.value for trial in result.study.trials] == expected()
+        assert any(isinstance(fact, ChainLost) for fact in result.journal)
+
+
+class Killing(Tape):
+    """Kills the server of its process in its fifth step, once."""
+
+    def __init__(self, server: int, mark: Path) -> None:
+        super().__init__()
+        self.server, self.mark = server, str(mark)
+
+    def train(self, step: int, hp: Any) -> None:
+        if step == 4 and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            os.kill(self.server, signal.SIGKILL)
+            threading.Event().wait()
+        super().train(step, hp)
+
+
+def expected() -> list[float | None]:
+    result = hpstage.optimize(
+        optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
+        Tape(),
+        lambda trial: {"a": trial.suggest_int("a", 1, 3)},
+        metric="score",
+        steps=8,
+        n_trials=3,
+        executor=hpstage.InlineExecutor(),
+        store=MemoryJournal(),
+    )
+    return [trial.value for trial in result.study.trials]
+
+
+DRIVER = """
+import hpstage
+from hpstage.checkpoints import FolderCheckpoints
+from hpstage.cluster import DaskExecutor
+from hpstage.testing.toys import Counter
+
+with hpstage.local_cluster(2, gpus=0) as cluster:
+    DaskExecutor(cluster).open(Counter(), None)
+    print("running", flush=True)
+    input()
+"""
+
+
+def test_a_server_and_its_forks_end_with_a_search_that_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "running\n"
+        [server] = children(driver.pid)
+        forks = children(server)
+        assert len(forks) == 2
+        driver.kill()
+    for pid in (server, *forks):
+        until(lambda pid=pid: has_ended(pid), f"process {pid} has ended")
+
+
+def test_searches_on_a_cluster_that_is_kept_find_what_they_would_alone(cluster: LocalCluster, tmp_path: Path) -> None:
+    for number in range(2):
+        result = hpstage.optimize(
+            optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
+            Tape(),
+            lambda trial: {"a": trial.suggest_int("a", 1, 3)},
+            metric="score",
+            steps=8,
+            n_trials=3,
+            executor=cluster,
+            store=tmp_path / f"store-{number}",
+        )
+        assert [trial.value for trial in result.study.trials] == expected()
+    assert cluster.status.name == "running"
