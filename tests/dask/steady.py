@@ -102,7 +102,7 @@ def worker_of_this() -> int:
 
 def is_forked() -> bool:
     """Has this process been forked by the server of a local cluster?"""
-    return b"fork_server" in Path("/proc/self/cmdline").read_bytes()
+    return any("fork_server import main" in word for word in sys.orig_argv)
 
 
 def first(path: Path) -> bool:

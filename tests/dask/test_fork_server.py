@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
 import random
@@ -19,58 +21,53 @@ import pytest
 from distributed import LocalCluster
 
 import hpstage
-from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor, fork_server
 from hpstage.executor import Environment
 from hpstage.plan.facts import ChainLost
 from hpstage.store import MemoryJournal
-from hpstage.testing.chains import chain, ended, reached, workers
 from hpstage.testing.toys import Counter, Tape
 from tests.dask.commands import children, has_ended, until
 from tests.dask.processes import ROOT
-from tests.dask.steady import is_forked
+from tests.dask.steady import first, is_forked
 from tests.dask.test_exactness import Net
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 
 
 class Looking(Counter):
-    """Tells what its process drew when it was unpacked, before anything was keyed, and whether it was forked."""
+    """Notes what a process draws when it unpacks this, before anything is keyed, and whether it was forked."""
 
-    stateless = ("told",)
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.place, self.made_in = str(folder).lstrip(os.sep), os.getpid()  # no path: its files would be data
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.told = {
-            "random": random.random(),
-            "numpy": float(np.random.random()),
-            "pid": float(os.getpid()),
-            "forked": float(is_forked()),
-            "new": float(os.environ.get("HPSTAGE_TEST_NEW", "0")),
-        }
-
-    def evaluate(self) -> dict[str, float]:
-        return self.told
+        if os.getpid() != self.made_in:
+            told = {
+                "random": random.random(),
+                "numpy": float(np.random.random()),
+                "forked": is_forked(),
+                "new": os.environ.get("HPSTAGE_TEST_NEW"),
+            }
+            (Path(os.sep) / self.place / str(os.getpid())).write_text(json.dumps(told))
 
 
-def found(cluster: LocalCluster, folder: Path) -> list[dict[str, float]]:
-    """What the training process on each worker tells."""
+def found(cluster: LocalCluster, folder: Path) -> list[dict[str, Any]]:
+    """What the training process on each worker notes."""
+    folder.mkdir()
     executor = DaskExecutor(cluster)
-    with closing(executor):
-        executor.open(Looking(), FolderCheckpoints(folder, "w"))
-        names = workers(executor, len(cluster.workers))
-        for worker in names:
-            executor.start(worker, chain(worker, 1))
-        reports = ended(executor, *names)
-    return [dict(reached(reports, worker)[0].metrics or {}) for worker in names]
+    executor.open(Looking(folder), None)
+    executor.close()
+    return [json.loads(note.read_text()) for note in folder.iterdir()]
 
 
 def test_forks_draw_other_numbers_than_each_other_and_are_new_for_each_search(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     told = [*found(cluster, tmp_path / "a"), *found(cluster, tmp_path / "b")]
-    assert [one["forked"] for one in told] == [1.0] * 4
-    for name in ("random", "numpy", "pid"):
+    assert [one["forked"] for one in told] == [True] * 4
+    for name in ("random", "numpy"):
         assert len({one[name] for one in told}) == 4, name
 
 
@@ -80,13 +77,13 @@ def test_a_variable_or_a_search_path_that_has_changed_needs_a_process_that_is_sp
     caplog.set_level(logging.INFO, "hpstage")
     with monkeypatch.context() as patch:
         patch.setenv("HPSTAGE_TEST_NEW", "123")
-        assert [(one["forked"], one["new"]) for one in found(cluster, tmp_path / "a")] == [(0.0, 123.0)] * 2
+        assert [(one["forked"], one["new"]) for one in found(cluster, tmp_path / "a")] == [(False, "123")] * 2
         assert "environment variables have changed since its server was started: HPSTAGE_TEST_NEW" in caplog.text
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
-        assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [0.0] * 2
+        assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [False] * 2
         assert "sys.path has changed" in caplog.text
-    assert [one["forked"] for one in found(cluster, tmp_path / "c")] == [1.0] * 2
+    assert [one["forked"] for one in found(cluster, tmp_path / "c")] == [True] * 2
 
 
 def test_forks_and_spawned_processes_describe_themselves_alike(
@@ -102,18 +99,16 @@ def test_forks_and_spawned_processes_describe_themselves_alike(
     assert described() == forked
 
 
-def test_a_server_that_has_threads_does_not_fork(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "hpstage")
+def test_a_server_that_has_threads_does_not_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "threading_one.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(fork_server, "_imported", lambda: ["threading_one"])
-    with hpstage.local_cluster(1, gpus=0) as cluster:
-        assert [one["forked"] for one in found(cluster, tmp_path / "a")] == [0.0]
-    assert "what its server has imported has started 1 threads" in caplog.text
+    server = fork_server.ForkServer()
+    with pytest.raises(fork_server.NotForked, match="has started 1 threads"):
+        asyncio.run(server.fork(0, "worker", variables={}, path=[]))
+    server.close()
 
 
 def test_a_server_that_is_killed_costs_what_its_forks_had_not_kept_and_others_are_spawned(tmp_path: Path) -> None:
@@ -139,11 +134,10 @@ class Killing(Tape):
 
     def __init__(self, server: int, mark: Path) -> None:
         super().__init__()
-        self.server, self.mark = server, str(mark)
+        self.server, self.mark = server, str(mark).lstrip(os.sep)
 
     def train(self, step: int, hp: Any) -> None:
-        if step == 4 and not Path(self.mark).exists():
-            Path(self.mark).touch()
+        if step == 4 and first(Path(os.sep) / self.mark):
             os.kill(self.server, signal.SIGKILL)
             threading.Event().wait()
         super().train(step, hp)
@@ -165,7 +159,6 @@ def expected() -> list[float | None]:
 
 DRIVER = """
 import hpstage
-from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cluster import DaskExecutor
 from hpstage.testing.toys import Counter
 
