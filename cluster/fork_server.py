@@ -40,6 +40,8 @@ _SHARED = frozenset({"numpy", "optuna", "pandas", "safetensors", "scipy", "sklea
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _TRAINING = "hpstage.cluster.training_process"
 _OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
+_BUSY = ("torch._inductor",)
+"""Modules whose import starts processes and threads."""
 _READ_BY_NO_IMPORT = frozenset({"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "_"})
 """Variables that may change while a server runs."""
 _START = (
@@ -49,6 +51,12 @@ _START = (
 _MOST = 1 << 20
 """Bytes of the longest message."""
 _KILLED = -signal.SIGKILL
+
+
+def python() -> list[str]:
+    """Return the command of an interpreter like this one, as multiprocessing starts them."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [multiprocessing.spawn.get_executable(), *flags]
 
 
 def training_environment() -> dict[str, str]:
@@ -96,13 +104,7 @@ class ForkServer:
             for side in (self._socket, theirs):
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
             self._process = subprocess.Popen(
-                [
-                    multiprocessing.spawn.get_executable(),
-                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # as multiprocessing does
-                    "-c",
-                    _START,
-                    json.dumps([self._path, [theirs.fileno(), os.getpid(), _imported()]]),
-                ],
+                [*python(), "-c", _START, json.dumps([self._path, [theirs.fileno(), os.getpid(), _imported()]])],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
@@ -187,7 +189,7 @@ class ForkServer:
 def _imported() -> list[str]:
     """Return the modules to import ahead: those that this process has of packages that are safe to share."""
     found = [name for name in list(sys.modules) if name.partition(".")[0] in _SHARED or name.startswith(_OURS)]
-    return [_TRAINING, *found]
+    return [_TRAINING, *(name for name in found if not name.startswith(_BUSY))]
 
 
 # --- in the server ----------------------------------------------------------------------------------------
@@ -266,9 +268,8 @@ class _Server:
         return True
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> None:
-        threads = len(os.listdir("/proc/self/task"))
-        if threads > 1:
-            self._tell({"refused": f"what its server has imported has started {threads - 1} threads"})
+        if obstacle := _obstacle():
+            self._tell({"refused": f"what its server has imported {obstacle}"})
             return
         server = os.getpid()
         try:
@@ -297,6 +298,17 @@ class _Server:
 
     def _tell(self, message: dict[str, Any]) -> None:
         self._channel.send(json.dumps(message).encode())
+
+
+def _obstacle() -> str:
+    """Return what this process holds that a fork could not use, or an empty string."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"has started {threads - 1} threads"
+    with open("/proc/self/maps") as maps:
+        if any("/libcuda.so" in line for line in maps):
+            return "has loaded the driver of CUDA"  # torch refuses devices in forks of a process that has asked for one
+    return ""
 
 
 def _train(server: int, request: dict[str, Any], files: list[int], servers: list[int]) -> None:

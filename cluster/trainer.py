@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import multiprocessing.spawn
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ import msgspec
 from distributed import Worker
 
 from hpstage import errors
-from hpstage.cluster.fork_server import Forked, NotForked, training_environment
+from hpstage.cluster.fork_server import Forked, NotForked, python, training_environment
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.messages import SIZE, Done, Finish, Order, Raised, Reply, Request, Told, decode_reply, framed
 from hpstage.errors import InternalError, UsageError
@@ -173,8 +172,7 @@ async def _spawned(worker: Worker, channel: socket.socket) -> asyncio.subprocess
     local = isinstance(worker, LocalWorker)
     path = [worker.local_directory, *sys.path] if local else sys.path
     return await asyncio.create_subprocess_exec(
-        multiprocessing.spawn.get_executable(),
-        *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # as multiprocessing does
+        *python(),
         "-c",
         _START,
         json.dumps([path, sys.argv, [channel.fileno(), os.getpid(), worker.address]]),

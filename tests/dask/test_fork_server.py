@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _json
 import asyncio
 import json
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,14 +101,22 @@ def test_forks_and_spawned_processes_describe_themselves_alike(
     assert described() == forked
 
 
-def test_a_server_that_has_threads_does_not_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "threading_one.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
+@pytest.mark.parametrize(
+    ("imported", "told"),
+    [
+        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "started 1 threads"),
+        ("import ctypes; ctypes.CDLL('{folder}/libcuda.so.1')", "loaded the driver of CUDA"),
+    ],
+)
+def test_a_server_does_not_fork_what_a_fork_could_not_use(
+    imported: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(_json.__file__, tmp_path / "libcuda.so.1")  # any library, under that name
+    (tmp_path / "imported_ahead.py").write_text(imported.format(folder=tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(fork_server, "_imported", lambda: ["threading_one"])
+    monkeypatch.setattr(fork_server, "_imported", lambda: ["imported_ahead"])
     server = fork_server.ForkServer()
-    with pytest.raises(fork_server.NotForked, match="has started 1 threads"):
+    with pytest.raises(fork_server.NotForked, match=told):
         asyncio.run(server.fork(0, "worker", variables={}, path=[]))
     server.close()
 

@@ -42,7 +42,7 @@ def gone(pid: int) -> None:
 
 
 def test_it_keeps_freed_memory_has_one_thread_for_each_library_and_the_workers_variables_and_folder(
-    client: Client, client_of_nannies: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, client_of_nannies: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mark() -> None:
         os.environ["HPSTAGE_TEST_HERE"] = os.getcwd()
@@ -51,7 +51,7 @@ def test_it_keeps_freed_memory_has_one_thread_for_each_library_and_the_workers_v
     monkeypatch.setenv("HPSTAGE_TEST_HERE", os.getcwd())  # of local workers
     for one in (client, client_of_nannies):
         executor = DaskExecutor(one)
-        executor.open(Curious(), None)
+        executor.open(Curious(), FolderCheckpoints(tmp_path / "states", "w"))
         assert executor.try_out({"x": 1.0}) == {"threads": 1.0, "memory": 1.0, "here": 1.0}
         executor.close()
 
