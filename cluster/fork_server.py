@@ -17,7 +17,6 @@ import json
 import logging
 import multiprocessing.spawn
 import os
-import random
 import select
 import signal
 import socket
@@ -45,7 +44,7 @@ _BUSY = ("torch._inductor",)
 _READ_BY_NO_IMPORT = frozenset({"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "_"})
 """Variables that may change while a server runs."""
 _START = (
-    "import json, sys; path, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
+    "import json, sys; path, arguments = json.load(sys.stdin); sys.path[:] = path; "
     "from hpstage.cluster.fork_server import main; main(*arguments)"
 )
 _MOST = 1 << 20
@@ -97,15 +96,17 @@ class ForkServer:
     def __init__(self) -> None:
         self._environment, self._path = training_environment(), list(sys.path)
         self._lock = threading.Lock()  # protects the attributes below, and the order of requests
-        self._asked: deque[Future[int]] = deque()
+        self._asked: deque[Future[Forked]] = deque()
         self._running: dict[int, Future[int]] = {}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            for side in (self._socket, theirs):
-                side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
+        # The names of modules are too long for a command line.
+        with theirs, open(os.memfd_create("hpstage"), "w+") as told:
+            json.dump([self._path, [theirs.fileno(), os.getpid(), _imported()]], told)
+            told.flush()
+            told.seek(0)
             self._process = subprocess.Popen(
-                [*python(), "-c", _START, json.dumps([self._path, [theirs.fileno(), os.getpid(), _imported()]])],
-                stdin=subprocess.DEVNULL,
+                [*python(), "-c", _START],
+                stdin=told,
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
                 process_group=0,  # Ctrl-C on a terminal is for this process
@@ -140,11 +141,10 @@ class ForkServer:
             "argv": sys.argv,
             "folder": os.getcwd(),
         }
-        pid = await asyncio.wrap_future(self._ask(request, [channel, 1, 2]))
-        return Forked(self, pid, self._running[pid])
+        return await asyncio.shield(asyncio.wrap_future(self._ask(request, [channel, 1, 2])))
 
-    def _ask(self, request: dict[str, Any], files: list[int]) -> Future[int]:
-        answer: Future[int] = Future()
+    def _ask(self, request: dict[str, Any], files: list[int]) -> Future[Forked]:
+        answer: Future[Forked] = Future()
         with self._lock:
             try:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], files)
@@ -170,12 +170,12 @@ class ForkServer:
                 with self._lock:
                     match json.loads(message):
                         case {"forked": pid}:
-                            self._running[pid] = Future()
-                            self._asked.popleft().set_result(pid)
+                            self._running[pid] = status = Future()
+                            self._asked.popleft().set_result(Forked(self, pid, status))
                         case {"refused": why}:
                             self._asked.popleft().set_exception(NotForked(why))
-                        case {"ended": pid, "status": status}:
-                            self._running.pop(pid).set_result(status)
+                        case {"ended": pid, "status": code}:
+                            self._running.pop(pid).set_result(code)
         except OSError:
             logger.debug("the server of training processes is gone", exc_info=True)
         with self._lock:
@@ -203,6 +203,8 @@ def main(channel: int, parent: int, modules: list[str]) -> NoReturn:
         parent: process id of the other end.
     """
     os.set_inheritable(channel, False)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     for number in (signal.SIGINT, signal.SIGTERM):  # the other process handles both and ends us
         signal.signal(number, signal.SIG_IGN)
     for name in modules:
@@ -272,6 +274,8 @@ class _Server:
             self._tell({"refused": f"what its server has imported {obstacle}"})
             return
         server = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else a fork would print it again
         try:
             pid = os.fork()
         except OSError as error:
@@ -329,7 +333,6 @@ def _train(server: int, request: dict[str, Any], files: list[int], servers: list
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.path[:], sys.argv[:] = request["path"], request["argv"]
-    random.seed()
     if "numpy" in sys.modules:
         import numpy as np
 

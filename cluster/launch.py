@@ -20,7 +20,7 @@ from hpstage.cluster.main_guard import require_main_guard
 from hpstage.cluster.private import start_workers
 from hpstage.errors import ClusterError
 
-_LANES = 64
+_LANES = 256
 """Chains that a worker may train side by side, as far as Dask is concerned; its tasks only wait, on an event loop."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def test_a_number_of_workers_per_gpu_needs_a_gpu_and_a_cluster_of_our_own(client
 # With a dashboard a cluster takes a second longer to start.
 BARE = """
 import sys
+import textwrap
 sys.modules["bokeh"] = None
 """
 WHERE = f"""{BARE}
@@ -230,3 +232,31 @@ def test_a_heartbeat_that_closing_cuts_off_is_no_news(tmp_path: Path) -> None:
     done = ran(tmp_path, BEATING)
     assert done.returncode == 0, done.stderr
     assert "heartbeat" not in done.stdout + done.stderr
+
+
+LOOKING = """
+import sys
+import textwrap
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import hpstage
+
+with hpstage.local_cluster(1, gpus=0) as cluster:
+    base = cluster.dashboard_link.rpartition("/")[0]
+    assert "hpstage_" in urlopen(f"{base}/metrics").read().decode()
+    assert "bokeh" not in sys.modules
+    plots = urlopen(f"{base}/individual-plots.json").read().decode()
+    assert "individual-hpstage-tree" in plots and "bokeh" in sys.modules
+    for page in ("hpstage", "status"):
+        assert urlopen(f"{base}/{page}").status == 200
+    try:
+        urlopen(f"{base}/nowhere")
+    except HTTPError as error:
+        print(error.code)
+"""
+
+
+def test_the_dashboard_is_built_when_somebody_looks(tmp_path: Path) -> None:
+    done = ran(tmp_path, 'if __name__ == "__main__":\n' + textwrap.indent(LOOKING, "    "))
+    assert done.stdout == "404\n", done.stderr
