@@ -2,8 +2,8 @@
 
 A fork must be as good as a new process. So the server imports installed packages only, never the user's modules, which
 may be edited while it runs; it uses no device, draws no numbers, and forks only while it has a single thread. It is
-asked only for processes with the environment variables and the search path under which it has imported. Where one of
-this does not hold, a process is spawned instead (:mod:`hpstage.cluster.trainer`). What forks do have in common is the
+asked only for processes with the environment variables and the search path under which it has imported. Where this does
+not hold, a process is spawned instead (:mod:`hpstage.cluster.trainer`). What forks do have in common is the
 seed of ``hash``: a set of strings is iterated in the same order in each of them.
 
 Linux only: elsewhere there is no safe fork, or no way to have a fork end with those that it trains for.
@@ -31,6 +31,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from hpstage.cluster import memory
+from hpstage.training.identity.source import is_users
 
 logger = logging.getLogger("hpstage")
 
@@ -170,8 +171,8 @@ class ForkServer:
                 with self._lock:
                     match json.loads(message):
                         case {"forked": pid}:
-                            self._running[pid] = status = Future()
-                            self._asked.popleft().set_result(Forked(self, pid, status))
+                            self._running[pid] = Future()
+                            self._asked.popleft().set_result(Forked(self, pid, self._running[pid]))
                         case {"refused": why}:
                             self._asked.popleft().set_exception(NotForked(why))
                         case {"ended": pid, "status": code}:
@@ -187,8 +188,9 @@ class ForkServer:
 
 
 def _imported() -> list[str]:
-    """Return the modules to import ahead: those that this process has of packages that are safe to share."""
-    found = [name for name in list(sys.modules) if name.partition(".")[0] in _SHARED or name.startswith(_OURS)]
+    """Return the modules to import ahead: those that this process has of installed packages that are safe to share."""
+    shared = {package for package in _SHARED & sys.modules.keys() if not is_users(package)}
+    found = [name for name in list(sys.modules) if name.partition(".")[0] in shared or name.startswith(_OURS)]
     return [_TRAINING, *(name for name in found if not name.startswith(_BUSY))]
 
 
