@@ -17,7 +17,7 @@ from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.fork_server import fork_server as start_fork_server
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.main_guard import require_main_guard
-from hpstage.cluster.private import start_workers
+from hpstage.cluster.private import draw_apart, start_workers
 from hpstage.errors import ClusterError
 
 _LANES = 256
@@ -66,6 +66,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
         self._devices, self._size = devices, n_workers
         self._hide = hide
         self._fork_server = fork_server
+        draw_apart()
         logging.getLogger("distributed.batched").addFilter(_is_news)
         path = list(sys.path)
         try:

@@ -1,11 +1,16 @@
 """Uses of Dask's private names; no other module of this project uses any.
 
 Reviewed and tested with distributed 2025.1.0 and 2026.8.0. There is no public equivalent: a client cannot be configured
-not to reconnect, nor a cluster to start workers in the foreground, where errors are raised.
+not to reconnect, nor a cluster to start workers in the foreground, where errors are raised, nor estimates of sizes to
+draw from a generator of their own.
 """
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
+import dask.sizeof
 from distributed import Client, LocalCluster
 
 
@@ -20,3 +25,10 @@ class ClientOnce(Client):  # type: ignore[misc]
 def start_workers(cluster: LocalCluster) -> None:
     """Start the workers in a cluster's ``worker_spec``; ``scale()`` would do so later, and suppress errors."""
     cluster.sync(cluster._correct_state)
+
+
+def draw_apart() -> None:
+    """Let Dask draw from a generator of its own, where it estimates the sizes of messages: its event loop runs beside
+    the user's code, and beside training by ``InlineExecutor``, whose numbers it would draw from ``random``."""
+    module: Any = dask.sizeof
+    module.random = random.Random()

@@ -184,8 +184,10 @@ def test_without_sharing_the_values_are_the_same(tmp_path):
     check(apart, [alone(Net(), schedules) for schedules in trials])
 
 
-def test_on_dask_and_under_halving_every_trial_is_as_it_is_alone_and_as_on_one_worker(client: Client, tmp_path):
-    trials = random_trials(9)
+def test_on_dask_and_under_halving_every_trial_is_as_it_is_alone_and_as_on_one_worker(
+    client_of_nannies: Client, tmp_path
+):
+    client, trials = client_of_nannies, random_trials(9)
     expected = [alone(Net(), schedules) for schedules in trials]
 
     def listed(executor: Executor, name: str) -> list[tuple[object, ...]]:

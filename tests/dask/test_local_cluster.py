@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dask.sizeof import sizeof
 from distributed import Client, LocalCluster
 
 from hpstage.checkpoints import FolderCheckpoints
@@ -232,6 +234,13 @@ def test_a_heartbeat_that_closing_cuts_off_is_no_news(tmp_path: Path) -> None:
     done = ran(tmp_path, BEATING)
     assert done.returncode == 0, done.stderr
     assert "heartbeat" not in done.stdout + done.stderr
+
+
+def test_the_event_loop_of_a_local_cluster_draws_no_numbers_of_the_process_that_it_is_in(client: Client) -> None:
+    before = random.getstate()
+    client.run(lambda: list(range(100)))  # messages of lists so long that Dask samples them
+    assert sizeof(list(range(100))) > 0
+    assert random.getstate() == before
 
 
 LOOKING = """
