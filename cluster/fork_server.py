@@ -35,13 +35,14 @@ from hpstage.training.identity.source import is_users
 
 logger = logging.getLogger("hpstage")
 
-_SHARED = frozenset({"numpy", "optuna", "pandas", "safetensors", "scipy", "sklearn", "torch", "torchvision"})
-"""Packages that are imported ahead, as far as the process that starts the server has: their imports only define."""
+_SHARED = frozenset({"numpy", "optuna", "safetensors", "scipy", "torch", "torchvision"})
+"""Packages that are imported ahead, as far as the process that starts the server has: their imports only define.
+Those of pandas and scikit-learn load pyarrow, if it is installed, which starts threads."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _TRAINING = "hpstage.cluster.training_process"
 _OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
-_BUSY = ("torch._inductor",)
-"""Modules whose import starts processes and threads."""
+_BUSY = ("torch._inductor", "torch.utils.tensorboard", "optuna.integration", "optuna.visualization")
+"""Modules of theirs whose import starts processes and threads, or loads packages that may."""
 _READ_BY_NO_IMPORT = frozenset({"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "_"})
 """Variables that may change while a server runs."""
 _START = (
