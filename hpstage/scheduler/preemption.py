@@ -181,7 +181,7 @@ class Preemption:
         Only shorter chains would yield to it. One of them and then the path take less than all that is left, divided
         among the workers: until that has fallen, each chain that yields to a path as long costs a load and a save.
         """
-        return 2 * waiting <= self._tree.left.seconds / workers
+        return 2 * waiting * workers <= self._tree.left.seconds
 
     def _before_longer(self, orders: Orders, last: int, rivals: float) -> int:
         """Return the first resting step after which the chain's own path is shorter than the waiting one.
