@@ -30,6 +30,7 @@ _LONG = 0.01  # seconds after which two calls do
 
 _COMPARED = 30_000  # elements that must agree
 _ROUNDS = 100  # in which they are made, at most
+_INFINITE = 0.05  # share of elements that are infinite in a last round: what one way adds as 0 * x, another leaves out
 
 _getitem = operator.getitem
 
@@ -154,7 +155,7 @@ def _fits(example: Tensor) -> bool:
 def _holds(
     plan: Plan, node: Node, call: Call, alone: dict[Node, list[Any]], together: dict[Node, Any], outcome: Any
 ) -> bool:
-    """Return whether the two ways also agree on other values: few elements agree by chance."""
+    """Return whether the two ways also agree on other values: few elements agree by chance, and on special values."""
     elements = sum(
         part.numel() for part in (outcome if isinstance(outcome, tuple | list) else [outcome]) if part is not None
     )
@@ -162,8 +163,12 @@ def _holds(
     if is_exact(node) or not any(alone[arg][0].is_floating_point() for arg in inputs):
         return True
     generator = torch.Generator().manual_seed(0)
-    for _ in range(min(_ROUNDS, _COMPARED // max(1, elements))):
-        others = {arg: [_other(value, generator) for value in alone[arg]] for arg in inputs}
+    floats = [arg for arg in inputs if alone[arg][0].is_floating_point()]
+    smallest = min(floats, key=lambda arg: alone[arg][0].numel())  # each of its elements is in the most results
+    usual = {arg: [_usual(value) for value in alone[arg]] for arg in inputs}
+    rounds = max(1, min(_ROUNDS, _COMPARED // max(1, elements)))
+    for infinite in [None] * rounds + [smallest]:
+        others = {arg: [_other(value, generator, infinite=arg is infinite) for value in usual[arg]] for arg in inputs}
         stacks = {arg: torch.empty_like(together[arg]).copy_(torch.stack(others[arg])) for arg in inputs}
         values = {**plan.constants, **stacks}
         reference = [_run(node, _of(others, plan.constants, slot)) for slot in range(plan.width)]
@@ -172,10 +177,19 @@ def _holds(
     return True
 
 
-def _other(value: Tensor, generator: torch.Generator) -> Tensor:
+def _usual(value: Tensor) -> Tensor:
+    """Return ones in the place of zeros, and of what is no number: among these, all ways to compute agree."""
+    if not value.is_floating_point():
+        return value
+    return torch.empty_like(value).copy_(torch.where(value.isfinite() & (value != 0), value, 1))
+
+
+def _other(value: Tensor, generator: torch.Generator, *, infinite: bool) -> Tensor:
     if not value.is_floating_point():
         return value
     factor = 0.5 + torch.rand(value.shape, generator=generator)
+    if infinite:
+        factor[torch.rand(value.shape, generator=generator) < _INFINITE] = torch.inf
     return torch.empty_like(value).copy_(value * factor.to(value))
 
 
