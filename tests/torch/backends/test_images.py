@@ -59,14 +59,15 @@ def test_pooling_has_the_bits_of_torchs_also_among_equals_and_what_is_no_number(
             assert same(part[slot], plain) and same(own, plain)
 
 
+@pytest.mark.parametrize("samples", [2, 0])
 @pytest.mark.parametrize(("channels", "pixels", "replaced"), [(3, 8, True), (16, 8, False), (3, 20, False)])
 def test_only_gradients_of_small_images_with_few_channels_are_replaced(
-    channels: int, pixels: int, replaced: bool
+    channels: int, pixels: int, replaced: bool, samples: int
 ) -> None:
     def step(x: Tensor, weights: Tensor) -> Tensor:
         weights = weights.detach().requires_grad_()
         return torch.autograd.grad(torch.conv2d(x, weights).square().sum(), weights)[0]
 
-    graph = make_fx(step)(torch.randn(2, channels, pixels, pixels), torch.randn(4, channels, 3, 3)).graph
+    graph = make_fx(step)(torch.randn(samples, channels, pixels, pixels), torch.randn(4, channels, 3, 3)).graph
     substitute(graph)
     assert any(node.target is images.gradients for node in graph.nodes) == replaced
