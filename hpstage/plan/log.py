@@ -242,9 +242,9 @@ def _check_header(
         code = header.described.get("code", ""), described.get("code", "")
         unused = not any(isinstance(fact, StateReached) for fact in read_facts(journal))
         advice = " or remove this one, since nothing was trained on it" if unused else _or(*code)
-        made_with = header.described.get(NUMERICS)
-        if not unused and made_with is not None and made_with != described.get(NUMERICS):
-            advice = f", or give the numerics that this one was made with: numerics = {made_with.partition('-v')[0]!r}"
+        made_with, given = (of.get(NUMERICS, "").partition("-v")[0] for of in (header.described, described))
+        if not unused and made_with and made_with != given:  # classes of one name differ in the version
+            advice = f", or give the numerics that this one was made with: numerics = {made_with!r}"
         raise StoreError(f"this store belongs to another workload ({'; '.join(changes)}); choose another store{advice}")
 
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from hpstage.errors import StoreError, UsageError
+from hpstage.store import MemoryJournal
 from hpstage.torch import environment
+from hpstage.torch.backends.stacked_backend import StackedBackend
 from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 from tests.torch.backends.forking import by
@@ -57,3 +59,12 @@ def test_a_store_of_another_class_is_refused_by_name_before_training(tmp_path: P
         StoreError, match=r"environment:numerics: 'eager-v1' there, 'compiled-v1' here.*numerics = 'eager'"
     ):
         search("compiled", tmp_path)
+
+
+def test_no_advice_to_give_a_class_that_this_version_has_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = MemoryJournal()
+    with monkeypatch.context() as before:
+        before.setattr(StackedBackend, "numerics", "stacked-v1")
+        search("stacked", journal)
+    with pytest.raises(StoreError, match=r"'stacked-v1' there, 'stacked-v2' here\); choose another store$"):
+        search("stacked", journal)
