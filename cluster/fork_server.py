@@ -43,8 +43,10 @@ _TRAINING = "hpstage.cluster.training_process"
 _OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
 _BUSY = ("torch._inductor", "torch.utils.tensorboard", "optuna.integration", "optuna.visualization")
 """Modules of theirs whose import starts processes and threads, or loads packages that may."""
-_READ_BY_NO_IMPORT = frozenset({"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "_"})
-"""Variables that may change while a server runs."""
+_READ_BY_NO_IMPORT = frozenset(
+    {"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "PYTHONHASHSEED", "SHLVL", "_", "__DASK_PARENT_PID"}
+)
+"""Variables that may change while a server runs. Two of them are Dask's, which sets them when it starts a nanny."""
 _START = (
     "import json, sys; path, arguments = json.load(sys.stdin); sys.path[:] = path; "
     "from hpstage.cluster.fork_server import main; main(*arguments)"
