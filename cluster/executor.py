@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, closing
 from statistics import fmean
@@ -22,6 +22,7 @@ from distributed.security import Security
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.cluster import worker as side
+from hpstage.cluster.adaptive import DemandFeed
 from hpstage.cluster.admission import environment_of, refusal
 from hpstage.cluster.connection import Connection, Departure
 from hpstage.cluster.courier import Courier
@@ -126,6 +127,7 @@ class DaskExecutor(Executor):
         self._closed = threading.Event()
         self._courier: Courier | None = None
         self._inbox = Inbox()
+        self._demand = DemandFeed()
         self._trying: set[str] = set()
         self._checkpoints = b""
         self._started = 0
@@ -183,7 +185,7 @@ class DaskExecutor(Executor):
             self._environment = environment_of(present, self._gpus, self._loaded)
             self._most_lanes = max(description.lanes for description in present)
             for description in present:
-                self._inbox.join(WorkerId(description.worker), description.lanes)
+                self._join(description)
         if checkpoints is not None:
             self.use(checkpoints)
         return self._environment
@@ -234,6 +236,7 @@ class DaskExecutor(Executor):
         )
         self._courier = Courier(connection.client, self._name)
         connection.listen()
+        self._demand.connect(connection.client)
         return connection
 
     @property
@@ -345,11 +348,15 @@ class DaskExecutor(Executor):
         if worker is not None:
             self._courier.send(host_of(worker), order)
 
+    def adapt(self, demand: Callable[[float, float], int]) -> None:
+        self._demand.follow(demand)
+
     def wait(self, timeout: float | None) -> list[Report]:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             if not self._connected:
                 self._on_disconnected()
+            self._demand.look(self.clock())
             left = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
             reports = self._inbox.wait(left)
             if reports or (deadline is not None and time.monotonic() >= deadline):
@@ -460,10 +467,14 @@ class DaskExecutor(Executor):
                 return
         reason = refusal(description, self._environment, self._loaded)
         if reason is None:
-            self._inbox.join(worker, description.lanes)
+            self._join(description)
         else:
             logger.warning("worker %s is not used: %s", worker, reason)
             self._on_left(worker, "closed")  # it may have been used before, with another training process
+
+    def _join(self, description: Description) -> None:
+        self._inbox.join(WorkerId(description.worker), description.lanes)
+        self._demand.joined()
 
     def _on_left(self, worker: WorkerId, reason: Departure, message: str = "") -> None:
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -126,6 +126,11 @@ class Executor(ABC):
     def expect(self, worker: WorkerId, keys: Sequence[StateKey]) -> None:  # noqa: B027  # not needed by most
         """Let a worker fetch these states while it trains: its next chains are expected to start from them, soonest
         first. A hint, which replaces an earlier one: it may be ignored, and fails nothing."""
+
+    def adapt(self, demand: Callable[[float, float], int]) -> None:  # noqa: B027  # for clusters that can grow
+        """Let the number of workers follow ``demand(now, start_seconds)``: how many the search can use where starting
+        one takes so many seconds. Called once, before the first :meth:`wait`; ``demand`` is to be called within
+        :meth:`wait` only. No worker that trains leaves for it."""
 
     @abstractmethod
     def wait(self, timeout: float | None) -> list[Report]:

@@ -99,6 +99,7 @@ class Driver:
         self._probe = probe
         self._looked = 0.0
         self._patience = WorkerTimeout(scheduler)
+        executor.adapt(scheduler.demand)
         for worker in workers:
             scheduler.note(WorkerJoined(worker, executor.clock()))
 

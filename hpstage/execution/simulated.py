@@ -15,6 +15,7 @@ from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
 from hpstage.execution.route import Course
 from hpstage.execution.simulated_chain import SimulatedChain, StepSeconds
+from hpstage.execution.simulated_scaling import Scaler, Scaling
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, ForkVerified, Kept, Span, StateKey, StateReached, WorkerId, to_metrics
 from hpstage.plan.messages import (
@@ -55,6 +56,7 @@ class SimulatedExecutor(Executor):
         kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
         lanes: the most chains that a worker trains side by side.
         step_times: what a step of several takes, relative to one; by default as long as one after the other.
+        scaling: lets workers come and go with the demand; ``workers`` are there from the beginning.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class SimulatedExecutor(Executor):
         kept: set[StateKey] | None = None,
         lanes: int = 1,
         step_times: StepTimes = ALONE,
+        scaling: Scaling | None = None,
     ) -> None:
         self._workers = workers
         self._lanes = lanes
@@ -95,6 +98,8 @@ class SimulatedExecutor(Executor):
         self._stand: dict[WorkerId, StateKey | None] = {}
         self._names = count()
         self.trained: list[Span] = []  # spans finished by any worker
+        self.scaler = None if scaling is None else Scaler(scaling, self)
+        self._expected: set[WorkerId] = set()  # workers that are to join
         for _ in range(workers):
             self.join(0.0)
 
@@ -105,13 +110,54 @@ class SimulatedExecutor(Executor):
         worker = WorkerId(f"sim-{next(self._names)}")
 
         lanes = names_of(worker, self._lanes)
+        self._expected.add(worker)
+        if self.scaler is not None:
+            self.scaler.add(worker)
 
         def come() -> list[Report]:
+            if worker not in self._expected:
+                return []  # it is not needed any more
+            self._expected.remove(worker)
             self._stand |= dict.fromkeys(lanes)
             return [WorkerJoined(lane, self._now) for lane in lanes]
 
         self._at(after, come)
         return worker
+
+    def leave(self, worker: WorkerId) -> None:
+        """Let an idle worker leave, or one that is to join not come."""
+        lanes = names_of(worker, self._lanes)
+        if self._on.keys() & lanes:
+            raise InternalError(f"{worker} trains, and is not to leave")
+        if self.scaler is not None:
+            self.scaler.remove(worker)
+        if worker in self._expected:
+            self._expected.remove(worker)
+            return
+        for lane in lanes:
+            del self._stand[lane]
+        reports: list[Report] = [WorkerLeft(lane, self._now, "closed") for lane in lanes]
+        self._at(0.0, lambda: reports)
+
+    def is_present(self, worker: WorkerId) -> bool:
+        return worker in self._stand
+
+    def idle_workers(self) -> list[WorkerId]:
+        """Return the workers that train no chain."""
+        busy = {host_of(lane) for lane in self._on}
+        return [worker for worker in self._stand if worker == host_of(worker) and worker not in busy]
+
+    def later(self, after: float, act: Callable[[], None]) -> bool:
+        """Call ``act`` after so many seconds, if anything else is to happen; return whether it will be called."""
+        if not self._agenda:
+            return False
+
+        def called() -> list[Report]:
+            act()
+            return []
+
+        self._at(after, called)
+        return True
 
     def kill(self, worker: WorkerId, after: float) -> None:
         """Let a worker die ``after`` seconds from now, with the chains it runs."""
@@ -120,6 +166,8 @@ class SimulatedExecutor(Executor):
         def die() -> list[Report]:
             if worker not in self._stand:
                 return []
+            if self.scaler is not None:
+                self.scaler.remove(worker)
             for lane in lanes:
                 del self._stand[lane]
             reports: list[Report] = [WorkerLeft(lane, self._now) for lane in lanes]
@@ -198,8 +246,14 @@ class SimulatedExecutor(Executor):
         flight.halt, flight.keep = place if stands else place + 1, keep
         self._aim(flight, extra=-left_over)
 
+    def adapt(self, demand: Callable[[float, float], int]) -> None:
+        if self.scaler is not None:
+            self.scaler.follow(demand)
+
     def wait(self, timeout: float | None) -> list[Report]:
         reports: list[Report] = []
+        if self.scaler is not None:
+            self.scaler.look()
         if timeout == 0.0 and self._agenda and self._agenda[0][0] > self._now:
             return reports  # nobody waits: time stands still
         while self._agenda and (not reports or self._agenda[0][0] <= self._now):

@@ -56,6 +56,7 @@ from hpstage.plan.nodes import State
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.covers import Covers
+from hpstage.scheduler.demand import Demands
 from hpstage.scheduler.dispatch import Claim, Dispatch
 from hpstage.scheduler.due import Due
 from hpstage.scheduler.expectation import EXPECTING, Expectation
@@ -134,6 +135,7 @@ class Scheduler:
         self._preemption = Preemption(plan, self._tree, builder)
         self._expectation = Expectation(plan, self._tree, self._running)
         self._due = Due(self._tree, self._running)
+        self._demands = Demands(plan, self._tree, self.workers, self._running, driver)
         self._covers = Covers(plan, self._tree, self.workers, driver, pool)
         self._reports = Reports(plan, self._running, self.workers, max_losses)
         self._widths = Widths(widest)
@@ -444,6 +446,10 @@ class Scheduler:
     def remaining_work(self, now: float) -> RemainingWork:
         """Estimate the remaining work of all drivers at ``now`` on the executor's clock."""
         return remaining_work(self._plan, self._tree, self._running.values(), now)
+
+    def demand(self, now: float, start_seconds: float) -> int:
+        """Return how many workers can be used, where starting one takes so many seconds."""
+        return self._demands.at(now, start_seconds)
 
     def idle(self) -> bool:
         """Whether nothing is running and nothing is wanted."""

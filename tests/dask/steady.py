@@ -92,6 +92,31 @@ class Hanging(Tape):
         super().train(step, hp)
 
 
+class Staged(Tape):
+    """A Tape that waits after its first steps, and where ``a`` is 0 once more, until there is a file.
+
+    Args:
+        folder: of these files, ``go`` and ``end``, and of one for each worker that trains.
+    """
+
+    FIRST, LAST = 20, 900
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def train(self, step: int, hp: Any) -> None:
+        folder = Path(self.folder)
+        (folder / f"worker-{worker_of_this()}").touch()
+        if step < self.FIRST:
+            time.sleep(0.05)  # stands for work: what remains is taken to be worth starting workers for
+        else:
+            hold(str(folder / "go"))
+        if step >= self.LAST and hp["a"] == 0:
+            hold(str(folder / "end"))
+        super().train(step, hp)
+
+
 def worker_of_this() -> int:
     """The Dask worker's process for which this one trains; this one itself where that is in the search's own process,
     and where it trains for nobody."""

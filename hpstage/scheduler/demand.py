@@ -1,0 +1,175 @@
+"""How many workers the stages that are ready and those to come can use. Pure.
+
+A worker is paid for from when it is asked for, and takes a while to start: that is the price of each start. Hence a
+worker stays if the search is expected to need it again within that time, and is asked for if by then more paths wait
+than the present workers can take, and it will train for longer than it takes to start.
+
+What an algorithm asks for next, such as the next rung of a synchronous search, is not known here. A worker that was
+needed until now is therefore kept for as long as starting another one takes: at most twice what it would have cost to
+know (the ski rental problem; Karlin et al., "Competitive snoopy caching", 1988).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from hpstage.plan.facts import ChainId, DriverId
+from hpstage.plan.open_chain import OpenChain
+from hpstage.plan.plan import SearchPlan
+from hpstage.scheduler.lines import Line
+from hpstage.scheduler.orders import Orders
+from hpstage.scheduler.stage_tree import StageTree
+from hpstage.scheduler.workers import Workers
+
+# The most paths that wait which are looked at.
+_LOOKED_AT = 1000
+
+_Head = tuple[float, Line, int]
+_Path = Iterator[tuple[float, list[_Head]]]
+"""The course of a worker: when it keeps states, and which paths can be trained from there on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What is expected of the present workers for some seconds."""
+
+    most: int  # of them busy at a time
+    usable: int  # paths that could be trained in the end, those included that are
+    seconds: float  # of work left in the end
+
+
+class Demands:
+    """Follows how many workers a search can use; which of them leave, where there are more, matters little: a path that
+    could go on from a state that an idle worker holds live would be trained there."""
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        tree: StageTree,
+        workers: Workers,
+        running: Mapping[ChainId, Orders],
+        driver: DriverId,
+    ) -> None:
+        self._driver = driver
+        self._plan = plan
+        self._tree = tree
+        self._workers = workers
+        self._running = running
+        self._earlier: deque[tuple[float, int]] = deque()  # demands that no later one exceeds, with their times
+
+    def at(self, now: float, start_seconds: float) -> int:
+        """Return how many workers to have at ``now``, where starting one takes ``start_seconds``.
+
+        Of several drivers that share a plan and a cluster, one counts for all. O(n log n) in the paths that wait and
+        the stages that can begin meanwhile.
+        """
+        if self._is_counted():
+            return 0
+        paths = self._paths(now, start_seconds)
+        lanes = self._workers.able(now) / self._workers.hosts if self._workers else 1.0
+        needed = math.ceil(paths / lanes) if lanes else self._workers.hosts
+        while self._earlier and self._earlier[-1][1] <= needed:
+            self._earlier.pop()
+        self._earlier.append((now, needed))
+        while self._earlier[0][0] < now - start_seconds:
+            self._earlier.popleft()
+        return max(needed, min(self._earlier[0][1], self._workers.hosts))
+
+    def _is_counted(self) -> bool:
+        """Whether another driver on the same workers counts this one's needs, too: it sees all targets and chains."""
+        me = self._plan.drivers.get(self._driver)
+        return me is not None and any(
+            other.driver < self._driver for other in self._plan.drivers.values() if other.pool == me.pool
+        )
+
+    def _paths(self, now: float, start_seconds: float) -> int:
+        """Return how many paths should be trained at a time."""
+        if not self._tree.left.stages_left:
+            return 0
+        expected = self._expect(now, start_seconds)
+        if not self._plan.totals.steps_trained:
+            return max(1, expected.most)  # what a step takes is not known yet
+        worth = int(expected.seconds / start_seconds) if start_seconds else expected.usable
+        return max(1, expected.most, min(expected.usable, worth))
+
+    def _expect(self, now: float, seconds: float) -> _Expected:
+        """Expect that free workers take the longest path that waits, until ``seconds`` from now."""
+        order = count()
+        ready: list[tuple[float, int, Line, int]] = []
+        events: list[tuple[float, int, list[_Head], _Path, int]] = []
+        free, worked = self._workers.able(now), 0.0
+
+        def follow(path: _Path, workers: int) -> int:
+            """Wait for the next event on a path; return how many workers are free if it has ended."""
+            event = next(path, None)
+            if event is None:
+                return workers
+            heapq.heappush(events, (event[0], next(order), event[1], path, workers))
+            return 0
+
+        def wait(heads: list[_Head]) -> None:
+            for length, line, step in heads:
+                heapq.heappush(ready, (-length, next(order), line, step))
+
+        for chain in self._plan.chains.values():
+            mine = (self._workers.get(worker) for worker in chain.workers)  # none of those in another cluster
+            held = sum(worker is not None and worker.chain == chain.id for worker in mine)
+            free -= held - follow(self._course(chain, now), held)
+        wait(self._tree.heads(_LOOKED_AT))
+        able = max(0, self._workers.able(now))
+        most, at = 0, 0.0
+        while True:
+            while ready and free > 0:
+                _, _, line, step = heapq.heappop(ready)
+                free += follow(self._along(line, step, at), 1) - 1
+            most = max(most, able - free)
+            if not events or events[0][0] > seconds:
+                break
+            passed, _, heads, path, workers = heapq.heappop(events)
+            worked += (able - free) * (passed - at)
+            at = passed
+            wait(heads)
+            free += follow(path, workers)
+        worked += (able - free) * max(0.0, seconds - at)
+        left = self._tree.left.seconds + self._tree.left.evaluations * self._tree.evaluate_seconds
+        left -= sum(orders.spent(now) for orders in self._running.values())
+        return _Expected(most, able - free + len(ready), max(0.0, left - worked))
+
+    def _course(self, chain: OpenChain, now: float) -> _Path:
+        """Yield the events of a running chain, in seconds from ``now``."""
+        orders = self._running.get(chain.id)
+        speed = 1.0 if orders is None else orders.speed
+        at, seconds = chain.at, -max(0.0, now - chain.since)
+        for span in chain.spans[chain.index_at(at) :]:
+            line = self._tree.line_of(span)
+            for step in [*line.wanted.steps.irange(at, span.stop, inclusive=(False, True))]:
+                seconds += (step - at) * line.cost / speed
+                at = step
+                wanted = line.wanted.get(step)
+                if wanted is not None:
+                    seconds += self._tree.evaluate_seconds if wanted.evaluate else 0.0
+                    yield max(0.0, seconds), self._below(line, step)
+            seconds += (span.stop - at) * line.cost / speed
+            at = span.stop
+        tail = self._tree.line_of(chain.spans[-1])
+        beyond = self._tree.remaining(tail, at)
+        yield max(0.0, seconds), [(beyond, tail, at)] if beyond > 0.0 else []
+
+    def _along(self, line: Line, step: int, seconds: float) -> _Path:
+        """Yield the events of a line that is trained from a source on it."""
+        limit = self._tree.limit(line, step)
+        for mark in [*line.wanted.steps.irange(step, limit, inclusive=(True, False))]:
+            seconds += (mark - step) * line.cost
+            seconds += self._tree.evaluate_seconds if line.wanted[mark].evaluate else 0.0
+            step = mark
+            yield seconds, self._below(line, step)
+
+    def _below(self, line: Line, step: int) -> list[_Head]:
+        wanted = line.wanted.get(step)
+        children = () if wanted is None else wanted.children.values()
+        return [(child.length, child, child.node.start) for child in children]

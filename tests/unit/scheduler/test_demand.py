@@ -1,0 +1,125 @@
+"""How many workers a search asks for, and what a fleet costs that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpstage import schedule as s
+from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_scaling import Scaling
+from hpstage.plan.facts import DriverId, DriverJoined, TrialAdded
+from tests.unit.searches import Search, histories, searches, trial
+
+START = 10.0
+
+
+def branches(count: int, fork: int, steps: int, first: int = 0) -> list[TrialAdded]:
+    """Trials that train alike up to a fork."""
+    return [
+        trial(number, {"a": s.piecewise({0: -1 - first, fork: number})}, steps)
+        for number in range(first, first + count)
+    ]
+
+
+def ask(search: Search, trials: Sequence[TrialAdded]) -> None:
+    search.driver.add(trials)
+    for added in trials:
+        search.driver.ask(added.trial, added.steps)
+
+
+def demands(search: Search, answers: int) -> list[tuple[float, int]]:
+    """What is asked for at each report until so many targets are answered, with its time."""
+    told = []
+    while answers:
+        answers -= len(search.driver.wait())
+        now = search.executor.clock()
+        told.append((now, search.scheduler.demand(now, START)))
+    return told
+
+
+def test_a_trunk_needs_one_worker_until_a_start_before_it_forks() -> None:
+    search = Search(SimulatedExecutor(1), checkpoint_every=1)
+    ask(search, branches(6, 50, 100))
+    told = dict(demands(search, 1))
+    assert {told[float(at)] for at in range(1, 40)} == {1}
+    assert {told[float(at)] for at in range(41, 50)} == {6}
+
+
+def test_no_worker_is_asked_for_that_would_train_for_less_than_it_takes_to_start() -> None:
+    search = Search(SimulatedExecutor(1), checkpoint_every=1)
+    ask(search, branches(6, 50, 56))  # 36 seconds of work when the others come
+    assert max(workers for _, workers in demands(search, 1)) == 3
+
+
+def test_nothing_is_asked_for_before_it_is_known_what_a_step_takes_but_one_worker() -> None:
+    search = Search(SimulatedExecutor(1, step_seconds=100.0), checkpoint_every=1)
+    assert search.scheduler.demand(0.0, START) == 0
+    ask(search, branches(6, 0, 10))
+    search.driver.wait()
+    assert search.scheduler.demand(0.0, START) == 1
+    search.driver.wait()
+    assert search.scheduler.demand(search.executor.clock(), START) == 6
+
+
+def test_a_worker_that_was_needed_stays_for_as_long_as_starting_one_takes() -> None:
+    search = Search(SimulatedExecutor(3), checkpoint_every=1)
+    ask(search, [trial(0, {"a": s.constant(0)}, 60), *branches(2, 0, 20, first=1)])
+    told = dict(demands(search, 3))
+    assert told[19.0] == told[20.0] == told[29.0] == 3
+    assert told[31.0] == told[59.0] == 1
+    assert search.scheduler.demand(100.0, START) == 0
+
+
+@pytest.mark.parametrize(("driver", "other", "alike", "counts"), [("a", "b", 1, 1), ("b", "a", 1, 0), ("b", "a", 0, 1)])
+def test_of_two_drivers_of_a_plan_on_the_same_workers_one_asks_for_both(
+    driver: str, other: str, alike: int, counts: int
+) -> None:
+    executor = SimulatedExecutor(1)
+    search = Search(executor, driver=DriverId(driver), pool=executor.pool, checkpoint_every=1)
+    search.driver.log.write([DriverJoined(DriverId(driver), executor.pool, "host", 1, 0.0)])
+    search.driver.log.write([DriverJoined(DriverId(other), executor.pool if alike else "another", "host", 2, 0.0)])
+    ask(search, branches(6, 0, 100))
+    while not search.plan.totals.steps_trained:
+        search.driver.wait()
+    assert search.scheduler.demand(executor.clock(), START) == 6 * counts
+
+
+@settings(max_examples=60, deadline=None)
+@given(searches(), st.integers(1, 4), st.sampled_from([0.0, 0.5, 3.0, 20.0]), st.sampled_from([1, 4, 10**9]))
+def test_searches_on_workers_that_come_and_go_find_the_same_and_train_nothing_twice(
+    trials: list[TrialAdded], maximum: int, start_seconds: float, every: int
+) -> None:
+    stops = [added.steps for added in trials]
+    fixed = Search(SimulatedExecutor(1), checkpoint_every=every)
+    expected = {answer.trial: answer.metrics for answer in fixed.run(trials, stops)}
+    executor = SimulatedExecutor(1, scaling=Scaling(1, maximum, start_seconds))
+    search = Search(executor, checkpoint_every=every)
+    assert {answer.trial: answer.metrics for answer in search.run(trials, stops)} == expected
+    assert search.plan.totals.steps_trained == len(histories(trials, stops))
+    assert executor.scaler is not None and executor.scaler.most <= maximum
+    assert executor.scaler.paid_seconds >= search.plan.totals.worker_seconds - 1e-6
+
+
+SHAPES = {
+    "grid": [trial(i, {"a": s.constant(i // 12), "b": s.piecewise({0: 0, 40: i // 3, 80: i})}, 120) for i in range(48)],
+    "trunk": branches(100, 90, 120),
+    "uneven": [trial(i, {"a": s.piecewise({0: 0, 10 + i: i})}, 60 + 5 * i) for i in range(12)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_elastic_fleet_pays_for_what_trains_and_takes_as_long_as_the_best_fixed_one_of_its_size(shape: str) -> None:
+    trials, stops = SHAPES[shape], [added.steps for added in SHAPES[shape]]
+    seconds = {"step_seconds": 60.0, "load_seconds": 1.0, "save_seconds": 1.0, "evaluate_seconds": 5.0}
+    elastic = SimulatedExecutor(1, scaling=Scaling(1, 8, 60.0), **seconds)
+    search = Search(elastic, checkpoint_every=10)
+    search.run(trials, stops, validate=False)
+    assert elastic.scaler is not None
+    assert elastic.scaler.paid_seconds <= 1.10 * search.plan.totals.worker_seconds
+    fixed = SimulatedExecutor(elastic.scaler.most, **seconds)
+    Search(fixed, checkpoint_every=10).run(trials, stops, validate=False)
+    assert elastic.clock() <= 1.05 * fixed.clock()
