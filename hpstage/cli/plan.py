@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,6 +50,11 @@ def plan(
     trainable: Annotated[
         str | None, typer.Option(help="What to take them from by a few steps in this process: MODULE:NAME.")
     ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Find the cheapest fleets that make it, fixed and elastic: 90min, 8h, 2d.")
+    ] = None,
+    gpu_price: Annotated[float | None, typer.Option(help="Of a GPU for an hour.")] = None,
+    start_seconds: Annotated[float, typer.Option(help="What starting a worker of an elastic fleet takes.")] = 60.0,
     rehearsals: Annotated[int, typer.Option(help="Sets of random metrics, if the search decides by metrics.")] = 9,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
@@ -101,6 +107,9 @@ def plan(
         precedent=precedent,
         step_times=None if known is None else known.step_times,
         virtual_nodes=_first(virtual_nodes, known and known.virtual_nodes, 1),
+        deadline=None if deadline is None else _seconds(deadline),
+        gpu_price=gpu_price,
+        start_seconds=start_seconds,
     )
     typer.echo(str(found))
     if json_file is not None:
@@ -122,6 +131,14 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--gpus {text!r}: give numbers of workers, such as 1,2,4,8") from None
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"([0-9.]+) *(s|min|h|d)", text.strip())
+    try:
+        return float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]] if found else float(text)
+    except ValueError:
+        raise UsageError(f"--deadline {text!r}: give a time, such as 45min, 8h or 2d") from None
 
 
 def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[Costs, Precedent | None]:

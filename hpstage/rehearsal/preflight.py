@@ -8,6 +8,7 @@ are ranges.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,12 +22,13 @@ from hpstage.optuna.ledger import samplers
 from hpstage.optuna.quiet import quiet_optuna
 from hpstage.plan.step_times import StepTimes
 from hpstage.rehearsal.costs import Costs, StepSeconds
+from hpstage.rehearsal.deadline import FleetCost, cheapest
 from hpstage.rehearsal.rehearse import Rehearsal, Rehearsed
 from hpstage.rehearsal.samplers import named_sampler
 from hpstage.rehearsal.stand_in_metrics import Precedent
 from hpstage.schedule.space import Space, longest, points_of
 from hpstage.search.request import BLIND
-from hpstage.text import aligned, duration, size, table, worker_hours
+from hpstage.text import aligned, count_of, duration, size, table, worker_hours
 
 # Samplers that stop once they have proposed everything.
 _ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
@@ -94,6 +96,13 @@ class Preflight:
     checkpoint_bytes: int
     """Size of each; 0 if it was not given."""
     fleets: tuple[Fleet, ...]
+    gpu_price: float | None
+    """Of a worker for an hour."""
+    deadline: float | None
+    """Seconds; of the smallest fleets that make it in every rehearsal:"""
+    fixed: FleetCost | None
+    elastic: FleetCost | None
+    """One whose workers come and go with the demand, of at most so many."""
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -132,14 +141,37 @@ class Preflight:
     def _table(self) -> str:
         style = duration if self.timed else _count
         cells = [["GPUs", "makespan", "lower bound", "makespan / bound", "without sharing, at least"]]
+        cells[0] += ["cost"] if self.gpu_price is not None else []
         for fleet in self.fleets:
             over = fleet.makespan.median / fleet.lower_bound.median
             spreads = fleet.makespan, fleet.lower_bound, fleet.alone_bound
             makespan, bound, alone = (spread.text(style) for spread in spreads)
             cells.append([f"{fleet.workers}", makespan, bound, f"{over:.2f}", alone])
+            if self.gpu_price is not None:
+                cells[-1].append(self._price(fleet.workers * fleet.makespan.median))
         return table(cells, left=0)
 
+    def _price(self, paid_seconds: float) -> str:
+        return "" if self.gpu_price is None else f"{self.gpu_price * paid_seconds / 3600:,.2f}"
+
+    def _deadline(self) -> Iterator[str]:
+        """Say which fleets make the deadline."""
+        if self.deadline is None:
+            return
+        within = duration(self.deadline)
+        for kind, fleet in (("fixed", self.fixed), ("elastic", self.elastic)):
+            if fleet is None:
+                yield f"No {kind} fleet makes it within {within}: more workers are no faster."
+                continue
+            cost = f", for {self._price(fleet.paid_seconds)}" if self.gpu_price is not None else ""
+            most = "at most " if kind == "elastic" else ""
+            yield (
+                f"Cheapest {kind} fleet within {within}: {most}{count_of(fleet.workers, 'GPU')}, in "
+                f"{duration(fleet.makespan)}: {worker_hours(fleet.paid_seconds)} paid{cost}."
+            )
+
     def _notes(self) -> Iterator[str]:
+        yield from self._deadline()
         if not self.exact and not self.drawn.high:
             yield (
                 f"{self.algorithm} with {self.sampler} decides by metrics, and all of them were measured before: "
@@ -177,6 +209,9 @@ def preflight(
     precedent: Precedent | None = None,
     step_times: StepTimes | None = None,
     virtual_nodes: int = 1,
+    deadline: float | None = None,
+    gpu_price: float | None = None,
+    start_seconds: float = 60.0,
 ) -> Preflight:
     """Estimate what a search would train and cost, without training anything.
 
@@ -196,11 +231,17 @@ def preflight(
             be 1.8 times as fast.
         step_times: what a step of several siblings takes that a worker trains as one, if it does, in proportion to one.
 
+        deadline: seconds; find the cheapest fixed fleet that makes it, and the cheapest one that follows the demand, as
+            with ``cluster.adapt``.
+        gpu_price: of a worker for an hour.
+        start_seconds: what starting a worker of an elastic fleet takes, which is paid for.
+
     Raises:
         UsageError: invalid input; names it.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
     _check(workers, rehearsals, step_seconds, evaluate_seconds, load_seconds, save_seconds, checkpoint_bytes)
+    _check_deadline(deadline, gpu_price, start_seconds, step_seconds)
     steps = longest(space, steps)
     listed = bool(points_of(space))
     if checkpoint_every is None and step_seconds is None:
@@ -230,15 +271,23 @@ def preflight(
             checkpoint_every=checkpoint_every,
             precedent=precedent,
         )
-        runs: list[list[Rehearsal]] = []
-        for count in workers:
-            runs.append([])
+
+        def rehearse(count: int, start_seconds: float | None = None) -> list[Rehearsal]:
+            done: list[Rehearsal] = []
             for values in range(rehearsals):
-                run = search.on(count, values)
-                runs[-1].append(run)
-                exact = exact and not run.observes
-                if exact or not run.drawn:
+                done.append(search.on(count, values, start_seconds=start_seconds))
+                if (exact and not done[-1].observes) or not done[-1].drawn:
                     break  # further rehearsals would be the same
+            return done
+
+        runs = [rehearse(count) for count in workers]
+        exact = exact and not any(run.observes for group in runs for run in group)
+        fixed = elastic = None
+        if deadline is not None:
+            known = dict(zip(workers, runs, strict=True))
+            fixed = cheapest(lambda count: known.get(count) or rehearse(count), deadline, max(workers))
+            first = max(workers) if fixed is None else fixed.workers
+            elastic = cheapest(lambda count: rehearse(count, start_seconds), deadline, first)
     every = [run for group in runs for run in group]
     saved = [run.savings for run in every]
     return Preflight(
@@ -263,6 +312,10 @@ def preflight(
         checkpoints_needed=_spread(run.needed for run in every),
         checkpoint_bytes=checkpoint_bytes,
         fleets=tuple(_fleet(group) for group in runs),
+        gpu_price=gpu_price,
+        deadline=deadline,
+        fixed=fixed,
+        elastic=elastic,
     )
 
 
@@ -304,6 +357,23 @@ def _check(
             raise UsageError(f"{name} is {seconds!r}; it must be a number of seconds, at least zero")
         if seconds and step_seconds is None:
             raise UsageError(f"{name} means nothing without step_seconds: times are then in steps")
+
+
+def _check_deadline(
+    deadline: float | None,
+    gpu_price: float | None,
+    start_seconds: float,
+    step_seconds: float | StepSeconds | None,
+) -> None:
+    for name, given in (("deadline", deadline), ("gpu_price", gpu_price)):
+        if given is None:
+            continue
+        if not 0 < given < math.inf:
+            raise UsageError(f"{name} is {given!r}; it must be above zero")
+        if step_seconds is None:
+            raise UsageError(f"{name} means nothing without step_seconds: times are then in steps")
+    if not 0 <= start_seconds < math.inf:
+        raise UsageError(f"start_seconds is {start_seconds!r}; it must be a number of seconds, at least zero")
 
 
 def _count(number: float) -> str:

@@ -13,6 +13,7 @@ import optuna
 from hpstage.algorithm import Algorithm
 from hpstage.checkpoints.needed import needed_states
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_scaling import Scaling
 from hpstage.plan.bound import speeds
 from hpstage.plan.facts import StateReached
 from hpstage.plan.plan import SearchPlan
@@ -38,6 +39,8 @@ class Rehearsal:
     workers: int
     savings: Savings
     makespan: float
+    paid_seconds: float
+    """Of the workers, from when each is asked for until it leaves, or the search ends."""
     lower_bound: float
     alone_bound: float
     needed: int
@@ -62,11 +65,12 @@ class Rehearsed:
     checkpoint_every: int | None
     precedent: Precedent | None
 
-    def on(self, workers: int, values: int) -> Rehearsal:
+    def on(self, workers: int, values: int, *, start_seconds: float | None = None) -> Rehearsal:
         """Rehearse it.
 
         Args:
             values: seed of the metrics that no precedent has measured.
+            start_seconds: lets at most so many workers come and go with the demand, where starting one takes so long.
         """
         costs, times = self.costs, self.costs.step_times or ALONE
         direction: Literal["maximize", "minimize"] = (
@@ -75,8 +79,9 @@ class Rehearsed:
         journal = MemoryJournal()
         stand_in = StandIn(values, journal, self.precedent)
         speedup = Widths().speedup
+        scaling = None if start_seconds is None else Scaling(1, workers, start_seconds)
         executor = SimulatedExecutor(
-            workers,
+            workers if scaling is None else 1,
             step_seconds=costs.step_seconds,
             evaluate_seconds=costs.evaluate_seconds,
             load_seconds=costs.load_seconds,
@@ -87,6 +92,7 @@ class Rehearsed:
             speedup=speedup,
             lanes=times.best,
             step_times=times,
+            scaling=scaling,
         )
         result = optimize(
             optuna.create_study(study_name="preflight", sampler=copy.deepcopy(self.sampler), direction=direction),
@@ -106,6 +112,7 @@ class Rehearsed:
             workers=workers,
             savings=result.savings,
             makespan=executor.clock(),
+            paid_seconds=executor.clock() * workers if executor.scaler is None else executor.scaler.paid_seconds,
             lower_bound=shortest_makespan(result.plan, trials, workers, fleet),
             alone_bound=shortest_makespan(result.plan, trials, workers, fleet, sharing=False),
             needed=most_needed(result),

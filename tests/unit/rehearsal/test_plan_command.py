@@ -44,7 +44,8 @@ def command(*words):
 def test_the_command_says_what_the_function_says(script, tmp_path):
     found = command(
         f"{script}:space", "--steps", 40, "--n-trials", 12, "--algorithm", "SuccessiveHalving(10, 2)", "--gpus", "1,2",
-        "--step-seconds", 0.5, "--checkpoint-bytes", "200 kB", "--json", tmp_path / "figures.json",
+        "--step-seconds", 0.5, "--checkpoint-bytes", "200 kB",
+        "--deadline", "2min", "--gpu-price", 2.5, "--json", tmp_path / "figures.json",
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     said = hpstage.preflight(
@@ -55,6 +56,8 @@ def test_the_command_says_what_the_function_says(script, tmp_path):
         workers=(1, 2),
         step_seconds=0.5,
         checkpoint_bytes=200_000,
+        deadline=120.0,
+        gpu_price=2.5,
     )
     assert found.output.rstrip("\n") == str(said)
     assert json.loads((tmp_path / "figures.json").read_text()) == json.loads(json.dumps(said.as_dict()))
@@ -147,3 +150,9 @@ def test_algorithms_are_named_with_their_arguments():
 def test_what_cannot_be_is_refused(script, words, kind):
     found = command(*(word.format(script=script) for word in words), "--steps", 40, "--n-trials", 2)
     assert isinstance(found.exception, kind), found.output
+
+
+def test_a_deadline_that_is_no_time_is_refused(script):
+    found = command(f"{script}:space", "--steps", 40, "--n-trials", 2, "--step-seconds", 1, "--deadline", "soon")
+    assert isinstance(found.exception, UsageError)
+    assert "--deadline 'soon': give a time, such as 45min, 8h or 2d" in str(found.exception)

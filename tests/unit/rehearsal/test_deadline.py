@@ -1,0 +1,74 @@
+"""The cheapest fleets that make a deadline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import pytest
+
+import hpstage
+from hpstage import schedule as s
+from hpstage.algos import SuccessiveHalving
+from hpstage.errors import UsageError
+
+HOUR = 3600.0
+
+
+def trunk(trial: optuna.Trial) -> dict[str, Any]:
+    """Alike for 40 of 60 steps."""
+    return {"lr": s.piecewise({0: 0.1, 40: trial.suggest_float("lr", 1e-4, 0.1, log=True)})}
+
+
+def said(deadline: float | None, **options: Any) -> hpstage.rehearsal.preflight.Preflight:
+    given = {"steps": 60, "n_trials": 12, "workers": (2,), "step_seconds": 120.0}
+    return hpstage.preflight(trunk, deadline=deadline, **given | options)
+
+
+def test_the_smallest_fleet_that_makes_it_is_named() -> None:
+    found = said(3.0 * HOUR)
+    assert found.fixed is not None and found.elastic is not None
+    assert found.fixed.makespan <= 3.0 * HOUR and found.elastic.makespan <= 3.0 * HOUR
+    tried = said(None, workers=(found.fixed.workers - 1, found.fixed.workers))
+    assert [fleet.makespan.high <= 3.0 * HOUR for fleet in tried.fleets] == [False, True]
+    assert found.fixed.paid_seconds == found.fixed.workers * found.fixed.makespan
+    # One worker trains the trunk, and the others are paid from when they are asked for.
+    used = found.worker_seconds.median
+    assert used < found.elastic.paid_seconds <= used + found.elastic.workers * 90.0 < found.fixed.paid_seconds
+
+
+def test_what_decides_by_metrics_makes_it_in_every_rehearsal() -> None:
+    found = said(4.0 * HOUR, algorithm=SuccessiveHalving(20, 2), rehearsals=3)
+    assert found.rehearsals == 3 and found.fixed is not None
+    again = said(None, algorithm=SuccessiveHalving(20, 2), rehearsals=3, workers=(found.fixed.workers,))
+    assert again.fleets[0].makespan.high == found.fixed.makespan <= 4.0 * HOUR
+
+
+def test_a_deadline_that_no_fleet_makes_is_said_to_be_one() -> None:
+    found = said(1.9 * HOUR)  # a trial takes 2 hours by itself
+    assert found.fixed is None and found.elastic is None
+    assert "No fixed fleet makes it within 114.0 min" in str(found)
+
+
+def test_prices_are_those_of_what_is_paid() -> None:
+    told = str(found := said(3.0 * HOUR, gpu_price=2.0))
+    assert found.fixed is not None and found.elastic is not None
+    assert f"for {2.0 * found.fixed.paid_seconds / HOUR:.2f}." in told
+    assert f"for {2.0 * found.elastic.paid_seconds / HOUR:.2f}." in told
+    [table] = [line for line in told.splitlines() if line.strip().startswith("2 ")]
+    assert table.endswith(f"{2.0 * 2 * found.fleets[0].makespan.median / HOUR:.2f}")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"deadline": 0.0}, "deadline is 0.0; it must be above zero"),
+        ({"deadline": float("nan")}, "deadline is nan"),
+        ({"gpu_price": -1.0}, "gpu_price is -1.0"),
+        ({"start_seconds": -1.0}, "start_seconds is -1.0"),
+        ({"deadline": 1.0, "step_seconds": None}, "deadline means nothing without step_seconds"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        said(**{"deadline": None, **options})
