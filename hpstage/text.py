@@ -53,6 +53,11 @@ def worker_hours(seconds: float) -> str:
     return f"{hours(seconds)} h"
 
 
+def paid_hours(paid: float, used: float) -> str:
+    """``0.0250 h, 96 % used``: worker-hours present, and the part of them in which something was done."""
+    return f"{worker_hours(paid)}, {100 * used / paid:.0f} % used" if paid else worker_hours(paid)
+
+
 def size(bytes: float) -> str:
     """In the unit that suits: ``12 bytes``, ``1.2 MB``."""
     for unit in ("bytes", "kB", "MB", "GB"):

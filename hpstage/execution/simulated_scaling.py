@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hpstage.plan.facts import WorkerId
 
-if TYPE_CHECKING:
-    from hpstage.execution.simulated import SimulatedExecutor
+
+class Fleet(Protocol):
+    """The simulated workers, and their time."""
+
+    def clock(self) -> float: ...
+
+    def join(self, after: float) -> WorkerId: ...
+
+    def leave(self, worker: WorkerId) -> None: ...
+
+    def is_present(self, worker: WorkerId) -> bool: ...
+
+    def idle_workers(self) -> list[WorkerId]: ...
+
+    def later(self, after: float, act: Callable[[], None]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +44,9 @@ class Scaling:
 class Scaler:
     """Asks for workers, and lets those leave that are not needed."""
 
-    def __init__(self, scaling: Scaling, executor: SimulatedExecutor) -> None:
+    def __init__(self, scaling: Scaling, fleet: Fleet) -> None:
         self.scaling = scaling
-        self._executor = executor
+        self._fleet = fleet
         self._demand: Callable[[float, float], int] | None = None
         self._looking = False
         self._asked: dict[WorkerId, float] = {}  # workers not paid yet, with the times since which they are paid for
@@ -44,23 +57,23 @@ class Scaler:
         self._demand = demand
 
     def add(self, worker: WorkerId) -> None:
-        self._asked[worker] = self._executor.clock()
+        self._asked[worker] = self._fleet.clock()
         self.most = max(self.most, len(self._asked))
 
     def remove(self, worker: WorkerId) -> None:
-        self._paid += self._executor.clock() - self._asked.pop(worker)
+        self._paid += self._fleet.clock() - self._asked.pop(worker)
 
     @property
     def paid_seconds(self) -> float:
         """The seconds of all workers, from when each was asked for."""
-        return self._paid + sum(self._executor.clock() - since for since in self._asked.values())
+        return self._paid + sum(self._fleet.clock() - since for since in self._asked.values())
 
     def look(self) -> None:
         """Compare the workers with the demand, now and again as long as anything is going on."""
         if self._looking or self._demand is None:
             return
-        self._compare(self._demand(self._executor.clock(), self.scaling.start_seconds))
-        self._looking = self._executor.later(self.scaling.interval, self._again)
+        self._compare(self._demand(self._fleet.clock(), self.scaling.start_seconds))
+        self._looking = self._fleet.later(self.scaling.interval, self._again)
 
     def _again(self) -> None:
         self._looking = False
@@ -70,8 +83,8 @@ class Scaler:
         wanted = min(self.scaling.maximum, max(self.scaling.minimum, demand))
         surplus = len(self._asked) - wanted
         for _ in range(-surplus):
-            self._executor.join(self.scaling.start_seconds)
+            self._fleet.join(self.scaling.start_seconds)
         if surplus > 0:
-            starting = [worker for worker in self._asked if not self._executor.is_present(worker)]
-            for worker in [*reversed(starting), *self._executor.idle_workers()][:surplus]:
-                self._executor.leave(worker)
+            starting = [worker for worker in self._asked if not self._fleet.is_present(worker)]
+            for worker in [*reversed(starting), *self._fleet.idle_workers()][:surplus]:
+                self._fleet.leave(worker)

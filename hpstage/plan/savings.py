@@ -11,7 +11,7 @@ from hpstage.plan.facts import NodeId, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.totals import Merged
-from hpstage.text import aligned, count_of, worker_hours
+from hpstage.text import aligned, count_of, paid_hours, worker_hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,9 @@ class Savings:
     cost_weighted_merge_rate: float
     worker_seconds: float
     worker_seconds_alone: float
+    paid_seconds: float | None
+    """Seconds for which workers were present, idle or not. Of a report: from the first to the last work of each, as far
+    as the journal shows. ``None`` for a call that resumed an interrupted one."""
     train_seconds: float
     evaluate_seconds: float
     load_seconds: float
@@ -108,6 +111,8 @@ class Savings:
             ("checkpoints kept", f"{self.kept} ({self.kept_bytes:,} bytes)"),
             ("makespan", f"{self.makespan:.1f} s on {count_of(self.workers, 'worker')}"),
         ]
+        if self.paid_seconds:
+            rows.insert(6, ("worker-hours paid", paid_hours(self.paid_seconds, self.worker_seconds)))
         if self.exchange_seconds:
             rows.insert(-2, ("lost by exchange", _hours(self.exchange_seconds)))
         if self.fused_seconds:
@@ -180,11 +185,12 @@ def savings(
     whole: bool,
     makespan: float,
     workers: int,
+    paid_seconds: float | None,
     fleet: Speeds = ONE_CHAIN,
 ) -> Savings:
     """Summarize a study's search: what its trials have paid since it began.
 
-    ``trials``: the ids of its trials; ``whole``: whether it was done in one call.
+    ``trials``: the ids of its trials; ``whole``: whether it was done in one call; ``paid_seconds``: of this call.
     """
     took = plan.tally(study).totals.since(plan.searches[study].before)
     planned_trials = [plan.trials[id] for id in trials]
@@ -204,6 +210,7 @@ def savings(
         cost_weighted_merge_rate=together.cost_weighted_rate,
         worker_seconds=took.worker_seconds,
         worker_seconds_alone=sum(owns),
+        paid_seconds=paid_seconds if whole else None,
         train_seconds=took.train_seconds,
         evaluate_seconds=took.evaluate_seconds,
         load_seconds=took.load_seconds,

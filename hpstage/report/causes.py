@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpstage.plan.facts import NodeId, TrialId
+from hpstage.plan.facts import NodeId, TrialId, WorkerId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.payments import rounded
 from hpstage.plan.plan import SearchPlan
@@ -268,9 +268,12 @@ def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def idle_seconds(book: Book) -> float:
     """See :attr:`Causes.idle`."""
-    idle = []
-    for worker, its in book.workers.items():
-        there = sum(min(stop, its.last) - max(start, its.first) for start, stop in book.presence[worker])
-        # Never below 0: workers of two clusters may have the same name.
-        idle.append(rounded(max(0.0, there - its.seconds)))
+    # Never below 0: workers of two clusters may have the same name.
+    idle = (rounded(max(0.0, present_seconds(book, worker) - its.seconds)) for worker, its in book.workers.items())
     return sum(idle, 0.0)
+
+
+def present_seconds(book: Book, worker: WorkerId) -> float:
+    """Return the seconds from the first to the last work of a worker, without those between calls."""
+    its = book.workers[worker]
+    return sum(min(stop, its.last) - max(start, its.first) for start, stop in book.presence[worker])

@@ -16,7 +16,7 @@ from hpstage.report.pictures import Picture
 from hpstage.report.studies import study_rows
 from hpstage.report.sums import failures_of
 from hpstage.schedule import Constant, Schedule
-from hpstage.text import count_of, duration, shortened
+from hpstage.text import count_of, duration, paid_hours, shortened
 
 _NAMES = 12  # number of trials named
 _PIECES = 12  # number of pieces of a schedule shown
@@ -57,6 +57,7 @@ def _environment() -> Environment:
         "count_of": count_of,
         "day": lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "duration": duration,
+        "paid_hours": paid_hours,
         "percent": "{:.1%}".format,
         "short": _short,
         "thousands": "{:,}".format,

@@ -7,6 +7,7 @@ import math
 from hpstage.plan.facts import NodeId, StageFailed, TrialId
 from hpstage.plan.savings import Savings, merged, shortest_makespan
 from hpstage.report.book import Book
+from hpstage.report.causes import present_seconds
 from hpstage.report.pauses import most_at_once
 from hpstage.scheduler.widths import measured_speeds
 
@@ -45,6 +46,7 @@ def savings_of(book: Book) -> Savings:
         cost_weighted_merge_rate=together.cost_weighted_rate,
         worker_seconds=spent.train + spent.load + spent.evaluate + spent.save + spent.wasted,
         worker_seconds_alone=math.fsum(book.alone.values()),
+        paid_seconds=math.fsum(present_seconds(book, worker) for worker in book.workers),
         train_seconds=spent.train,
         evaluate_seconds=spent.evaluate,
         load_seconds=spent.load,

@@ -108,6 +108,8 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
         said, told = getattr(mine, field.name), getattr(result.savings, field.name)
         if field.name == "makespan":  # of a simulation: virtual; the search tells the time of the call
             assert said >= mine.lower_bound_seconds > 0
+        elif field.name == "paid_seconds":  # from a worker's first work to its last
+            assert mine.worker_seconds <= said <= told
         elif "seconds" in field.name or field.name == "cost_weighted_merge_rate":
             assert said == pytest.approx(told, abs=reports * 2.0**-20, rel=0), field.name
         else:
@@ -122,6 +124,7 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
         assert told.row("Steps trained")[0] == f"{result.savings.steps_trained:,}"
         assert told.row("Merge rate")[0] == f"{result.savings.merge_rate:.2f}"
         assert told.row("Worker time used")[1] == f"{result.savings.gpu_hours_used:.4g} worker-hours"
+        assert told.row("Worker time paid")[1].endswith("% used")
         assert told.row("Saved")[1] == f"{result.savings.gpu_hours_saved:.4g} worker-hours"
         assert told.row("Makespan")[1].startswith("on 3 workers, ")
     assert reported_by_journal.read_bytes() == reported_by_result.read_bytes()
