@@ -1,6 +1,7 @@
 """A worker under a supervisor: ``python -m hpstage.cluster.supervised_worker PID ARGUMENTS-OF-DASK-WORKER``.
 
-It dies with the supervisor, however that ends. As Dask's ``--preload`` it makes SIGTERM retire the worker, so that the
+It dies with the supervisor, however that ends. As Dask's ``--preload`` it makes SIGTERM, which spot instances and
+evicted pods get some time before their end, keep the states of what is trained, and then retire the worker, so that the
 scheduler knows that it leaves voluntarily, and no task that ran on it is blamed.
 """
 
@@ -15,6 +16,8 @@ from distributed import Worker
 
 from hpstage.cluster.lifetime import die_with
 
+_KEEPING = 8.0
+"""Seconds for keeping states, which with those below are within what the supervisor grants."""
 _RETIRING = 10.0
 """Seconds to wait for the scheduler's answer, since it may be gone, too."""
 
@@ -27,6 +30,12 @@ async def dask_setup(worker: Worker) -> None:
 
 
 async def _retire(worker: Worker) -> None:
+    from hpstage.cluster.worker import TrainingPlugin  # workers that nobody has trained on need not load it
+
+    sites = [plugin.site for plugin in worker.plugins.values() if isinstance(plugin, TrainingPlugin)]
+    keeping = asyncio.gather(*(site.leave() for site in sites if site is not None))
+    with suppress(TimeoutError):  # then what was trained since the last boundary is trained again
+        await asyncio.wait_for(keeping, _KEEPING)
     # Not worker.close_gracefully(): it never returns if the scheduler does not answer.
     retiring = worker.scheduler.retire_workers(
         workers=[worker.address], close_workers=False, remove=True, stimulus_id="sigterm"

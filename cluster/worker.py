@@ -55,6 +55,8 @@ _GRACE = 2.0
 """Seconds a training process has to end its step and close; Dask's nanny kills a worker after four."""
 _TURN = 5.0
 """Seconds for which a gang waits for a worker on which another run trains."""
+_LOOK = 0.02
+"""Seconds between two looks whether the last chains of a worker that leaves have ended."""
 _LOGGERS = ("distributed.worker", "distributed.worker.state_machine")
 
 _turns: WeakKeyDictionary[Worker, Turn] = WeakKeyDictionary()
@@ -137,6 +139,8 @@ class Site:
         self._settled = asyncio.Event()  # unset while a process is starting
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
+        self._leaving = False  # begin no more chains
+        self._gone = asyncio.Event()
         self._running: dict[ChainId, str] = {}  # the current chains, and their tasks' keys
         self._entering = asyncio.Lock()
         self._sharing = 0  # number of chains that share this run's turn
@@ -264,6 +268,9 @@ class Site:
             trainer = None
             try:
                 trainer = await self._ready()
+                if self._leaving:
+                    await self._gone.wait()  # the driver learns that the worker has left, and trains it elsewhere
+                    return reports
                 self._begin(trainer, key, Train(chain, WorkerId(lane), checkpoints))
                 await trainer.answer(type(None), tell, of=chain.id)
             except asyncio.CancelledError:
@@ -398,9 +405,19 @@ class Site:
         if key == self._led and self._trainer is not None:
             self._trainer.give_up("the leader of its gang has left, and it still waited for that")
 
+    async def leave(self) -> None:
+        """Begin no more chains, since the worker will be gone soon; return once the states of those here are kept."""
+        self._leaving = True
+        for chain in self._running:
+            if self._trainer is not None:
+                self._trainer.send(Stop(chain, keep=True))
+        while self._running:
+            await asyncio.sleep(_LOOK)
+
     async def close(self) -> None:
         """Stop the running chain and end the process."""
         self._closed = True
+        self._gone.set()
         self._worker.handlers.pop(self._name, None)
         self._worker.handlers.pop(handler_of(self._name), None)
         for task in self._following:

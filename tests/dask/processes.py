@@ -51,6 +51,14 @@ class Processes:
             within=within,
         )  # fmt: skip
 
+    def supervised_worker(self) -> subprocess.Popen[bytes]:
+        """A worker as `hpstage worker` starts it, which keeps what it trains when it is told to end."""
+        module = "hpstage.cluster.supervised_worker"
+        return self.start(
+            sys.executable, "-m", module, str(os.getpid()), self.address, "--no-nanny", "--nthreads", "1",
+            "--memory-limit", "0", "--no-dashboard", "--local-directory", str(self.folder), "--preload", module,
+        )  # fmt: skip
+
     def dask(self, *words: str, within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         return self.start(*within, sys.executable, "-m", "dask", *words)
 

@@ -129,6 +129,28 @@ def test_a_worker_that_gets_a_signal_to_end_leaves_in_an_orderly_way(tmp_path: P
     assert left.reason == "closed"
 
 
+def test_a_worker_that_is_told_that_it_will_end_keeps_what_it_trains_and_leaves(tmp_path: Path) -> None:
+    """As a spot instance is, or a pod that is evicted, whose worker was started by `hpstage worker`."""
+    with Processes(tmp_path) as processes:
+        processes.scheduler()
+        process = processes.supervised_worker()
+        with Client(processes.address, set_as_default=False) as client:
+            executor = DaskExecutor(client)
+            executor.open(Counter(), FolderCheckpoints(tmp_path / "states", "w"))
+            [worker] = workers(executor, 1)
+            executor.start(worker, chain("c", 10**9, 1))
+            until(executor, lambda seen: any(isinstance(report, BoundaryReached) for report in seen))
+            process.terminate()
+            reports = until(executor, lambda seen: any(isinstance(report, ChainEnded) for report in seen))
+            executor.start(worker, chain("next", 10**9, 1))  # the driver does not know yet
+            reports += until(executor, lambda seen: any(isinstance(report, WorkerLeft) for report in seen))
+            executor.close()
+    kept, end, left = reports
+    assert isinstance(kept, BoundaryReached) and isinstance(end, ChainEnded) and isinstance(left, WorkerLeft)
+    assert kept.reached.kept is not None and kept.reached.step == end.step > 1
+    assert (end.wasted_steps, left.reason) == (0, "closed")
+
+
 DRIVER = """
 import sys
 from pathlib import Path

@@ -52,6 +52,24 @@ def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: 
     assert sum(steps_by_process(tmp_path).values()) == unique
 
 
+def test_what_a_worker_has_trained_that_gets_a_notice_is_not_trained_again(tmp_path: Path) -> None:
+    expected, unique = undisturbed()
+    with Processes(tmp_path) as cluster:
+        cluster.scheduler()
+        first, second = cluster.supervised_worker(), cluster.supervised_worker()
+        with Client(cluster.address, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
+            study = Running(Steady(tmp_path, 0.05), client, tmp_path)
+            until(lambda: steps_by_process(tmp_path).get(first.pid, 0) > INTERVAL, "the first worker trains")
+            first.terminate()
+            result = study.result()
+            first.wait(60)
+    assert trials(result.study) == expected
+    trained = steps_by_process(tmp_path)
+    assert set(trained) == {first.pid, second.pid}
+    assert sum(trained.values()) == unique
+
+
 def drive(
     processes: Processes, scheduler: str, folder: Path, name: str, seed: int, seconds: float = 0.01, drivers: int = 1
 ) -> subprocess.Popen[bytes]:
