@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -113,18 +113,20 @@ class Call:
                 name,
                 like,
             )
+        asked = {*self.request.metrics, *(str(one.metric) for one in described.plateaus.values())} - {*COSTS}
         # What was evaluated before need not be again: that may take as long as many steps. On a GPU there must be room.
-        found = None if self.on_gpu else evaluated(plan)
-        found = self.executor.try_out(initial) if found is None else found
-        for name in (*self.request.metrics, *(str(one.metric) for one in described.plateaus.values())):
-            if found is not None and name not in found and name not in COSTS:
+        if not self.on_gpu and asked <= evaluated(plan):
+            return
+        found = self.executor.try_out(initial)
+        for name in sorted(asked):
+            if found is not None and name not in found:
                 raise UsageError(missing_metric(name, found))
 
 
-def evaluated(plan: SearchPlan) -> Mapping[str, float] | None:
-    """Return metrics that a plan knows of some state; ``None`` if it knows none."""
+def evaluated(plan: SearchPlan) -> Set[str]:
+    """Return the names of the metrics that a plan knows of some state; none if it knows none."""
     states = (state for node in plan.nodes for state in node.states.values())
-    return next((state.metrics for state in states if state.metrics is not None), None)
+    return next((state.metrics.keys() for state in states if state.metrics is not None), set())
 
 
 @contextmanager
