@@ -27,10 +27,11 @@ import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NoReturn
 
 from hpstage.cluster import memory
+from hpstage.cluster.outputs import outputs
 from hpstage.training.identity.source import is_users
 
 logger = logging.getLogger("hpstage")
@@ -102,15 +103,20 @@ class ForkServer:
         self._lock = threading.Lock()  # protects the attributes below, and the order of requests
         self._asked: deque[Future[Forked]] = deque()
         self._running: dict[int, Future[int]] = {}
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The names of modules are too long for a command line.
-        with theirs, open(os.memfd_create("hpstage"), "w+") as told:
+        with ExitStack() as stack:
+            out, err = stack.enter_context(outputs())
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stack.enter_context(theirs)
+            # The names of modules are too long for a command line.
+            told = stack.enter_context(open(os.memfd_create("hpstage"), "w+"))
             json.dump([self._path, [theirs.fileno(), os.getpid(), _imported()]], told)
             told.flush()
             told.seek(0)
             self._process = subprocess.Popen(
                 [*python(), "-c", _START],
                 stdin=told,
+                stdout=out,
+                stderr=err,
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
                 process_group=0,  # Ctrl-C on a terminal is for this process
@@ -118,10 +124,13 @@ class ForkServer:
         os.register_at_fork(after_in_child=self._socket.close)  # else it would stay open after this process
         threading.Thread(target=self._listen, name="hpstage-forks", daemon=True).start()
 
-    async def fork(self, channel: int, worker: str, *, variables: Mapping[str, str], path: Sequence[str]) -> Forked:
-        """Fork a process that trains for ``worker``, and is connected to its end of ``channel``.
+    async def fork(
+        self, files: Sequence[int], worker: str, *, variables: Mapping[str, str], path: Sequence[str]
+    ) -> Forked:
+        """Fork a process that trains for ``worker``.
 
         Args:
+            files: file descriptors of its end of a socket, of its standard output and of its standard error.
             variables: environment variables of its own, which no import reads.
             path: folders in which it finds modules, before those of this process.
 
@@ -145,9 +154,9 @@ class ForkServer:
             "argv": sys.argv,
             "folder": os.getcwd(),
         }
-        return await asyncio.shield(asyncio.wrap_future(self._ask(request, [channel, 1, 2])))
+        return await asyncio.shield(asyncio.wrap_future(self._ask(request, files)))
 
-    def _ask(self, request: dict[str, Any], files: list[int]) -> Future[Forked]:
+    def _ask(self, request: dict[str, Any], files: Sequence[int]) -> Future[Forked]:
         answer: Future[Forked] = Future()
         with self._lock:
             try:

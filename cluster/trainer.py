@@ -22,6 +22,7 @@ from hpstage import errors
 from hpstage.cluster.fork_server import Forked, NotForked, python, training_environment
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.messages import SIZE, Done, Finish, Order, Raised, Reply, Request, Told, decode_reply, framed
+from hpstage.cluster.outputs import outputs
 from hpstage.errors import InternalError, UsageError
 from hpstage.plan.facts import ChainId
 
@@ -66,9 +67,10 @@ class Trainer:
     @classmethod
     async def start(cls, worker: Worker) -> Trainer:
         """Start a process that trains for a Dask worker. Raises :class:`OSError` if the system allows no more."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await _forked(worker, theirs) or await _spawned(worker, theirs)
+        with outputs() as files:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                process = await _forked(worker, theirs, files) or await _spawned(worker, theirs, files)
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     def send(self, message: Request | Order) -> None:
@@ -152,13 +154,13 @@ class Trainer:
         return f"was ended: {self.given_up}" if self.given_up else how_it_ended(status)
 
 
-async def _forked(worker: Worker, channel: socket.socket) -> Forked | None:
+async def _forked(worker: Worker, channel: socket.socket, files: tuple[int, int]) -> Forked | None:
     """Fork a process, which takes milliseconds, for a worker that has a server for that; ``None`` if that cannot be."""
     if not isinstance(worker, LocalWorker) or worker.fork_server is None:
         return None
     try:
         return await worker.fork_server.fork(
-            channel.fileno(),
+            [channel.fileno(), *files],
             worker.address,
             variables=worker.variables,
             path=[worker.local_directory],  # of uploaded files
@@ -168,7 +170,7 @@ async def _forked(worker: Worker, channel: socket.socket) -> Forked | None:
         return None
 
 
-async def _spawned(worker: Worker, channel: socket.socket) -> asyncio.subprocess.Process:
+async def _spawned(worker: Worker, channel: socket.socket, files: tuple[int, int]) -> asyncio.subprocess.Process:
     local = isinstance(worker, LocalWorker)
     path = [worker.local_directory, *sys.path] if local else sys.path
     return await asyncio.create_subprocess_exec(
@@ -177,6 +179,8 @@ async def _spawned(worker: Worker, channel: socket.socket) -> asyncio.subprocess
         _START,
         json.dumps([path, sys.argv, [channel.fileno(), os.getpid(), worker.address]]),
         stdin=subprocess.DEVNULL,
+        stdout=files[0],
+        stderr=files[1],
         pass_fds=[channel.fileno()],
         env={**training_environment(), **(worker.variables if local else {})},
         process_group=0 if local else None,  # Ctrl-C on a terminal is for the search alone

@@ -269,3 +269,19 @@ with hpstage.local_cluster(1, gpus=0) as cluster:
 def test_the_dashboard_is_built_when_somebody_looks(tmp_path: Path) -> None:
     done = ran(tmp_path, 'if __name__ == "__main__":\n' + textwrap.indent(LOOKING, "    "))
     assert done.stdout == "404\n", done.stderr
+
+
+@pytest.mark.parametrize("taken", ["", "import socket; taken = socket.socketpair()"])
+def test_a_service_without_standard_streams_searches(taken: str, tmp_path: Path) -> None:
+    script = (
+        f'{SEARCH}\nif __name__ == "__main__":\n    {taken or "pass"}\n    search()\n    open("found", "w").close()\n'
+    )
+    (tmp_path / "script.py").write_text(script)
+    subprocess.run(
+        ["sh", "-c", 'exec "$0" script.py <&- >&- 2>&-', sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        timeout=300,
+        check=True,
+    )
+    assert (tmp_path / "found").exists()
