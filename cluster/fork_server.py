@@ -68,6 +68,11 @@ def training_environment() -> dict[str, str]:
     return {**os.environ, **memory.ENVIRONMENT, **dict.fromkeys(_THREADS, "1")}
 
 
+def search_path() -> list[str]:
+    """Return the folders of ``sys.path``: what else users put there, such as a ``Path``, no import reads."""
+    return [folder for folder in sys.path if isinstance(folder, str)]
+
+
 class NotForked(Exception):
     """No process can be forked; the text tells why."""
 
@@ -99,7 +104,7 @@ class ForkServer:
     """
 
     def __init__(self) -> None:
-        self._environment, self._path = training_environment(), list(sys.path)
+        self._environment, self._path = training_environment(), search_path()
         self._lock = threading.Lock()  # protects the attributes below, and the order of requests
         self._asked: deque[Future[Forked]] = deque()
         self._running: dict[int, Future[int]] = {}
@@ -145,7 +150,7 @@ class ForkServer:
         )
         if changed:
             raise NotForked(f"environment variables have changed since its server was started: {', '.join(changed)}")
-        if sys.path != self._path:
+        if search_path() != self._path:
             raise NotForked("sys.path has changed since its server was started")
         request = {
             "worker": worker,
@@ -252,6 +257,7 @@ class _Server:
         self._forks: set[int] = set()
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # a process may be started with it blocked
 
     def serve(self) -> None:
         poll = select.poll()

@@ -6,6 +6,7 @@ Its module-level code (a default dtype, a folder on ``sys.path``) thus also take
 from __future__ import annotations
 
 import multiprocessing
+import os
 from multiprocessing import spawn
 from typing import Any
 
@@ -15,6 +16,8 @@ _KEYS = ("init_main_from_name", "init_main_from_path")
 def this_script() -> dict[str, str]:
     """Return the argument for :func:`import_script` in another process; empty in a console or a notebook."""
     data: dict[str, Any] = spawn.get_preparation_data("")
+    if not os.path.isfile(data.get("init_main_from_path", __file__)):
+        return {}  # such as "<stdin>", of a program that Python reads from a pipe
     return {key: data[key] for key in _KEYS if key in data}
 
 

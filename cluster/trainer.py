@@ -19,7 +19,7 @@ import msgspec
 from distributed import Worker
 
 from hpstage import errors
-from hpstage.cluster.fork_server import Forked, NotForked, python, training_environment
+from hpstage.cluster.fork_server import Forked, NotForked, python, search_path, training_environment
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.messages import SIZE, Done, Finish, Order, Raised, Reply, Request, Told, decode_reply, framed
 from hpstage.cluster.outputs import outputs
@@ -172,7 +172,7 @@ async def _forked(worker: Worker, channel: socket.socket, files: tuple[int, int]
 
 async def _spawned(worker: Worker, channel: socket.socket, files: tuple[int, int]) -> asyncio.subprocess.Process:
     local = isinstance(worker, LocalWorker)
-    path = [worker.local_directory, *sys.path] if local else sys.path
+    path = [worker.local_directory, *search_path()] if local else search_path()
     return await asyncio.create_subprocess_exec(
         *python(),
         "-c",

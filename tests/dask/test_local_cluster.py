@@ -285,3 +285,25 @@ def test_a_service_without_standard_streams_searches(taken: str, tmp_path: Path)
         check=True,
     )
     assert (tmp_path / "found").exists()
+
+
+def test_a_program_from_a_pipe_searches_whatever_is_in_its_search_path_and_which_signals_it_blocks(
+    tmp_path: Path,
+) -> None:
+    start = """
+import pathlib, signal, sys
+sys.path.append(pathlib.Path.cwd())
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+search()
+"""
+    done = subprocess.run(
+        [sys.executable],
+        input=SEARCH + start,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout == "found\n", done.stderr
