@@ -167,6 +167,8 @@ class Site:
         try:
             loaded = await self._start()
         except TrainingProcessLost as error:
+            if self._closed:
+                return  # it was killed for that
             logger.warning("worker %s: the training process %s while it was set up", self._worker.address, error)
             try:
                 loaded = await self._start()  # the cause may not have been the trainable

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,26 @@ def test_searches_on_a_cluster_that_is_kept_find_what_they_would_alone(cluster: 
         )
         assert [trial.value for trial in result.study.trials] == expected()
     assert cluster.status.name == "running"
+
+
+class Lingering(Looking):
+    """Is unpacked without end by a process that is not the first."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        while len(list((Path(os.sep) / self.place).iterdir())) > 1 and os.getpid() != self.made_in:
+            time.sleep(60)
+
+
+def test_a_process_that_closing_ends_while_it_is_set_up_is_no_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = DaskExecutor(n_workers=1, gpus=0)
+    executor.open(Lingering(tmp_path), None)
+    [first_pid] = [int(note.name) for note in tmp_path.iterdir()]
+    os.kill(first_pid, signal.SIGKILL)
+    until(lambda: len(list(tmp_path.iterdir())) == 2, "another process")
+    executor.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert any("killed by SIGKILL" in message for message in said)
+    assert not any("while it was set up" in message for message in said)
