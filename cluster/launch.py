@@ -23,6 +23,8 @@ from hpstage.errors import ClusterError
 _LANES = 256
 """Chains that a worker may train side by side, as far as Dask is concerned; its tasks only wait, on an event loop."""
 
+_CUT_OFF = ("Batched Comm Closed", "Failed to communicate with scheduler during heartbeat")
+
 
 def local_cluster(
     n_workers: int | None = None,
@@ -67,7 +69,8 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
         self._hide = hide
         self._fork_server = fork_server
         draw_apart()
-        logging.getLogger("distributed.batched").addFilter(_is_news)
+        for name in ("distributed.batched", "distributed.worker"):
+            logging.getLogger(name).addFilter(_is_news)
         path = list(sys.path)
         try:
             with warnings.catch_warnings(), dask.config.set({"distributed.worker.profile.enabled": False}):
@@ -122,7 +125,7 @@ class _Cluster(LocalCluster):  # type: ignore[misc]
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Drop messages on connections between parts of a local cluster that close one before the other."""
-    return not record.getMessage().startswith("Batched Comm Closed")
+    return not record.getMessage().startswith(_CUT_OFF)
 
 
 def _dashboard_address() -> str:

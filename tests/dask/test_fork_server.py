@@ -118,7 +118,7 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
     monkeypatch.setattr(fork_server, "_imported", lambda: ["imported_ahead"])
     server = fork_server.ForkServer()
     with pytest.raises(fork_server.NotForked, match=told):
-        asyncio.run(server.fork(0, "worker", variables={}, path=[]))
+        asyncio.run(server.fork([0, 1, 2], "worker", variables={}, path=[]))
     server.close()
 
 

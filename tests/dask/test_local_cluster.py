@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import subprocess
@@ -251,7 +252,7 @@ from urllib.request import urlopen
 
 import hpstage
 
-with hpstage.local_cluster(1, gpus=0) as cluster:
+with local_cluster(1, gpus=0) as cluster:
     base = cluster.dashboard_link.rpartition("/")[0]
     assert "hpstage_" in urlopen(f"{base}/metrics").read().decode()
     assert "bokeh" not in sys.modules
@@ -307,3 +308,11 @@ search()
         check=False,
     )
     assert done.stdout == "found\n", done.stderr
+
+
+def test_a_heartbeat_that_closing_cuts_off_after_the_last_search_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    with local_cluster(1, gpus=0):
+        logging.getLogger("distributed.worker").error("Failed to communicate with scheduler during heartbeat.")
+        logging.getLogger("distributed.worker").error("something else")
+    assert "heartbeat" not in caplog.text
+    assert "something else" in caplog.text
