@@ -41,7 +41,8 @@ def local_cluster(
             second = hpstage.optimize(..., executor=workers)  # begins to train at once
 
     Each search trains in processes of its own, one per worker. The workers themselves, like the scheduler, are objects
-    in this process: they only pass messages.
+    in this process: they only pass messages. ``Client.restart()`` ends them, since they have no nannies: start another
+    cluster instead.
 
     Args:
         n_workers: number of workers; GPUs are assigned to them round-robin.

@@ -133,7 +133,7 @@ def test_a_report_tells_where_what_why_and_the_remedy(check: Callable[..., hpsta
     assert finding.fork in report.forks
     assert finding.step == finding.fork + 1
     assert finding.straight != finding.found
-    assert "model.0.bias" in finding.others
+    assert "model.5.bias" in finding.others  # that of a convolution before BatchNorm has no gradient but rounding
     text = one_line(report)
     assert f"first differs begun at step {finding.fork}, after step {finding.step}" in text
     assert "is NOT exact" in text and "run.attach" in finding.remedy and finding.cause in text
