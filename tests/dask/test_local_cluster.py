@@ -246,13 +246,12 @@ def test_the_event_loop_of_a_local_cluster_draws_no_numbers_of_the_process_that_
 
 LOOKING = """
 import sys
-import textwrap
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import hpstage
 
-with local_cluster(1, gpus=0) as cluster:
+with hpstage.local_cluster(1, gpus=0) as cluster:
     base = cluster.dashboard_link.rpartition("/")[0]
     assert "hpstage_" in urlopen(f"{base}/metrics").read().decode()
     assert "bokeh" not in sys.modules
