@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,13 @@ class Looking(Counter):
                 "new": os.environ.get("HPSTAGE_TEST_NEW"),
             }
             (Path(os.sep) / self.place / str(os.getpid())).write_text(json.dumps(told))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Not that of other tests, which may have changed sys.path since it was started."""
+    with hpstage.local_cluster(2, gpus=0) as workers:
+        yield workers
 
 
 def found(cluster: LocalCluster, folder: Path) -> list[dict[str, Any]]:
