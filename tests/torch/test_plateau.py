@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -40,9 +41,10 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
     return {"lr": s.plateau(1.9, factor=0.5, patience=trial.suggest_categorical("patience", [0, 1, 2]))}
 
 
-def test_a_loop_with_reduce_lr_on_plateau_is_matched_bit_for_bit() -> None:
+def test_a_loop_with_reduce_lr_on_plateau_is_matched_bit_for_bit(tmp_path: Path) -> None:
     study = optuna.create_study(sampler=optuna.samplers.GridSampler({"patience": [0, 1, 2]}))
-    result = hpstage.optimize(study, fitted, space, metric="loss", steps=STEPS, executor=hpstage.InlineExecutor())
+    here = hpstage.InlineExecutor()
+    result = hpstage.optimize(study, fitted, space, metric="loss", steps=STEPS, executor=here, store=tmp_path)
     parted = set()
     for trial in study.trials:
         torch.manual_seed(3)
