@@ -6,6 +6,7 @@ whoever hears of a state may fork it, or delete another one for it.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -67,7 +68,8 @@ class Writer:
         self.changed = threading.Condition()
         self._queue: deque[tuple[Saves, Save]] = deque()
         self._nbytes = 0
-        self._is_running = False
+        self._thread: threading.Thread | None = None
+        self._ends = False
 
     def has_room(self, size: int) -> bool:
         return not self._queue or (len(self._queue) < _STATES and self._nbytes + size <= _BYTES)
@@ -76,18 +78,29 @@ class Writer:
         """Write a state of a chain after those begun before. Call it with ``changed`` held."""
         self._queue.append((saves, save))
         self._nbytes += save.nbytes
-        if not self._is_running:
-            self._is_running = True
-            threading.Thread(target=self._run, name="hpstage-saves", daemon=True).start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hpstage-saves", daemon=True)
+            self._thread.start()
+            atexit.register(self._end)  # a thread that is in torch's code when Python ends would abort the process
         self.changed.notify_all()
 
     def _run(self) -> None:
         while True:
             with self.changed:
-                if not self.changed.wait_for(lambda: bool(self._queue), _IDLE):
-                    self._is_running = False
+                if not self.changed.wait_for(lambda: bool(self._queue) or self._ends, _IDLE) or not self._queue:
+                    self._thread = None
+                    if not self._ends:
+                        atexit.unregister(self._end)
                     return
             self._write(*self._queue[0])
+
+    def _end(self) -> None:
+        """End the thread, once it has written what it was given."""
+        with self.changed:
+            self._ends, thread = True, self._thread
+            self.changed.notify_all()
+        if thread is not None:
+            thread.join()
 
     def _write(self, saves: Saves, save: Save) -> None:
         saves.write(save)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -447,3 +449,28 @@ def test_the_generators_are_those_of_training_alone(tmp_path: Path) -> None:
         np.random.seed(1)
         Played(Draws(), Shaky(tmp_path / str(beside)), beside=beside).run(chain("c", 30, *range(1, 30)))
     assert drawn[True] == drawn[False]
+
+
+ENDING = """
+import threading
+from hpstage.execution.saving import Save, Saves, Writer
+from hpstage.plan.facts import StateKey
+
+class Slow(Saves):
+    def write(self, save):
+        import time
+        time.sleep(0.3)
+        save.kept = "kept"
+    def prepare(self, save):
+        print("prepared", flush=True)
+
+writer = Writer(print)
+saves = Slow(None, None, None, writer)
+with writer.changed:
+    writer.begin(saves, Save(StateKey("a"), None, 1, 1, None))
+"""
+
+
+def test_a_process_ends_once_its_states_are_written_and_does_not_wait_for_more() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "prepared\n", "")
