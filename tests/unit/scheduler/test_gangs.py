@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import hpstage
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.facts import ChainStarted, StateReached, WorkerId
+from hpstage.plan.facts import ChainLost, ChainStarted, StateReached, WorkerId
 from hpstage.plan.log import read_facts
 from hpstage.plan.messages import Chain, ChainEnded, Report
 from hpstage.scheduler.widths import Widths
@@ -50,7 +50,11 @@ def test_whatever_the_widths_and_whoever_dies_every_answer_is_that_of_one_worker
     answers = search.run(trials, stops)
     alone = Search(SimulatedExecutor(1)).run(trials, stops)
     assert {(a.trial, a.metrics["value"]) for a in answers} == {(a.trial, a.metrics["value"]) for a in alone}
-    assert search.plan.totals.steps_trained == len(histories(trials, stops))
+    # The first step of a chain is told before a state is kept; with its worker it is lost, and trained again.
+    lost = {fact.chain for fact in facts(search, ChainLost)}
+    unkept = [fact for fact in facts(search, StateReached) if fact.kept is None and fact.chain in lost]
+    again = search.plan.totals.steps_trained - len(histories(trials, stops))
+    assert 0 <= again <= sum(fact.step - fact.start for fact in unkept)
     for fact in facts(search, ChainStarted):
         assert len({fact.worker, *fact.gang}) == 1 + len(fact.gang) in (1, 2, 4, 8)
 
