@@ -31,7 +31,6 @@ from hpstage.cluster.dashboard.follower import Follower
 from hpstage.cluster.followers import Followers
 from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.inbox import Inbox
-from hpstage.cluster.launch import local_cluster
 from hpstage.cluster.messages import (
     Amend,
     Description,
@@ -44,6 +43,7 @@ from hpstage.cluster.messages import (
     encode,
     name_of,
 )
+from hpstage.cluster.place import Place
 from hpstage.cluster.script import this_script
 from hpstage.cluster.shipping import pack
 from hpstage.errors import ClusterError, InternalError, UsageError
@@ -103,22 +103,12 @@ class DaskExecutor(Executor):
         workers_per_gpu: int | None = None,
         worker_timeout: float | None = None,
     ) -> None:
-        if client is not None and n_workers is not None:
-            raise UsageError(
-                "n_workers sizes the executor's own local cluster; one that is given, or that of a client, has a size"
-            )
-        if client is not None and workers_per_gpu is not None:
-            raise UsageError(
-                "workers_per_gpu is of a local cluster; on other hosts start `hpstage worker --workers-per-gpu`"
-            )
-        self._given = client
-        self._n_workers = n_workers
-        self._gpus, self._workers_per_gpu = gpus, workers_per_gpu
+        self._place = Place(client, n_workers, gpus, workers_per_gpu)
+        self._gpus = gpus
         self._run = uuid.uuid4().hex[:12]
         self._name = name_of(self._run)
         default = 60.0 if client is None else 300.0
         self.worker_timeout = default if worker_timeout is None else worker_timeout
-        self._cluster: LocalCluster | None = None
         self._where: str | LocalCluster = ""
         self._security: Security | None = None
         self._plugin: side.TrainingPlugin | None = None
@@ -131,8 +121,6 @@ class DaskExecutor(Executor):
         self._trying: set[str] = set()
         self._checkpoints = b""
         self._started = 0
-        self._gpus_per_worker = 1  # of a local cluster
-        self._fork_server: ForkServer | None = None
         self._most_lanes = 1  # of a worker present in open()
         self._futures: dict[ChainId, Future] = {}
         self._followers = Followers(self._on_refused)
@@ -144,21 +132,20 @@ class DaskExecutor(Executor):
     def take(self, server: ForkServer | None) -> None:
         """Have the training processes of a local cluster forked by a server that was started before this module was
         imported, and end it with the cluster. Called before :meth:`open`."""
-        self._fork_server = server
+        self._place.fork_server = server
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
         packed, adapted = pack(trainable), as_trainable(trainable)
-        self._gpus_per_worker = getattr(trainable, "devices_per_stage", 1)
         self.widest = adapted.virtual_nodes if isinstance(adapted, Elastic) else 1
         self._loaded = identify(adapted).loaded
         try:
-            return self._open(packed, checkpoints)
+            return self._open(packed, checkpoints, getattr(trainable, "devices_per_stage", 1))
         except BaseException:
             self.close()
             raise
 
-    def _open(self, packed: bytes, checkpoints: CheckpointStore | None) -> Environment:
-        self._where, self._security = self._place()
+    def _open(self, packed: bytes, checkpoints: CheckpointStore | None, gpus_per_worker: int) -> Environment:
+        self._where, self._security = self._place.open(gpus_per_worker)
         driver = socket.gethostname(), os.getpid()
         self._plugin = side.TrainingPlugin(self._run, packed, driver=driver, script=this_script())
         try:
@@ -210,24 +197,6 @@ class DaskExecutor(Executor):
                     raise ClusterError(
                         f"a worker was lost while it was being set up ({error}); run the same command again"
                     ) from error
-
-    def _place(self) -> tuple[str | LocalCluster, Security | None]:
-        if self._given is None:
-            server, self._fork_server = self._fork_server, None  # which closes with the cluster
-            self._cluster = local_cluster(
-                self._n_workers,
-                gpus=self._gpus,
-                workers_per_gpu=self._workers_per_gpu,
-                gpus_per_worker=self._gpus_per_worker,
-                fork_server=server,
-            )
-            return self._cluster, None
-        if isinstance(self._given, Cluster):
-            return self._given.scheduler_address, self._given.security
-        # A client that has just lost its scheduler has status "connecting", and still knows the address.
-        if self._given.status not in ("running", "connecting") or self._given.scheduler is None:
-            raise UsageError(f"the given client is {self._given.status}; connect it first")
-        return self._given.scheduler.address, self._given.security
 
     def _connect(self, timeout: float | None = None) -> Connection:
         # A separate connection: the given client may be asynchronous, restarted, or subscribed to the same topics.
@@ -367,7 +336,7 @@ class DaskExecutor(Executor):
         return self._connection is not None and self._connection.alive
 
     def _on_disconnected(self) -> None:
-        if self._cluster is not None:
+        if not self._place.is_given:
             self._inbox.fail(
                 ClusterError("the local Dask cluster died; run the same command again: all progress is kept")
             )
@@ -433,7 +402,7 @@ class DaskExecutor(Executor):
             self._reconnecting.join()
         connection = self._connection
         if connection is not None:
-            if self._cluster is None and connection.alive:
+            if self._place.is_given and connection.alive:
                 try:
                     connection.client.unregister_worker_plugin(self._name)
                 except (OSError, ValueError, KeyError):
@@ -441,10 +410,7 @@ class DaskExecutor(Executor):
             self._release(list(self._futures))
             connection.close()
             self._connection = None
-        for ours in (self._cluster, self._fork_server):
-            if ours is not None:
-                ours.close()
-        self._cluster = self._fork_server = None
+        self._place.close()
 
     # --- on Dask's threads --------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ def test_an_executor_without_a_client_starts_a_cluster_and_ends_it(tmp_path: Pat
     executor.start(worker, chain("c", 5))
     reports = ended(executor, "c")
     assert outcome(reports, "c").outcome == "done"
-    cluster = executor._cluster
+    cluster = executor._place.cluster
     assert cluster is not None
     executor.close()
     executor.close()

@@ -124,8 +124,8 @@ def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) 
     executor = DaskExecutor(n_workers=1, gpus=0)
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))
     workers(executor, 1)
-    assert executor._cluster is not None
-    executor._cluster.close()
+    assert executor._place.cluster is not None
+    executor._place.cluster.close()
     with pytest.raises(ClusterError, match="run the same command again"):
         until_reports(executor, lambda _: False)
     executor.close()

@@ -1,0 +1,73 @@
+"""Place: the cluster on which an executor trains, its own or one that it was given."""
+
+from __future__ import annotations
+
+from distributed import Client, LocalCluster
+from distributed.deploy import Cluster
+from distributed.security import Security
+
+from hpstage.cluster.fork_server import ForkServer
+from hpstage.cluster.launch import local_cluster
+from hpstage.errors import UsageError
+
+
+class Place:
+    """A cluster that is given, or one on this machine that is started when it is opened.
+
+    Args:
+        given: a cluster, or a client of it; neither is modified or closed.
+        n_workers, gpus, workers_per_gpu: sizes of the local cluster, as for :func:`local_cluster`.
+
+    Raises:
+        UsageError: a size was given with a cluster.
+    """
+
+    def __init__(
+        self, given: Client | Cluster | None, n_workers: int | None, gpus: int | None, workers_per_gpu: int | None
+    ) -> None:
+        if given is not None and n_workers is not None:
+            raise UsageError(
+                "n_workers sizes the executor's own local cluster; one that is given, or that of a client, has a size"
+            )
+        if given is not None and workers_per_gpu is not None:
+            raise UsageError(
+                "workers_per_gpu is of a local cluster; on other hosts start `hpstage worker --workers-per-gpu`"
+            )
+        self._given = given
+        self._sizes = n_workers, gpus, workers_per_gpu
+        self.fork_server: ForkServer | None = None
+        """Forks the training processes of the local cluster, which takes it over."""
+        self.cluster: LocalCluster | None = None
+        """The local cluster, once it is there."""
+
+    @property
+    def is_given(self) -> bool:
+        return self._given is not None
+
+    def open(self, gpus_per_worker: int) -> tuple[str | LocalCluster, Security | None]:
+        """Return what to connect to, and how. Raises :class:`UsageError` if the given client is closed, and what
+        :func:`local_cluster` does."""
+        if self._given is None:
+            n_workers, gpus, workers_per_gpu = self._sizes
+            server, self.fork_server = self.fork_server, None  # which closes with the cluster
+            self.cluster = local_cluster(
+                n_workers,
+                gpus=gpus,
+                workers_per_gpu=workers_per_gpu,
+                gpus_per_worker=gpus_per_worker,
+                fork_server=server,
+            )
+            return self.cluster, None
+        if isinstance(self._given, Cluster):
+            return self._given.scheduler_address, self._given.security
+        # A client that has just lost its scheduler has status "connecting", and still knows the address.
+        if self._given.status not in ("running", "connecting") or self._given.scheduler is None:
+            raise UsageError(f"the given client is {self._given.status}; connect it first")
+        return self._given.scheduler.address, self._given.security
+
+    def close(self) -> None:
+        """Close what was started."""
+        for ours in (self.cluster, self.fork_server):
+            if ours is not None:
+                ours.close()
+        self.cluster = self.fork_server = None
