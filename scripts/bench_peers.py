@@ -76,12 +76,13 @@ def ran(program: str, *options: str) -> dict[str, Any]:
     file, *own = PROGRAMS[program]
     mark = uuid.uuid4().hex
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    path = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}  # for the model of ours
     memory = Memory(mark)
     memory.start()
     began = perf_counter()
     done = subprocess.run(
         [sys.executable, str(HERE / "peers" / file), *own, *options],
-        env={**os.environ, **threads, MARK: mark, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+        env={**os.environ, **threads, **path, MARK: mark, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
         capture_output=True,
         text=True,
     )

@@ -230,7 +230,6 @@ def preflight(
         virtual_nodes: the most workers that train a chain together, if some would be idle; each doubling is taken to
             be 1.8 times as fast.
         step_times: what a step of several siblings takes that a worker trains as one, if it does, in proportion to one.
-
         deadline: seconds; find the cheapest fixed fleet that makes it, and the cheapest one that follows the demand, as
             with ``cluster.adapt``.
         gpu_price: of a worker for an hour.

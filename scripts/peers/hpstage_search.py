@@ -11,40 +11,12 @@ from typing import Any
 import optuna
 import shared_task as task
 import torch
-from sklearn.datasets import load_digits
-from torch import nn
-from torch.utils.data import TensorDataset
+from fused_search import SmallCnn
 
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import ASHA, FullTraining
 from hpstage.cluster import DaskExecutor
-
-
-class SmallCnn(hpstage.torch.TorchTrainable):
-    device = "cpu"
-
-    def dataset(self) -> TensorDataset:
-        images, labels = load_digits(return_X_y=True)
-        x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16, torch.tensor(labels)
-        self.test = x[1437:], y[1437:]
-        return TensorDataset(x[:1437], y[:1437])
-
-    def model(self, hp: Mapping[str, Any]) -> nn.Module:
-        return nn.Sequential(
-            *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU()),
-            *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)),
-        )
-
-    def optimizer(self, model: nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=hp["lr"], momentum=0.9)
-
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        x, y = self.test
-        return {"accuracy": (model(x).argmax(1) == y).double().mean().item()}
 
 
 class Idle:
@@ -70,7 +42,7 @@ def search(options: argparse.Namespace, folder: str) -> None:
     def space(trial: optuna.Trial) -> dict[str, Any]:
         point = {name: trial.suggest_categorical(name, values) for name, values in task.GRID.items()}
         lr = s.multistep(point["lr"], task.milestones(point, options.steps), point["gamma"])
-        return {"lr": lr, "batch_size": options.batch}
+        return {"lr": lr, "momentum": 0.9, "batch_size": options.batch}
 
     study = optuna.create_study(direction="maximize")
     for point in task.points(options):
@@ -78,7 +50,7 @@ def search(options: argparse.Namespace, folder: str) -> None:
     asha = ASHA(min_steps=task.first_rung(options.steps), reduction_factor=task.REDUCTION)
     result = hpstage.optimize(
         study,
-        Idle() if options.idle else SmallCnn(),
+        Idle() if options.idle else SmallCnn("eager", 1),
         space,
         metric="accuracy",
         steps=options.steps,

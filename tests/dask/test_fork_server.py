@@ -133,18 +133,9 @@ def test_a_server_does_not_fork_what_a_fork_could_not_use(
 def test_a_server_that_is_killed_costs_what_its_forks_had_not_kept_and_others_are_spawned(tmp_path: Path) -> None:
     with hpstage.local_cluster(2, gpus=0) as cluster:
         server = cluster._fork_server._process.pid
-        result = hpstage.optimize(
-            optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
-            Killing(server, tmp_path / "killed"),
-            lambda trial: {"a": trial.suggest_int("a", 1, 3)},
-            metric="score",
-            steps=8,
-            n_trials=3,
-            executor=cluster,
-            store=tmp_path / "store",
-        )
+        result = searched(Killing(server, tmp_path / "killed"), executor=cluster, store=tmp_path / "store")
         assert (tmp_path / "killed").exists()
-        assert [trial.value for trial in result.study.trials] == expected()
+        assert values(result) == expected()
         assert any(isinstance(fact, ChainLost) for fact in result.journal)
 
 
@@ -162,18 +153,24 @@ class Killing(Tape):
         super().train(step, hp)
 
 
-def expected() -> list[float | None]:
-    result = hpstage.optimize(
+def searched(subject: Tape, **where: Any) -> hpstage.Result:
+    return hpstage.optimize(
         optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
-        Tape(),
+        subject,
         lambda trial: {"a": trial.suggest_int("a", 1, 3)},
         metric="score",
         steps=8,
         n_trials=3,
-        executor=hpstage.InlineExecutor(),
-        store=MemoryJournal(),
+        **where,
     )
+
+
+def values(result: hpstage.Result) -> list[float | None]:
     return [trial.value for trial in result.study.trials]
+
+
+def expected() -> list[float | None]:
+    return values(searched(Tape(), executor=hpstage.InlineExecutor(), store=MemoryJournal()))
 
 
 DRIVER = """
@@ -204,17 +201,7 @@ def test_a_server_and_its_forks_end_with_a_search_that_is_killed() -> None:
 
 def test_searches_on_a_cluster_that_is_kept_find_what_they_would_alone(cluster: LocalCluster, tmp_path: Path) -> None:
     for number in range(2):
-        result = hpstage.optimize(
-            optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
-            Tape(),
-            lambda trial: {"a": trial.suggest_int("a", 1, 3)},
-            metric="score",
-            steps=8,
-            n_trials=3,
-            executor=cluster,
-            store=tmp_path / f"store-{number}",
-        )
-        assert [trial.value for trial in result.study.trials] == expected()
+        assert values(searched(Tape(), executor=cluster, store=tmp_path / f"store-{number}")) == expected()
     assert cluster.status.name == "running"
 
 
