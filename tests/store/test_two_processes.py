@@ -25,6 +25,7 @@ from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import DriverId, DriverJoined, StateLost
 from hpstage.plan.invariants import validate
 from hpstage.plan.log import open_plan, read_facts
+from hpstage.plan.plan import SearchPlan
 from hpstage.store import MemoryJournal, SQLiteJournal
 from hpstage.testing.toys import Tape
 
@@ -108,6 +109,12 @@ def final_plan(folder: Path):
     plan = open_plan(journal, header["workload"], header["described"])
     journal.close()
     return plan
+
+
+def trains(plan: SearchPlan, pid: int | None) -> bool:
+    """Has the driver in this process a chain?"""
+    drivers = {id for id, driver in plan.drivers.items() if driver.pid == pid}
+    return any(chain.driver in drivers for chain in plan.chains.values())
 
 
 def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None:
@@ -205,6 +212,9 @@ def test_what_a_killed_driver_was_training_is_taken_over_by_the_other(tmp_path: 
     while len(journal) < 25:
         time.sleep(0.02)
     journal.close()
+    while not trains(final_plan(tmp_path), dying.pid):  # else nothing would be taken over, nor its death be noticed
+        assert dying.is_alive()
+        time.sleep(0.002)
     dying.kill()
     dying.join()
     assert succeeds(other)
