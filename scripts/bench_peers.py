@@ -6,6 +6,7 @@
 
 Each program (``scripts/peers``) trains a small CNN on scikit-learn's digits, one thread in each of the same number of
 processes, from the first line of the program to its end. Programs take turns; figures are medians over rounds.
+*hpstage, fused* is the same search with ``numerics = "auto"``: up to 8 sibling models are trained as one.
 
 wall               seconds from the start of the program to its end
 worker             seconds in trials, summed: training and evaluation, for hpstage loading and saving of states, too
@@ -32,6 +33,7 @@ import psutil
 
 PROGRAMS = {
     "hpstage": ("hpstage_search.py",),
+    "hpstage, fused": ("hpstage_search.py", "--fused"),
     "optuna": ("optuna_pool.py",),
     "dask": ("dask_futures.py",),
     "ray": ("ray_tune.py",),

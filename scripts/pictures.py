@@ -1,4 +1,4 @@
-"""Makes the pictures of README.md, all of them.
+"""Makes the pictures of README.md and the book, all of them.
 
     .venv/bin/python scripts/pictures.py [NAME ...]
 

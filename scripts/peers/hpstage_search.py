@@ -47,10 +47,11 @@ def search(options: argparse.Namespace, folder: str) -> None:
     study = optuna.create_study(direction="maximize")
     for point in task.points(options):
         study.enqueue_trial(point)
-    asha = ASHA(min_steps=task.first_rung(options.steps), reduction_factor=task.REDUCTION)
+    rung = task.first_rung(options.steps)
+    asha = ASHA(min_steps=rung, reduction_factor=task.REDUCTION, tree_aware=False)  # as the others decide
     result = hpstage.optimize(
         study,
-        Idle() if options.idle else SmallCnn("eager", 1),
+        Idle() if options.idle else SmallCnn("auto", 8) if options.fused else SmallCnn("eager", 1),
         space,
         metric="accuracy",
         steps=options.steps,

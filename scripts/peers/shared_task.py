@@ -31,6 +31,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=48)
     parser.add_argument("--reports", type=int, default=1, help="of each trial; ASHA has those of its rungs")
     parser.add_argument("--idle", action="store_true", help="train nothing: report only")
+    parser.add_argument("--fused", action="store_true", help="hpstage: sibling models trained as one, where it pays")
     parser.add_argument("--new-actors", action="store_true", help="Ray: an actor for each trial")
     return parser.parse_args(arguments)
 

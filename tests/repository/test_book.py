@@ -1,4 +1,5 @@
-"""The pages of the book: their code runs, from the first block to the last, and their links lead somewhere."""
+"""README and the pages of the book: their code runs, from the first block to the last (fragments are marked
+``{code-block}``), their links lead somewhere, and Sphinx makes a book of them without a warning."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ import pytest
 import hpstage
 
 ROOT = Path(hpstage.__file__).parent.parent
-PAGES = sorted((ROOT / "notebooks").glob("*.md"))
-SHORT = {"models", "optuna", "wsd"}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
+SHORT = {"README", "models", "optuna", "wsd"}
 """Pages in the default suite. The others train longer, or import Lightning or transformers: .ci/run has them, too."""
+RUN = [page for page in PAGES if "\n```python\n" in page.read_text()]
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(p, id=p.stem, marks=[] if p.stem in SHORT else pytest.mark.slow) for p in PAGES]
+    "page", [pytest.param(p, id=p.stem, marks=[] if p.stem in SHORT else pytest.mark.slow) for p in RUN]
 )
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}_page.py"
@@ -43,3 +45,21 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_readme_is_two_screens() -> None:
+    assert (ROOT / "README.md").stat().st_size <= 8_000
+
+
+def test_the_book_is_built_without_warnings_and_has_every_page(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(tmp_path / "trees"), "-b", "html"]
+        + [str(ROOT / "notebooks"), str(tmp_path / "book")],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    sources = [*PAGES[1:], *(ROOT / "notebooks").glob("*.ipynb")]
+    assert {page.stem for page in sources} <= {page.stem for page in (tmp_path / "book").glob("*.html")}

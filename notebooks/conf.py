@@ -1,0 +1,17 @@
+"""Sphinx builds the book from this folder: sphinx-build -W notebooks FOLDER. Notebooks and code are run by tests, not here."""
+
+from __future__ import annotations
+
+import hpstage
+
+project = "hpstage"
+author = "the hpstage developers"
+release = hpstage.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["porting/*", "recorded/*"]
+nb_execution_mode = "off"
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = f"hpstage {release}"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
