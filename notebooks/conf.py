@@ -1,4 +1,4 @@
-"""Sphinx builds the book from this folder: sphinx-build -W notebooks FOLDER. Notebooks and code are run by tests, not here."""
+"""Sphinx builds the book: sphinx-build -W notebooks FOLDER. Notebooks and code are run by tests, not here."""
 
 from __future__ import annotations
 

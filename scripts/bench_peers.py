@@ -23,6 +23,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from pathlib import Path
@@ -82,12 +83,14 @@ def ran(program: str, *options: str) -> dict[str, Any]:
     memory = Memory(mark)
     memory.start()
     began = perf_counter()
-    done = subprocess.run(
-        [sys.executable, str(HERE / "peers" / file), *own, *options],
-        env={**os.environ, **threads, **path, MARK: mark, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
-        capture_output=True,
-        text=True,
-    )
+    with tempfile.TemporaryDirectory() as folder:  # some of them leave files where they run
+        done = subprocess.run(
+            [sys.executable, str(HERE / "peers" / file), *own, *options],
+            cwd=folder,
+            env={**os.environ, **threads, **path, MARK: mark, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+            capture_output=True,
+            text=True,
+        )
     wall = perf_counter() - began
     if done.returncode != 0:
         sys.exit(f"{program} has failed:\n{done.stderr[-3000:]}")

@@ -48,7 +48,7 @@ def search(options: argparse.Namespace, folder: str) -> None:
     for point in task.points(options):
         study.enqueue_trial(point)
     rung = task.first_rung(options.steps)
-    asha = ASHA(min_steps=rung, reduction_factor=task.REDUCTION, tree_aware=False)  # as the others decide
+    asha = ASHA(min_steps=rung, reduction_factor=task.REDUCTION, variant="stopping", tree_aware=False)  # theirs
     result = hpstage.optimize(
         study,
         Idle() if options.idle else SmallCnn("auto", 8) if options.fused else SmallCnn("eager", 1),

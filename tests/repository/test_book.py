@@ -52,9 +52,9 @@ def test_readme_is_two_screens() -> None:
 
 
 def test_the_book_is_built_without_warnings_and_has_every_page(tmp_path: Path) -> None:
+    options = ["-W", "--keep-going", "-q", "-d", str(tmp_path / "trees"), "-b", "html"]
     built = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(tmp_path / "trees"), "-b", "html"]
-        + [str(ROOT / "notebooks"), str(tmp_path / "book")],
+        [sys.executable, "-m", "sphinx", *options, str(ROOT / "notebooks"), str(tmp_path / "book")],
         capture_output=True,
         text=True,
         timeout=500,
