@@ -6,30 +6,25 @@ import heapq
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from hpstage.cli.terminal import echo
 from hpstage.errors import UsageError
 from hpstage.plan.facts import NodeId
-from hpstage.plan.nodes import Node
 from hpstage.report.account import Account, new_account
 from hpstage.report.book import Book, open_book
 from hpstage.report.files import replacing
 from hpstage.report.lanes import Lane
-from hpstage.schedule.forms import Constant, Form
+from hpstage.report.tree.branches import State, changes, states
 from hpstage.store.opening import open_journal
-from hpstage.text import clean, count_of, shortened
+from hpstage.text import clean, count_of
 
 _LINES = 200
-_VALUE = 40  # characters of a value
-_NAMES = 6  # hyper-parameters of a line
 _KEPT = 4  # kept steps of a line
 _KINDS = ("png", "svg", "pdf")
 _INDENT = 40  # columns; what is deeper is not moved further
-
-Progress = Literal["failed", "running", "waiting", "done", "dropped"]
 
 
 def tree(
@@ -109,14 +104,14 @@ def draw(account: Account, lanes: dict[NodeId, Lane], *, depth: int | None, line
     for id, lane in reversed(lanes.items()):  # children before their parents
         if lane.node.parent is not None:
             below[lane.node.parent.id] += below[id] + (id not in shown)
-    progress = _progress(account)
+    progress = states(account, lanes)
     roots = [lanes[id] for id in sorted(shown, reverse=True) if lanes[id].node.parent is None]
     waiting = [(lane, 0) for lane in roots]
     while waiting:
         lane, level = waiting.pop()
         children = [child for child in lane.children if child.node.id in shown]
         hidden = below[lane.node.id] if len(children) < len(lane.children) else 0
-        yield f"{' ' * min(_INDENT, 2 * level)}{_describe(account, lane, progress, hidden)}"
+        yield f"{' ' * min(_INDENT, 2 * level)}{_describe(lane, progress, hidden)}"
         children.sort(key=lambda child: (-child.node.start, -child.node.id))
         # Where a line only goes on, it is not moved: a trial of a hundred changes stays on the screen.
         goes_on = len(lane.children) == 1 and lane.children[0].node.start == lane.reach
@@ -140,29 +135,9 @@ def _choose(lanes: dict[NodeId, Lane], depth: int | None, lines: int) -> set[Nod
     return shown
 
 
-def _progress(account: Account) -> dict[NodeId, Progress]:
-    """What is being done about a node, or has gone wrong with it."""
-    plan = account.plan
-    found: dict[NodeId, Progress] = {}
-    for state in plan.wanted():
-        node: Node | None = state.node
-        while node is not None and node.id not in found:
-            found[node.id] = "waiting"
-            node = node.parent
-    for chain in plan.chains.values():
-        for span in chain.ahead():
-            found[span.node] = "running"
-    for failure in account.failures():
-        found[failure.node] = "failed"
-    return found
-
-
-def _describe(account: Account, lane: Lane, progress: dict[NodeId, Progress], hidden: int) -> str:
+def _describe(lane: Lane, progress: dict[NodeId, State], hidden: int) -> str:
     node = lane.node
-    said = progress.get(node.id, "dropped")
-    if said in ("waiting", "dropped") and account.trained.get(node.id, 0) >= lane.reach:
-        said = "done"
-    parts = [f"#{node.id}", f"{node.start:,}-{lane.reach:,}", _changes(node), said]
+    parts = [f"#{node.id}", f"{node.start:,}-{lane.reach:,}", changes(node), progress[node.id]]
     kept = sorted(step for step, state in node.states.items() if state.kept is not None)
     if kept:
         steps = ", ".join(f"{step:,}" for step in kept[-_KEPT:])
@@ -171,27 +146,3 @@ def _describe(account: Account, lane: Lane, progress: dict[NodeId, Progress], hi
     if hidden:
         parts.append(f"(+ {count_of(hidden, 'node')} below)")
     return "  ".join(parts)
-
-
-def _changes(node: Node) -> str:
-    """The forms under which the node trains; below a parent, those that are not the parent's."""
-    parent = node.parent
-    told = []
-    for i, (name, form) in enumerate(zip(node.names, node.forms, strict=True)):
-        before = None if parent is None else parent.forms[i]
-        if before is None:
-            told.append(f"{clean(name)} {_form(form, node.start)}")
-        elif form is not before and form != before:
-            last, first = _value(before.value(node.start - 1)), _form(form, node.start)
-            told.append(f"{clean(name)} {f'constant at {first}' if first == last else f'{last} -> {first}'}")
-    more = len(told) - _NAMES
-    return ", ".join(told[:_NAMES]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _form(form: Form, start: int) -> str:
-    value = _value(form.value(start))
-    return value if form.__class__ is Constant else f"{type(form).__name__.lower()} from {value}"
-
-
-def _value(value: object) -> str:
-    return shortened(clean(value) if isinstance(value, str) else value, _VALUE)

@@ -1,0 +1,1 @@
+"""The interactive stage tree: one component for the report, notebooks and pages that Bokeh serves."""

@@ -1,0 +1,65 @@
+"""What is said of a branch of the stage tree: what changes where it parts from its parent, and its state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from hpstage.plan.facts import NodeId
+from hpstage.plan.nodes import Node
+from hpstage.report.lanes import Lane
+from hpstage.report.observer import Observer
+from hpstage.schedule.forms import Constant, Form
+from hpstage.text import clean, shortened
+
+_VALUE = 40  # characters of a value
+_NAMES = 6  # hyper-parameters named
+
+State = Literal["failed", "running", "waiting", "done", "dropped"]
+"""``dropped``: nobody waits for the rest of it any more."""
+
+
+def changes(node: Node) -> str:
+    """Return the forms under which the node trains; below a parent, those that differ from the parent's."""
+    parent = node.parent
+    told = []
+    for i, (name, form) in enumerate(zip(node.names, node.forms, strict=True)):
+        before = None if parent is None else parent.forms[i]
+        if before is None:
+            told.append(f"{clean(name)} {_form(form, node.start)}")
+        elif form is not before and form != before:
+            last, first = _value(before.value(node.start - 1)), _form(form, node.start)
+            told.append(f"{clean(name)} {f'constant at {first}' if first == last else f'{last} -> {first}'}")
+    more = len(told) - _NAMES
+    return ", ".join(told[:_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _form(form: Form, start: int) -> str:
+    value = _value(form.value(start))
+    return value if form.__class__ is Constant else f"{type(form).__name__.lower()} from {value}"
+
+
+def _value(value: object) -> str:
+    return shortened(clean(value) if isinstance(value, str) else value, _VALUE)
+
+
+def states(account: Observer, lanes: Mapping[NodeId, Lane]) -> dict[NodeId, State]:
+    """Return the state of each lane."""
+    plan = account.plan
+    found: dict[NodeId, State] = {}
+    for wanted in plan.wanted():
+        node: Node | None = wanted.node
+        while node is not None and node.id not in found:
+            found[node.id] = "waiting"
+            node = node.parent
+    for chain in plan.chains.values():
+        for span in chain.ahead():
+            found[span.node] = "running"
+    for failure in account.failures():
+        found[failure.node] = "failed"
+    told: dict[NodeId, State] = {}
+    for id, lane in lanes.items():
+        state = found.get(id, "dropped")
+        over = state in ("waiting", "dropped") and account.trained.get(id, 0) >= lane.reach
+        told[id] = "done" if over else state
+    return told
