@@ -15,6 +15,7 @@ from hpstage.report.book import Book
 from hpstage.report.pictures import Picture
 from hpstage.report.studies import study_rows
 from hpstage.report.sums import failures_of
+from hpstage.report.tree.embed import frame
 from hpstage.schedule import Constant, Schedule
 from hpstage.text import count_of, duration, paid_hours, shortened
 
@@ -41,6 +42,7 @@ def page(book: Book, saved: Savings, pictures: Iterable[tuple[Picture, bytes]], 
             failures=failures_of(book),
             pictures=[(picture, base64.b64encode(png).decode("ascii")) for picture, png in pictures],
             tables=tables,
+            tree=frame(book) if book.lanes else None,
         )
     )
 

@@ -6,11 +6,15 @@ A frame is what a report and a notebook show: styles and scripts of the tree and
 from __future__ import annotations
 
 import html
+import re
+from dataclasses import dataclass
 
 from hpstage.report.book import Book
 from hpstage.report.tree.layout import lay_out
 
 _HEIGHT = 760  # pixels of a frame; what is longer is scrolled
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ID = re.compile(rf'(?<!\\)"(?:id|docid|{_UUID.pattern})":\s*"({_UUID.pattern})"|\bid="({_UUID.pattern})"')
 _STYLE = ":root { color-scheme: light dark } body { margin: 0; font: 14px system-ui, sans-serif }"
 
 
@@ -23,13 +27,37 @@ def tree_page(book: Book) -> str:
     from bokeh.document import Document
     from bokeh.embed import file_html
     from bokeh.resources import INLINE
+    from bokeh.settings import settings
 
     from hpstage.report.tree.figure import component
 
-    doc = Document()
-    component(lay_out(book), doc)
-    page = file_html(doc, INLINE, title="hpstage: stage tree", suppress_callback_warning=True)
-    return page.replace("<head>", f"<head><style>{_STYLE}</style>", 1)
+    settings.simple_ids = False  # type: ignore[assignment]
+    try:
+        doc = Document()
+        component(lay_out(book), doc)
+        page = file_html(doc, INLINE, title="hpstage: stage tree", suppress_callback_warning=True)
+    finally:
+        settings.simple_ids.unset_value()
+    return _numbered(page.replace("<head>", f"<head><style>{_STYLE}</style>", 1))
+
+
+def _numbered(page: str) -> str:
+    """Number Bokeh's identifiers in their order on the page, so that reports of equal books are equal.
+
+    What users typed is not touched: there, quotation marks are escaped.
+    """
+    numbers = {id: f"hpstage-{i}" for i, id in enumerate(dict.fromkeys(a or b for a, b in _ID.findall(page)))}
+    return _UUID.sub(lambda found: numbers.get(found.group(), found.group()), page)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The stage tree of a search, shown by a notebook as what can be searched and folded."""
+
+    book: Book
+
+    def _repr_html_(self) -> str:
+        return frame(self.book) or 'The tree needs bokeh: <code>pip install "hpstage[dashboard]"</code>'
 
 
 def frame(book: Book) -> str:

@@ -53,7 +53,7 @@ def component(layout: Layout, doc: Document) -> LayoutDOM:
     args: dict[str, Any] = {**data, **glyphs, "fig": drawn, "search": search}
     args["options"] = {
         "metric": layout.book.metric or "",
-        "study": layout.book.study or "",
+        "study": layout.book.studies[0] if len(layout.book.studies) == 1 else "",
         "row": _ROW,
         "around": _AROUND,
         "tallest": _TALLEST,
@@ -76,6 +76,7 @@ def _figure(layout: Layout) -> tuple[Any, dict[str, ColumnDataSource]]:
         sizing_mode="stretch_width",
         tools="pan,wheel_zoom,box_zoom,reset",
         active_drag="pan",
+        toolbar_location="above",
         x_range=Range1d(-0.01 * end, 1.15 * end),
         y_range=Range1d(3, -1),
         x_axis_label="training step",
@@ -100,7 +101,7 @@ def _figure(layout: Layout) -> tuple[Any, dict[str, ColumnDataSource]]:
     own = {name: ColumnDataSource({key: [] for key in keys}) for name, keys in columns.items()}
     shade = {"field": "rank", "transform": LinearColorMapper(PALETTE, low=0, high=1, nan_color="#999999")}
     drawn.segment("x", "y", "right", "bottom", source=own["way"], line_width=11, line_alpha=0.35, line_color="#e69f00",
-                  line_cap="round", name="way")  # fmt: skip
+                  line_cap="butt", name="way")  # fmt: skip
     drawn.segment("x", "top", "x", "bottom", source=own["joins"], line_color=shade, line_width=1)
     lines = drawn.segment("x", "y", "right", "y", source=own["lines"], line_color=shade, line_width="width")
     drawn.scatter("x", "y", source=own["crosses"], marker="x", size=11, line_width=3, color="#d55e00")

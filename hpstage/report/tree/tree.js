@@ -186,6 +186,10 @@ function next() {
   reveal(T.leaf[hits[hit]])
   draw()
   open(T.leaf[hits[hit]], hits[hit])
+  // Its row comes to the middle of the window, where the tree is longer than that.
+  const element = Bokeh.index.get_by_id?.(fig.id)?.el ?? document.body
+  const top = element.getBoundingClientRect().top + scrollY + options.row * (row.get(T.leaf[hits[hit]]) + 1)
+  scrollTo({top: top - innerHeight / 2})
 }
 
 // --- the drawer -----------------------------------------------------------------------------------------------------
@@ -201,7 +205,7 @@ sheet.textContent = `.hpstage-drawer { position: fixed; z-index: 1000; top: 0; r
 .hpstage-drawer h3 { font-size: 13px; margin: 14px 0 2px } .hpstage-drawer p { margin: 2px 0 }
 .hpstage-drawer pre, .hpstage-drawer code { font: 12px/1.4 ui-monospace, monospace; white-space: pre-wrap; user-select: all }
 .hpstage-drawer pre { max-height: 22em; overflow: auto; border-left: 3px solid #d55e00; padding-left: 8px }
-.hpstage-drawer dl { display: grid; grid-template-columns: minmax(5em, auto) 1fr; gap: 1px 12px; margin: 2px 0 }
+.hpstage-drawer dl { display: grid; grid-template-columns: minmax(5em, max-content) minmax(60%, 1fr); gap: 1px 12px; margin: 2px 0 }
 .hpstage-drawer dt { opacity: .7 } .hpstage-drawer dd { margin: 0 }
 .hpstage-drawer button { position: absolute; top: 8px; right: 10px; font: 20px/1 sans-serif; border: 0; background: none;
   color: inherit; cursor: pointer } .hpstage-drawer svg { display: block; width: 100%; height: 46px }`
@@ -290,6 +294,8 @@ function tap(x, y) {
 for (const axis of fig.below.concat(fig.left)) axis.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: "#888888"})
 for (const renderer of fig.renderers) if (["texts", "ends"].includes(renderer.name)) renderer.glyph.text_color = {value: ink}
 fig.hpstage = {tap, find, next, toggle, unfold, shown: () => [...row.keys()], rows: () => Object.fromEntries([...row].map(([i, y]) => [B.node[i], y]))}
+// Room for what is written after the last step, on a narrow screen as well.
+fig.x_range.setv({end: fig.x_range.end / 1.15 * (1 + Math.min(0.7, 180 / document.documentElement.clientWidth))})
 let waiting = 0
 for (const property of [fig.x_range.properties.start, fig.x_range.properties.end, fig.y_range.properties.start, fig.y_range.properties.end, fig.properties.inner_width])
   property?.change.connect(() => { clearTimeout(waiting); waiting = setTimeout(label, 40) })

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
+    from hpstage.report.tree.embed import Tree
+
 
 _BEST = 5
 """Number of best trials of a study with several objectives that a notebook shows."""
@@ -150,6 +152,13 @@ class Result:
             UsageError: the trial is not on this plan.
         """
         return self.trial(trial).schedules
+
+    def tree(self) -> Tree:
+        """Return the stage tree of the search, which a notebook shows: it can be searched and folded. Needs bokeh."""
+        from hpstage.report.book import open_book
+        from hpstage.report.tree.embed import Tree
+
+        return Tree(open_book(self))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the best trials, and what the search took."""
