@@ -31,7 +31,7 @@ def tree_page(book: Book) -> str:
 
     from hpstage.report.tree.figure import component
 
-    settings.simple_ids = False  # type: ignore[assignment]
+    settings.simple_ids = False
     try:
         doc = Document()
         component(lay_out(book), doc)

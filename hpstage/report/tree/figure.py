@@ -14,7 +14,8 @@ from typing import Any
 
 from bokeh.document import Document
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, CustomJS, HoverTool, LayoutDOM, LinearColorMapper, Range1d, TextInput
+from bokeh.models import ColumnDataSource, CustomJS, HoverTool, LayoutDOM, LinearColorMapper, Range1d
+from bokeh.models.widgets import TextInput
 from bokeh.palettes import viridis
 from bokeh.plotting import figure
 
@@ -77,8 +78,8 @@ def _figure(layout: Layout) -> tuple[Any, dict[str, ColumnDataSource]]:
         tools="pan,wheel_zoom,box_zoom,reset",
         active_drag="pan",
         toolbar_location="above",
-        x_range=Range1d(-0.01 * end, 1.15 * end),
-        y_range=Range1d(3, -1),
+        x_range=Range1d(start=-0.01 * end, end=1.15 * end),
+        y_range=Range1d(start=3, end=-1),
         x_axis_label="training step",
         background_fill_alpha=0.0,
         border_fill_alpha=0.0,
@@ -99,7 +100,7 @@ def _figure(layout: Layout) -> tuple[Any, dict[str, ColumnDataSource]]:
         "ends": ("x", "y", "text"),
     }
     own = {name: ColumnDataSource({key: [] for key in keys}) for name, keys in columns.items()}
-    shade = {"field": "rank", "transform": LinearColorMapper(PALETTE, low=0, high=1, nan_color="#999999")}
+    shade = {"field": "rank", "transform": LinearColorMapper(palette=PALETTE, low=0, high=1, nan_color="#999999")}
     drawn.segment("x", "y", "right", "bottom", source=own["way"], line_width=11, line_alpha=0.35, line_color="#e69f00",
                   line_cap="butt", name="way")  # fmt: skip
     drawn.segment("x", "top", "x", "bottom", source=own["joins"], line_color=shade, line_width=1)
