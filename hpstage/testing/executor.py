@@ -186,7 +186,9 @@ class ExecutorContract:
     def test_only_what_a_boundary_asks_for_is_done_there(self, executor: Executor) -> None:
         bare = replace(boundary(5), evaluate=False, keep=False)
         executor.start(self.first(executor), replace(chain("c", 10), boundaries=(bare, replace(bare, step=10))))
-        assert [(r.step, r.metrics, r.kept) for r in reached(ended(executor, "c"), "c")] == [
+        reports = ended(executor, "c")
+        assert outcome(reports, "c").outcome == "done", reports
+        assert [(r.step, r.metrics, r.kept) for r in reached(reports, "c")] == [
             (5, None, None),
             (10, None, None),
         ]
