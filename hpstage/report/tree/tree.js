@@ -79,10 +79,11 @@ function draw() {
     state: list.map((i) => B.state[i]), value: list.map((i) => short(B.value[i])), node: list.map((i) => B.node[i]),
   }
   const best = list.filter((i) => B.best[i]), down = best.filter((i) => B.parent[i] != ROOT)
+  const leaves = new Map(down.map((i) => [B.parent[i], B.x[i]])) // where the way leaves a branch
   way.data = {
     x: [...best, ...down].map((i) => B.x[i]),
     y: [...best.map((i) => row.get(i)), ...down.map((i) => row.get(B.parent[i]))],
-    right: [...best.map((i) => B.right[i]), ...down.map((i) => B.x[i])],
+    right: [...best.map((i) => leaves.get(i) ?? B.right[i]), ...down.map((i) => B.x[i])],
     bottom: [...best, ...down].map((i) => row.get(i)),
   }
   const forks = list.filter((i) => children(i).length)
