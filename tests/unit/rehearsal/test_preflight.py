@@ -56,7 +56,7 @@ def test_the_demo_is_counted_as_by_its_distinct_prefixes():
     said = hpstage.preflight(its_space, steps=steps, n_trials=n_trials, workers=(2,), algorithm=halving)
     # How far trials go is a matter of counts; which of them do, and so what they share, is one of values.
     assert said.steps_asked.low == said.steps_asked.high == 48 * 15 + 12 * 45 + 3 * 60
-    assert said.steps_unique.low <= 490 <= said.steps_unique.high  # as the README's demo trained
+    assert said.steps_unique.low <= 470 <= said.steps_unique.high  # as the README's demo trained
     assert not said.exact and said.steps_unique.low < said.steps_unique.high
 
 
