@@ -15,7 +15,7 @@ import hpstage
 
 ROOT = Path(hpstage.__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
-SHORT = {"README", "models", "optuna", "wsd"}
+SHORT = {"README", "budget", "models", "optuna", "wsd"}
 """Pages in the default suite. The others train longer, or import Lightning or transformers: .ci/run has them, too."""
 RUN = [page for page in PAGES if "\n```python\n" in page.read_text()]
 
