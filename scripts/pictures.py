@@ -2,19 +2,18 @@
 
     .venv/bin/python scripts/pictures.py [NAME ...]
 
-They go to notebooks/pictures. stage_tree and savings are drawn from the recorded plan (scripts/record.py); dashboard is
-taken of the demo while it runs, by a headless chromium (needs playwright, which the tests bring, and Debian's
-chromium).
+They go to notebooks/pictures. stage_tree and savings are drawn from the recorded plan (scripts/record.py). The others
+are screenshots (scripts/screenshots.py): dashboard of the demo while it runs; report_page of reports of 48 to 10,000
+simulated trials, in light, in dark and on a phone.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import optuna
@@ -27,32 +26,39 @@ from hpstage.cluster import local_cluster
 
 sys.path.insert(0, str(Path(__file__).parent))
 from demo_digits import N_TRIALS, STEPS, Digits, space
+from screenshots import LOOKS, SIZES, Look, browser, keep, looked_at, simulated
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 PICTURES = FOLDER / "pictures"
 RECORDED = FOLDER / "recorded" / "digits"
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_WIDTH, _HEIGHT = 1400, 830
 _TRIALS = 45  # of the demo that are over when its page is looked at
 _SETTLED = 1500  # milliseconds in which the page has drawn all
 
 
-def stage_tree() -> None:
-    report.save(report.draw_stage_tree(report.open_book(RECORDED, "digits")), PICTURES / "stage_tree.png")
+def stage_tree() -> Iterator[Path]:
+    figure = report.draw_stage_tree(report.open_book(RECORDED, "digits"))
+    yield report.save(figure, PICTURES / "stage_tree.png")
 
 
-def savings() -> None:
-    report.save(report.draw_savings(report.open_book(RECORDED)), PICTURES / "savings.png")
+def savings() -> Iterator[Path]:
+    yield report.save(report.draw_savings(report.open_book(RECORDED)), PICTURES / "savings.png")
 
 
-def dashboard() -> None:
+def report_page() -> Iterator[Path]:
+    """The first screen of reports."""
+    with browser() as opened, tempfile.TemporaryDirectory() as folder:
+        for size in SIZES:
+            address = report.write_report(folder, simulated(size), tables=False).as_uri()
+            for look in LOOKS:
+                with looked_at(opened, address, look) as page:
+                    page.frame_locator("iframe").locator(".bk-Figure canvas").first.wait_for()
+                    page.wait_for_timeout(_SETTLED)
+                    yield keep(page, PICTURES / f"report_{size}_{look.name}.png")
+
+
+def dashboard() -> Iterator[Path]:
     """The page on Dask's dashboard, of a demo that is half done."""
-    from playwright.sync_api import sync_playwright
-
-    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if browser is None:
-        raise SystemExit(f"the picture of the dashboard needs one of {', '.join(_BROWSERS)}")
     half_done = threading.Event()
 
     def look(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -80,19 +86,18 @@ def dashboard() -> None:
 
         searching = threading.Thread(target=search)
         searching.start()
-        with sync_playwright() as play:
-            options = ["--no-sandbox", "--disable-gpu"]
-            opened = play.chromium.launch(executable_path=browser, headless=True, args=options)
-            page = opened.new_page(viewport={"width": _WIDTH, "height": _HEIGHT})
-            page.goto(f"{cluster.dashboard_link.rpartition('/')[0]}/hpstage")
+        address = f"{cluster.dashboard_link.rpartition('/')[0]}/hpstage"
+        with browser() as opened, looked_at(opened, address, Look("wide", "light", 1400, 830)) as page:
             half_done.wait()
             page.wait_for_timeout(_SETTLED)
-            page.screenshot(path=PICTURES / "dashboard.png")
-            opened.close()
+            path = keep(page, PICTURES / "dashboard.png")
         searching.join()
+    yield path
 
 
-MADE: dict[str, Callable[[], None]] = {one.__name__: one for one in (stage_tree, savings, dashboard)}
+MADE: dict[str, Callable[[], Iterator[Path]]] = {
+    one.__name__: one for one in (stage_tree, savings, dashboard, report_page)
+}
 
 
 def main() -> None:
@@ -101,8 +106,8 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     PICTURES.mkdir(parents=True, exist_ok=True)
     for name in parser.parse_args().names or MADE:
-        MADE[name]()
-        print(PICTURES / f"{name}.png")
+        for path in MADE[name]():
+            print(f"{path} ({path.stat().st_size:,} bytes)", flush=True)
 
 
 if __name__ == "__main__":
