@@ -49,8 +49,8 @@ PICTURES = (
     Picture(
         "stage_tree",
         "Stage tree",
-        "Each line is trained once, for all trials that run along it: the thicker, the more. Dots are evaluations. "
-        "Where there is room, the numbers at a line's end name the trials that end somewhere on it.",
+        "Each line is trained once, for all trials that run along it: the wider, the more. Labels tell what changes "
+        "where lines part; at their ends stand trials with their metric, and what there is no room for.",
         draw_stage_tree,
     ),
     Picture(

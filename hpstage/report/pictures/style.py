@@ -9,15 +9,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import matplotlib
 import matplotlib.style
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -55,8 +53,8 @@ def figure(height: float) -> tuple[Figure, Axes]:
     return drawn, axes
 
 
-def blank(height: float) -> Figure:
-    drawn = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
+def blank(height: float, *, layout: Literal["constrained"] | None = "constrained") -> Figure:
+    drawn = Figure(figsize=(WIDTH, height), dpi=DPI, layout=layout, facecolor="white")
     FigureCanvasAgg(drawn)
     return drawn
 
@@ -114,12 +112,6 @@ def time_unit(seconds: float) -> tuple[float, str]:
     if abs(seconds) >= 2 * 3600:
         return 3600.0, "hours"
     return (60.0, "minutes") if abs(seconds) >= 300 else (1.0, "seconds")
-
-
-def shades(maximize: bool) -> Colormap:
-    """Return a colour map from pale (bad) to dark (good): viridis without its palest end, invisible on white."""
-    darker = [colormaps["viridis"](0.9 * i / 63) for i in range(64)]
-    return LinearSegmentedColormap.from_list("shades", darker[::-1] if maximize else darker)
 
 
 _Drawing = TypeVar("_Drawing", bound=Callable[..., Figure])

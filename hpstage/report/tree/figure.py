@@ -7,7 +7,6 @@ on the screen. Everything that users typed reaches the page as JSON and is shown
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
@@ -24,12 +23,12 @@ from hpstage.plan.nodes import PlannedTrial, State
 from hpstage.report.book import Book
 from hpstage.report.names import trial_name
 from hpstage.report.sums import failures_of
+from hpstage.report.tree.colours import BEST, FAILED, SHADES, UNMEASURED
 from hpstage.report.tree.layout import Layout
 from hpstage.schedule.forms import Constant
 from hpstage.text import shortened
 
-PALETTE = viridis(256)[60:215]
-"""Without its darkest and lightest colours, so that a line can be seen on white and on black."""
+PALETTE = viridis(256)[SHADES]
 
 _ROW = 19  # pixels
 _AROUND = 60  # pixels above and below the rows
@@ -100,14 +99,14 @@ def _figure(layout: Layout) -> tuple[Any, dict[str, ColumnDataSource]]:
         "ends": ("x", "y", "text"),
     }
     own = {name: ColumnDataSource({key: [] for key in keys}) for name, keys in columns.items()}
-    shade = {"field": "rank", "transform": LinearColorMapper(palette=PALETTE, low=0, high=1, nan_color="#999999")}
-    drawn.segment("x", "y", "right", "bottom", source=own["way"], line_width=11, line_alpha=0.35, line_color="#e69f00",
+    shade = {"field": "rank", "transform": LinearColorMapper(palette=PALETTE, low=0, high=1, nan_color=UNMEASURED)}
+    drawn.segment("x", "y", "right", "bottom", source=own["way"], line_width=11, line_alpha=0.35, line_color=BEST,
                   line_cap="butt", name="way")  # fmt: skip
     drawn.segment("x", "top", "x", "bottom", source=own["joins"], line_color=shade, line_width=1)
     lines = drawn.segment("x", "y", "right", "y", source=own["lines"], line_color=shade, line_width="width")
-    drawn.scatter("x", "y", source=own["crosses"], marker="x", size=11, line_width=3, color="#d55e00")
+    drawn.scatter("x", "y", source=own["crosses"], marker="x", size=11, line_width=3, color=FAILED)
     drawn.scatter("x", "y", source=own["found"], marker="circle", size=16, line_width=2.5, fill_alpha=0,
-                  line_color="#d55e00")  # fmt: skip
+                  line_color=FAILED)  # fmt: skip
     drawn.scatter("x", "y", source=own["knobs"], marker="mark", size=9, line_color="#777777", fill_color="white")
     for name, offset, baseline in (("texts", (6, -3), "bottom"), ("ends", (6, 0), "middle")):
         drawn.text("x", "y", "text", source=own[name], x_offset=offset[0], y_offset=offset[1], text_baseline=baseline,
@@ -150,12 +149,11 @@ def _trials(layout: Layout) -> dict[str, list[Any]]:
     for id, leaf in layout.leaves.items():
         ended, proposed = plan.ended.get(id), plan.searches.proposed.get(id)
         params = {} if proposed is None else proposed.params
-        values = book.values.get(id)
         row = (
             trial_name(book, id),
             leaf,
             "running" if ended is None else "failed" if ended.state == "FAIL" else ended.state.lower(),
-            values[0] if values else _last_value(book, book.trials[id]),
+            layout.value_of(id),
             json.dumps({shortened(name, 200): shortened(value, _TEXT) for name, value in params.items()}),
             json.dumps(_curves(book.trials[id])),
             seconds.get(id, 0.0),
@@ -163,13 +161,6 @@ def _trials(layout: Layout) -> dict[str, list[Any]]:
         for cells, value in zip(table.values(), row, strict=True):
             cells.append(value)
     return table
-
-
-def _last_value(book: Book, trial: PlannedTrial) -> float | None:
-    """The metric of a trial that was not completed, at the last step that it was answered."""
-    state = trial.node_at(trial.answered).states.get(trial.answered) if trial.answered else None
-    value = None if state is None or state.metrics is None else state.metrics.get(book.metric or "")
-    return None if value is None or not math.isfinite(value) else value
 
 
 def _seconds(book: Book) -> dict[TrialId, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,6 @@ class Branch:
     """A lane in depth-first order: its descendants are the branches up to, not including, ``stop``."""
 
     lane: Lane
-    row: int
     parent: int
     stop: int
     label: str
@@ -40,6 +40,25 @@ class Folded:
     trials: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """The row of what is folded away below ``branch``, or ``ROOT``, of which other children are shown."""
+
+    branch: int
+    row: int
+    folded: Folded
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The rows of the branches that are shown. ``tree.js`` places them in the same way."""
+
+    rows: dict[int, int]
+    """A branch that starts where its parent, shown on the row before, ends continues on its row."""
+    stubs: list[Stub]
+    count: int
+
+
 @dataclass(frozen=True)
 class Layout:
     """The whole tree of a book's trials, laid out."""
@@ -53,6 +72,15 @@ class Layout:
     def place(self) -> dict[NodeId, int]:
         """The index of each node's branch."""
         return {branch.lane.node.id: i for i, branch in enumerate(self.branches)}
+
+    def value_of(self, id: TrialId) -> float | None:
+        """The metric of a trial; of one that was not completed, at the last step that it was answered."""
+        book, trial = self.book, self.book.trials[id]
+        if id in book.values:
+            return book.values[id][0]
+        state = trial.node_at(trial.answered).states.get(trial.answered) if trial.answered else None
+        value = None if state is None or state.metrics is None else state.metrics.get(book.metric or "")
+        return None if value is None or not math.isfinite(value) else value
 
     @cached_property
     def best(self) -> set[int]:
@@ -69,6 +97,13 @@ class Layout:
         book = self.book
         always = [self.branches[i].lane.node.id for i in self.best]
         return {self.place[lane.node.id] for lane in foremost(book.lanes, book.ranking, most, always=always)}
+
+    def fitted(self, most: int = ROWS) -> Placed:
+        """Return the rows of what is unfolded where ``most`` rows are all there is, those of stubs included."""
+        rows = most
+        while (found := self.placed(self.unfolded(rows))).count > most and rows > 1:
+            rows = max(1, rows - (found.count - most))
+        return found
 
     def folded(self, shown: Iterable[int]) -> dict[int, Folded]:
         """Return what is folded away beneath each of the branches ``shown``, and beneath ``ROOT``, where anything is.
@@ -88,11 +123,43 @@ class Layout:
             i = branch.stop
         return found
 
+    def placed(self, shown: Iterable[int]) -> Placed:
+        """Return the rows of the branches ``shown``. The parent of every branch shown must be shown."""
+        there = set(shown)
+        folded = self.folded(there)
+        parents = {self.branches[i].parent for i in there}
+        found: dict[int, int] = {}
+        stubs: list[Stub] = []
+        waiting: list[int] = []  # the branches above the next one, and those that may have a stub
+        count, last = 0, ROOT
+
+        def close(i: int) -> None:
+            nonlocal count, last
+            last = ROOT
+            if i in folded and i in parents:
+                stubs.append(Stub(i, count, folded[i]))
+                count += 1
+
+        for i in sorted(there):
+            branch = self.branches[i]
+            while waiting and self.branches[waiting[-1]].stop <= i:
+                close(waiting.pop())
+            continues = (
+                last != ROOT and branch.parent == last and branch.lane.node.start == self.branches[last].lane.reach
+            )
+            count += not continues
+            found[i] = count - 1
+            waiting.append(i)
+            last = i
+        for i in (*reversed(waiting), ROOT):
+            close(i)
+        return Placed(found, stubs, count)
+
 
 def lay_out(book: Book) -> Layout:
     """Lay out the tree of a book's trials. O(n log n)."""
     lanes = book.lanes
-    found = rows(lanes.values())  # in depth-first order
+    found = list(rows(lanes.values()))  # in depth-first order
     place = {id: i for i, id in enumerate(found)}
     stops = list(range(1, len(place) + 1))
     parents = [ROOT if (node := lanes[id].node).parent is None else place[node.parent.id] for id in found]
@@ -101,8 +168,8 @@ def lay_out(book: Book) -> Layout:
             stops[parents[i]] = max(stops[parents[i]], stops[i])
     told, ranks = states(book.account, lanes), _ranks(book)
     branches = [
-        Branch(lanes[id], row, parents[i], stops[i], changes(lanes[id].node), told[id], ranks.get(id))
-        for i, (id, row) in enumerate(found.items())
+        Branch(lanes[id], parents[i], stops[i], changes(lanes[id].node), told[id], ranks.get(id))
+        for i, id in enumerate(found)
     ]
     leaves = {id: place[trial.node_at(trial.asked).id] for id, trial in book.trials.items() if trial.asked}
     return Layout(book, branches, leaves)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +14,10 @@ import matplotlib.style
 import numpy as np
 import optuna
 import pytest
-from matplotlib.collections import LineCollection
-from matplotlib.colors import to_rgb
+from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 
 import hpstage
 from hpstage import schedule as s
@@ -44,8 +45,9 @@ from hpstage.report.pictures import style
 from hpstage.report.pictures.merge_rate import moments
 from hpstage.report.pictures.metrics import curves
 from hpstage.report.pictures.savings import steps
-from hpstage.report.pictures.stage_tree import MOST_ROWS
+from hpstage.report.pictures.stage_tree import PALETTE, colour_of
 from hpstage.report.pictures.timeline import MOST_BARS, bars
+from hpstage.report.tree.layout import ROWS, lay_out
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Failing
 from tests.unit.searches import WORKLOAD, Search, histories, trial
@@ -126,26 +128,47 @@ def empty() -> Book:
 # --- the stage tree ---------------------------------------------------------------------------------------
 
 
-def test_the_stage_tree_tells_of_its_trials_and_of_the_best(searched: tuple[hpstage.Result, Book]) -> None:
+def test_the_stage_tree_tells_of_its_trials_of_what_parts_them_and_of_the_best(
+    searched: tuple[hpstage.Result, Book],
+) -> None:
     result, book = searched
     said = texts(draw_stage_tree(book))
     nodes = len(lanes_of(book.trials))
     assert f"24 trials in {nodes} nodes (the wider, the more trials)" in said
     assert f"best: trial {result.best_trial.number}" in said
-    assert "value\nbest from here on" in said and "training step" in said
-    assert not any("left out" in text for text in said)
+    assert "value\nbest from here on, by rank" in said and "training step" in said
+    assert {"lr 0.1 -> 0.01", "batch_size 64 -> 128", "batch_size 64, lr 0.2"} <= set(said)
+    assert not any(text.startswith("+") for text in said)
 
 
-def test_a_tree_of_500_trials_is_cut_to_its_most_travelled_rows_and_says_so() -> None:
+def test_a_line_is_drawn_for_each_unfolded_branch_in_the_interactive_trees_place_and_colour(
+    searched: tuple[hpstage.Result, Book],
+) -> None:
+    figures = pytest.importorskip("hpstage.report.tree.figure")
+    theirs = np.array([to_rgb(colour) for colour in figures.PALETTE])
+    assert np.array(PALETTE.colors) == pytest.approx(theirs, abs=1.01 / 255)
+    _, book = searched
+    layout = lay_out(book)
+    [lines] = [c for c in draw_stage_tree(book).axes[0].collections if isinstance(c, LineCollection) and c.zorder == 3]
+    placed = layout.fitted()
+    assert [segment.tolist() for segment in lines.get_segments()] == [
+        [[layout.branches[i].lane.node.start, row], [layout.branches[i].lane.reach, row]]
+        for i, row in placed.rows.items()
+    ]
+    for colour, i in zip(lines.get_colors(), placed.rows, strict=True):
+        assert tuple(colour) == to_rgba(colour_of(layout.branches[i].rank))
+
+
+def test_a_tree_of_500_trials_is_folded_to_a_page_and_tells_how_many_are_left_out() -> None:
     result, journal = search(n_trials=500, space=continuous, algorithm=FullTraining())
     book = open_book(journal)
     figure = draw_stage_tree(book)
-    [left] = [text for text in texts(figure) if "left out" in text]
-    nodes = len(lanes_of(book.trials))
-    drawn = max((c for c in figure.axes[0].collections if isinstance(c, LineCollection)), key=lambda c: c.get_zorder())
-    assert left == f"{nodes - len(drawn.get_segments()):,} nodes left out"
-    levels = {segment[0][1] for segment in drawn.get_segments()}
-    assert len(levels) == MOST_ROWS < nodes
+    [drawn] = [c for c in figure.axes[0].collections if isinstance(c, LineCollection) and c.zorder == 3]
+    folded = [re.fullmatch(r"\+ ([\d,]+) nodes?, ([\d,]+) trials?", text) for text in texts(figure)]
+    left = sum(int(found[1].replace(",", "")) for found in folded if found)
+    assert left == len(book.lanes) - len(drawn.get_segments()) > 300
+    rows = {text.xy[1] for text in figure.findobj(Annotation)}
+    assert len(rows) <= ROWS
     assert f"best: trial {result.best_trial.number}" in texts(figure)
     assert figure.get_figheight() <= style.TALLEST
 
@@ -153,7 +176,7 @@ def test_a_tree_of_500_trials_is_cut_to_its_most_travelled_rows_and_says_so() ->
 def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_were_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpstage.report.pictures.stage_tree.MOST_ROWS", 3)
+    monkeypatch.setattr("hpstage.report.pictures.stage_tree.ROWS", 3)
 
     def measure(key: str, step: int) -> dict[str, float]:
         return {"value": int(key, 16) / 16 ** len(key) - step}
@@ -161,29 +184,46 @@ def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_wer
     _, journal = search(n_trials=40, space=continuous, measure=measure)
     book = open_book(journal)
     assert book.best is not None
-    figure = draw_stage_tree(book)
-    assert any("left out" in text for text in texts(figure))
-    lines = [c for c in figure.axes[0].collections if isinstance(c, LineCollection)]
-    [way] = min(lines, key=lambda c: c.get_zorder()).get_segments()
+    [axes, _] = draw_stage_tree(book).axes
+    [band] = axes.lines
     best = book.trials[book.best]
-    assert [step for step, _ in way] == [at for _, start, stop in best.path_to(best.asked) for at in (start, stop)]
-    [lanes] = [c for c in lines if c.get_zorder() == 3]
+    assert [*band.get_xdata()] == [at for _, start, stop in best.path_to(best.asked) for at in (start, stop)]
+    [lanes] = [c for c in axes.collections if isinstance(c, LineCollection) and c.zorder == 3]
     ends = {tuple(point) for segment in lanes.get_segments() for point in segment}
-    assert {tuple(way[0]), tuple(way[-1])} <= ends
+    assert {tuple(band.get_xydata()[0]), tuple(band.get_xydata()[-1])} <= ends
 
 
-def test_trials_that_end_on_a_line_are_named_where_there_is_room_and_numbers_tell_whose() -> None:
+def test_nothing_that_is_written_lies_on_another_text_or_outside_the_picture() -> None:
+    for n_trials in (1, 24, 200):
+        figure = draw_stage_tree(open_book(search(n_trials=n_trials)[1]))
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in figure.findobj(Annotation)]
+        width, height = figure.canvas.get_width_height()
+        for i, box in enumerate(boxes):
+            assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height
+            for other in boxes[:i]:
+                across = min(box.x1, other.x1) - max(box.x0, other.x0)
+                down = min(box.y1, other.y1) - max(box.y0, other.y0)
+                assert across <= 0 or down <= 0.4 * min(box.height, other.height)  # heights include descenders
+
+
+def test_the_trials_that_end_on_a_line_are_named_with_their_value_unless_numbers_are_of_several_studies() -> None:
     result, journal = search(n_trials=4)
-    book = open_book(journal)
-    named = {name for text in texts(draw_stage_tree(book)) for name in text.split(", ")}
-    assert {str(t.number) for t in result.study.trials} <= named
+    said = texts(draw_stage_tree(open_book(journal)))
+    for one in result.study.trials:
+        assert any(re.search(rf"^trials? (\d+, )*{one.number}\b", text) for text in said)
+    assert any(text.endswith(f"  {result.best_value:.4g}") for text in said)
     search(journal, name="other", n_trials=4, seed=3)
-    figure = draw_stage_tree(open_book(journal))
-    assert not {"0", "1", "2", "3"} & (set(texts(figure)) - ticks(figure))
+    said = texts(draw_stage_tree(open_book(journal)))
+    assert not any(re.match(r"trials? \d", text) for text in said)
+    assert any(re.match(r"\d trials?  ", text) for text in said)
 
 
-def ticks(figure: Figure) -> set[str]:
-    return {label.get_text() for axes in figure.axes for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]}
+def test_failures_are_marked_where_they_happened() -> None:
+    figure = draw_stage_tree(open_book(failed_search()))
+    assert "failed" in texts(figure)
+    [crosses] = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
+    assert len(crosses.get_offsets()) > 0
 
 
 # --- the timeline -----------------------------------------------------------------------------------------
@@ -442,6 +482,10 @@ def test_a_plan_that_was_driven_without_a_study_has_pictures(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAW)
 def test_trials_that_failed_have_pictures(name: str) -> None:
+    assert style.png(DRAW[name](open_book(failed_search())))
+
+
+def failed_search() -> MemoryJournal:
     study = optuna.create_study(study_name="study")
     journal = MemoryJournal()
     hpstage.optimize(
@@ -455,7 +499,7 @@ def test_trials_that_failed_have_pictures(name: str) -> None:
         executor=hpstage.InlineExecutor(),
         store=journal,
     )
-    assert style.png(DRAW[name](open_book(journal)))
+    return journal
 
 
 @pytest.mark.parametrize("name", DRAW)
@@ -484,7 +528,7 @@ def test_trials_that_no_study_numbered_go_by_the_end_of_their_id(tmp_path: Path)
     run = Search(SimulatedExecutor(1))
     run.run([TrialAdded(TrialId("study/$\\frac{$"), {"a": s.constant(1)}, 4)], [4])
     figure = draw_stage_tree(open_book(run.journal))
-    assert "$\\frac{$" in texts(figure)
+    assert any("$\\frac{$" in text for text in texts(figure))
     assert style.save(figure, tmp_path / "picture.png").exists()
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.report.book import open_book
-from hpstage.report.lanes import rows
 from hpstage.report.tree.layout import ROOT, Layout, lay_out
 from tests.unit.reports import search
 from tests.unit.searches import Search, trial
@@ -54,12 +53,24 @@ def test_what_is_folded_and_what_is_shown_are_all_nodes_and_no_line_overlaps_ano
     assert set(folded) <= shown | {ROOT}
     ending = sum(leaf in shown for leaf in layout.leaves.values())
     assert ending + sum(count.trials for count in folded.values()) == len(values)
+    placed = layout.placed(shown)
     drawn = sorted(
-        (row, lane.node.start, lane.reach)
-        for lane in [layout.branches[i].lane for i in shown]
-        for row in [rows([layout.branches[j].lane for j in shown])[lane.node.id]]
+        (row, lane.node.start, lane.reach) for i, row in placed.rows.items() for lane in [layout.branches[i].lane]
     )
     assert all(a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(drawn))
+    own = {stub.row for stub in placed.stubs}
+    assert own.isdisjoint(placed.rows.values()) and own | set(placed.rows.values()) == set(range(placed.count))
+    above = {layout.branches[i].parent for i in shown}
+    assert {(stub.branch, stub.folded) for stub in placed.stubs} == {(i, f) for i, f in folded.items() if i in above}
+
+
+@given(_VALUES, st.integers(1, 12))
+def test_what_is_folded_fits_into_the_rows_there_are_with_the_rows_that_stand_for_it(
+    values: list[list[int]], most: int
+) -> None:
+    layout = laid_out(values)
+    placed = layout.fitted(most)
+    assert placed.count <= most or placed == layout.placed(layout.unfolded(1))
 
 
 def test_the_best_trials_path_is_unfolded_however_few_rows_there_are() -> None:
