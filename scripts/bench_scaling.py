@@ -28,6 +28,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.execution.simulated_scaling import Scaling
 from hpstage.store import MemoryJournal
 
@@ -95,10 +96,9 @@ class Found:
 
 
 def measure(shape: Shape, start_seconds: float) -> Found:
-    elastic = SimulatedExecutor(1, scaling=Scaling(1, shape.peak, start_seconds), **SECONDS)
+    elastic = SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, shape.peak, start_seconds)), **SECONDS)
     used = shape.search(elastic)
-    assert elastic.scaler is not None
-    paid, peak = elastic.scaler.paid_seconds, elastic.scaler.most
+    paid, peak = elastic.cluster.paid_seconds, elastic.cluster.most
     fixed = [SimulatedExecutor(workers, **SECONDS) for workers in range(peak, 0, -1 if peak < 4 else -(peak // 4))]
     for executor in fixed:
         shape.search(executor)

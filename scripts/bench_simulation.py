@@ -13,6 +13,12 @@ workers     a simulated search on so many workers with the driver of every searc
             two steps of siblings take the same time, so that hardly two reports come together. The same stages on a
             hundredth of the workers show what a stage costs more where many are busy
 
+disruptions a search on 40 workers: undisturbed, with one in ten three times as slow, and with workers that are taken
+            away after two hours on average, told two minutes before or not; makespans and worker-hours by those
+            undisturbed
+arrivals    eight studies that arrive every half hour on one plan and one cluster of 40 workers, and each with a plan
+            and such a cluster of its own: worker-hours, and the mean time from a study's arrival to its end
+
 Seconds are of processor time, which other processes disturb less, but for those of the command. Makespans are divided
 by the lower bound of the same work (hpstage/plan/bound.py).
 """
@@ -20,11 +26,13 @@ by the lower bound of the same work (hpstage/plan/bound.py).
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
@@ -34,8 +42,9 @@ from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.driver.driver import Driver
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.facts import StateKey, TrialAdded, TrialId
-from hpstage.plan.log import open_plan
+from hpstage.execution.simulated_cluster import Disruptions, SimulatedCluster
+from hpstage.plan.facts import DriverId, DriverJoined, StateKey, TrialAdded, TrialId
+from hpstage.plan.log import fold_all, open_plan
 from hpstage.plan.savings import shortest_makespan
 from hpstage.scheduler.scheduler import Scheduler
 from hpstage.store import MemoryJournal
@@ -140,7 +149,109 @@ def many_workers(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-PARTS = {"command": command, "preflight": preflight, "workers": many_workers}
+COSTS = {"step_seconds": 20.0, "evaluate_seconds": 5.0, "load_seconds": 1.0, "save_seconds": 1.0}
+
+
+class Study:
+    """A search on a cluster that others may use, too, on their own plan or on this one."""
+
+    def __init__(self, name: str, cluster: SimulatedCluster, journal: MemoryJournal, kept: set[StateKey]) -> None:
+        self.name = name
+        self.executor = SimulatedExecutor(cluster, kept=kept, **COSTS)
+        self.plan = open_plan(journal, StateKey("0" * 32), {})
+        scheduler = Scheduler(self.plan, driver=DriverId(name), pool=self.executor.pool)
+        self.driver = Driver(self.plan, scheduler, self.executor, journal)
+        self.driver.log.write([DriverJoined(DriverId(name), self.executor.pool, "a host", 0, 0.0)])
+        self.waiting = 0
+        self.arrived = self.ended = 0.0
+
+    def begin(self, seed: int, trials: int = 60) -> None:
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+        added = [
+            TrialAdded(TrialId(f"{self.name}/{number}"), as_schedules(space(study.ask())), 160)
+            for number in range(trials)
+        ]
+        self.driver.add(added)
+        for one in added:
+            self.driver.ask(one.trial, one.steps)
+        self.waiting, self.arrived = trials, self.executor.clock()
+        self.executor.cluster.wake()
+
+    def turn(self) -> None:
+        answered = len(self.driver.wait())
+        self.waiting -= answered
+        if answered and not self.waiting:
+            self.ended = self.executor.clock()
+            self.driver.finish()
+            self.driver.leave()
+            self.executor.close()
+
+
+def as_schedules(values: dict[str, s.Schedule | float]) -> dict[str, s.Schedule]:
+    return {name: value if isinstance(value, s.Schedule) else s.constant(value) for name, value in values.items()}
+
+
+def run(studies: Sequence[Study], every: float) -> None:
+    """Let a study arrive every so many seconds, until all have ended."""
+    for number, study in enumerate(studies):
+        cluster = study.executor.cluster
+        cluster.at(every * number - cluster.now, functools.partial(study.begin, number))
+    while going := [study for study in studies if not study.ended]:
+        for study in going:
+            study.turn()
+
+
+def disruptions(options: argparse.Namespace) -> dict[str, float]:
+    spot = {"lifetime_seconds": 7200.0, "replace_seconds": 120.0}
+    cases = {
+        "calm": None,
+        "slow": Disruptions(slow=0.1),
+        "told": Disruptions(notice_seconds=120.0, **spot),
+        "untold": Disruptions(**spot),
+    }
+    figures: dict[str, float] = {}
+    for name, case in cases.items():
+        study = Study(name, SimulatedCluster(40, disruptions=case), MemoryJournal(), set())
+        study.begin(0, trials=options.trials)
+        while study.waiting:
+            study.turn()
+        figures[f"{name}_makespan_h"] = study.ended / 3600
+        figures[f"{name}_used_h"] = study.plan.totals.worker_seconds / 3600
+        if name != "calm":
+            for figure in ("makespan", "used"):
+                figures[f"{name}_{figure}_ratio"] = figures[f"{name}_{figure}_h"] / figures[f"calm_{figure}_h"]
+    return figures
+
+
+def arrivals(options: argparse.Namespace) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for kind in ("shared", "own"):
+        cluster, journal, kept = SimulatedCluster(40), MemoryJournal(), set[StateKey]()
+        if kind == "shared":
+            studies = [Study(f"s{number}", cluster, journal, kept) for number in range(8)]
+            plans = [studies[0].plan]
+        else:  # each has a cluster for itself
+            studies = [Study(f"s{number}", SimulatedCluster(40), MemoryJournal(), set()) for number in range(8)]
+            plans = [study.plan for study in studies]
+        for group in [studies] if kind == "shared" else [[study] for study in studies]:
+            run(group, 1800.0)
+        if kind == "shared":
+            fold_all(journal, plans[0], plans[0].apply)
+        steps = sum(plan.totals.steps_trained for plan in plans)
+        figures[f"{kind}_steps"] = steps
+        figures[f"{kind}_used_h"] = sum(plan.totals.worker_seconds for plan in plans) / 3600
+        figures[f"{kind}_mean_h"] = sum(study.ended - study.arrived for study in studies) / len(studies) / 3600
+        figures[f"{kind}_trained_over_distinct"] = steps / sum(plan.totals.steps_unique for plan in plans)
+    return figures | {"shared_over_own_used": figures["shared_used_h"] / figures["own_used_h"]}
+
+
+PARTS = {
+    "command": command,
+    "preflight": preflight,
+    "workers": many_workers,
+    "disruptions": disruptions,
+    "arrivals": arrivals,
+}
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from hpstage.schedule.space import longest
 from hpstage.text import clean
 
 if TYPE_CHECKING:
+    from hpstage.execution.simulated_cluster import Disruptions
     from hpstage.rehearsal.costs import Costs
     from hpstage.rehearsal.stand_in_metrics import Precedent
 
@@ -55,6 +57,11 @@ def plan(
     ] = None,
     gpu_price: Annotated[float | None, typer.Option(help="Of a GPU for an hour.")] = None,
     start_seconds: Annotated[float, typer.Option(help="What starting a worker of an elastic fleet takes.")] = 60.0,
+    lifetime: Annotated[
+        str | None, typer.Option(help="How long a preemptible GPU is there on average until it is taken away: 4h.")
+    ] = None,
+    notice: Annotated[str, typer.Option(help="How long before that it is told: 2min.")] = "0",
+    slow: Annotated[float, typer.Option(help="The share of GPUs that are three times as slow.")] = 0.0,
     rehearsals: Annotated[int, typer.Option(help="Sets of random metrics, if the search decides by metrics.")] = 9,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
@@ -107,9 +114,10 @@ def plan(
         precedent=precedent,
         step_times=None if known is None else known.step_times,
         virtual_nodes=_first(virtual_nodes, known and known.virtual_nodes, 1),
-        deadline=None if deadline is None else _seconds(deadline),
+        deadline=None if deadline is None else _seconds("--deadline", deadline),
         gpu_price=gpu_price,
         start_seconds=start_seconds,
+        disruptions=_disruptions(lifetime, notice, slow, start_seconds),
     )
     typer.echo(str(found))
     if json_file is not None:
@@ -133,12 +141,24 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise UsageError(f"--gpus {text!r}: give numbers of workers, such as 1,2,4,8") from None
 
 
-def _seconds(text: str) -> float:
+def _disruptions(lifetime: str | None, notice: str, slow: float, start_seconds: float) -> Disruptions | None:
+    from hpstage.execution.simulated_cluster import Disruptions
+
+    told = _seconds("--notice", notice)
+    if lifetime is None and told:
+        raise UsageError("--notice is of preemptible GPUs; say with --lifetime how long they are there")
+    if lifetime is None and not slow:
+        return None
+    there = math.inf if lifetime is None else _seconds("--lifetime", lifetime)
+    return Disruptions(slow=slow, lifetime_seconds=there, notice_seconds=told, replace_seconds=start_seconds)
+
+
+def _seconds(option: str, text: str) -> float:
     found = re.fullmatch(r"([0-9.]+) *(s|min|h|d)", text.strip())
     try:
         return float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]] if found else float(text)
     except ValueError:
-        raise UsageError(f"--deadline {text!r}: give a time, such as 45min, 8h or 2d") from None
+        raise UsageError(f"{option} {text!r}: give a time, such as 45min, 8h or 2d") from None
 
 
 def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[Costs, Precedent | None]:

@@ -1,8 +1,8 @@
-"""Simulated workers that come and go with the demand of a search, and what they cost."""
+"""Simulated workers that come and go with the demand of searches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,10 @@ from hpstage.plan.facts import WorkerId
 class Fleet(Protocol):
     """The simulated workers, and their time."""
 
-    def clock(self) -> float: ...
+    now: float
+
+    @property
+    def asked_for(self) -> Sequence[WorkerId]: ...
 
     def join(self, after: float) -> WorkerId: ...
 
@@ -22,7 +25,7 @@ class Fleet(Protocol):
 
     def idle_workers(self) -> list[WorkerId]: ...
 
-    def later(self, after: float, act: Callable[[], None]) -> bool: ...
+    def later(self, after: float, act: Callable[[], object]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +50,17 @@ class Scaler:
     def __init__(self, scaling: Scaling, fleet: Fleet) -> None:
         self.scaling = scaling
         self._fleet = fleet
-        self._demand: Callable[[float, float], int] | None = None
+        self._demands: list[Callable[[float, float], int]] = []
         self._looking = False
-        self._asked: dict[WorkerId, float] = {}  # workers not paid yet, with the times since which they are paid for
-        self._paid = 0.0
-        self.most = 0
 
     def follow(self, demand: Callable[[float, float], int]) -> None:
-        self._demand = demand
-
-    def add(self, worker: WorkerId) -> None:
-        self._asked[worker] = self._fleet.clock()
-        self.most = max(self.most, len(self._asked))
-
-    def remove(self, worker: WorkerId) -> None:
-        self._paid += self._fleet.clock() - self._asked.pop(worker)
-
-    @property
-    def paid_seconds(self) -> float:
-        """The seconds of all workers, from when each was asked for."""
-        return self._paid + sum(self._fleet.clock() - since for since in self._asked.values())
+        self._demands.append(demand)
 
     def look(self) -> None:
         """Compare the workers with the demand, now and again as long as anything is going on."""
-        if self._looking or self._demand is None:
+        if self._looking or not self._demands:
             return
-        self._compare(self._demand(self._fleet.clock(), self.scaling.start_seconds))
+        self._compare(sum(demand(self._fleet.now, self.scaling.start_seconds) for demand in self._demands))
         self._looking = self._fleet.later(self.scaling.interval, self._again)
 
     def _again(self) -> None:
@@ -81,10 +69,11 @@ class Scaler:
 
     def _compare(self, demand: int) -> None:
         wanted = min(self.scaling.maximum, max(self.scaling.minimum, demand))
-        surplus = len(self._asked) - wanted
+        asked_for = self._fleet.asked_for
+        surplus = len(asked_for) - wanted
         for _ in range(-surplus):
             self._fleet.join(self.scaling.start_seconds)
         if surplus > 0:
-            starting = [worker for worker in self._asked if not self._fleet.is_present(worker)]
+            starting = [worker for worker in asked_for if not self._fleet.is_present(worker)]
             for worker in [*reversed(starting), *self._fleet.idle_workers()][:surplus]:
                 self._fleet.leave(worker)

@@ -18,6 +18,7 @@ import optuna
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining
 from hpstage.errors import UsageError
+from hpstage.execution.simulated_cluster import Disruptions
 from hpstage.optuna.ledger import samplers
 from hpstage.optuna.quiet import quiet_optuna
 from hpstage.plan.step_times import StepTimes
@@ -212,6 +213,7 @@ def preflight(
     deadline: float | None = None,
     gpu_price: float | None = None,
     start_seconds: float = 60.0,
+    disruptions: Disruptions | None = None,
 ) -> Preflight:
     """Estimate what a search would train and cost, without training anything.
 
@@ -234,6 +236,8 @@ def preflight(
             with ``cluster.adapt``.
         gpu_price: of a worker for an hour.
         start_seconds: what starting a worker of an elastic fleet takes, which is paid for.
+        disruptions: what becomes of workers, with another seed in each rehearsal: slow ones, and preemptible ones that
+            are taken away.
 
     Raises:
         UsageError: invalid input; names it.
@@ -241,6 +245,8 @@ def preflight(
     algorithm = FullTraining() if algorithm is None else algorithm
     _check(workers, rehearsals, step_seconds, evaluate_seconds, load_seconds, save_seconds, checkpoint_bytes)
     _check_deadline(deadline, gpu_price, start_seconds, step_seconds)
+    if disruptions is not None and step_seconds is None:
+        raise UsageError("disruptions mean nothing without step_seconds: times are then in steps")
     steps = longest(space, steps)
     listed = bool(points_of(space))
     if checkpoint_every is None and step_seconds is None:
@@ -269,13 +275,14 @@ def preflight(
             costs=costs,
             checkpoint_every=checkpoint_every,
             precedent=precedent,
+            disruptions=disruptions,
         )
 
         def rehearse(count: int, start_seconds: float | None = None) -> list[Rehearsal]:
             done: list[Rehearsal] = []
             for values in range(rehearsals):
                 done.append(search.on(count, values, start_seconds=start_seconds))
-                if (exact and not done[-1].observes) or not done[-1].drawn:
+                if disruptions is None and ((exact and not done[-1].observes) or not done[-1].drawn):
                     break  # further rehearsals would be the same
             return done
 

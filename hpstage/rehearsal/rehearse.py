@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import optuna
 from hpstage.algorithm import Algorithm
 from hpstage.checkpoints.needed import needed_states
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_cluster import Disruptions, SimulatedCluster
 from hpstage.execution.simulated_scaling import Scaling
 from hpstage.plan.bound import speeds
 from hpstage.plan.facts import StateReached
@@ -64,12 +66,13 @@ class Rehearsed:
     costs: Costs
     checkpoint_every: int | None
     precedent: Precedent | None
+    disruptions: Disruptions | None = None
 
     def on(self, workers: int, values: int, *, start_seconds: float | None = None) -> Rehearsal:
         """Rehearse it.
 
         Args:
-            values: seed of the metrics that no precedent has measured.
+            values: seed of the metrics that no precedent has measured, and of what becomes of workers.
             start_seconds: lets at most so many workers come and go with the demand, where starting one takes so long.
         """
         costs, times = self.costs, self.costs.step_times or ALONE
@@ -80,8 +83,10 @@ class Rehearsed:
         stand_in = StandIn(values, journal, self.precedent)
         speedup = Widths().speedup
         scaling = None if start_seconds is None else Scaling(1, workers, start_seconds)
+        disruptions = self.disruptions and dataclasses.replace(self.disruptions, seed=values)
+        first = workers if scaling is None else 1
         executor = SimulatedExecutor(
-            workers if scaling is None else 1,
+            SimulatedCluster(first, lanes=times.best, scaling=scaling, disruptions=disruptions),
             step_seconds=costs.step_seconds,
             evaluate_seconds=costs.evaluate_seconds,
             load_seconds=costs.load_seconds,
@@ -90,9 +95,7 @@ class Rehearsed:
             measure=stand_in,
             virtual_nodes=costs.virtual_nodes,
             speedup=speedup,
-            lanes=times.best,
             step_times=times,
-            scaling=scaling,
         )
         result = optimize(
             optuna.create_study(study_name="preflight", sampler=copy.deepcopy(self.sampler), direction=direction),
@@ -112,7 +115,7 @@ class Rehearsed:
             workers=workers,
             savings=result.savings,
             makespan=executor.clock(),
-            paid_seconds=executor.clock() * workers if executor.scaler is None else executor.scaler.paid_seconds,
+            paid_seconds=executor.cluster.paid_seconds,
             lower_bound=shortest_makespan(result.plan, trials, workers, fleet),
             alone_bound=shortest_makespan(result.plan, trials, workers, fleet, sharing=False),
             needed=most_needed(result),

@@ -375,7 +375,7 @@ class Full(SimulatedExecutor):
                 self.over.add(chain)
                 if chain in self._flights:
                     self._land(self._flights[chain])
-                reports.append(ChainEnded(chain, told.worker, "full", self._now, message="no space left"))
+                reports.append(ChainEnded(chain, told.worker, "full", self.clock(), message="no space left"))
             else:
                 reports.append(report)
         return reports

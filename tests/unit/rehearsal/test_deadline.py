@@ -11,6 +11,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.errors import UsageError
+from hpstage.execution.simulated_cluster import Disruptions
 
 HOUR = 3600.0
 
@@ -59,6 +60,23 @@ def test_prices_are_those_of_what_is_paid() -> None:
     assert table.endswith(f"{2.0 * 2 * found.fleets[0].makespan.median / HOUR:.2f}")
 
 
+def test_preemptible_workers_take_longer_and_with_notice_train_nothing_twice() -> None:
+    calm = said(None, workers=(4,))
+    spot = {"lifetime_seconds": HOUR, "replace_seconds": 300.0}
+    untold = said(None, workers=(4,), disruptions=Disruptions(**spot))
+    told = said(None, workers=(4,), disruptions=Disruptions(notice_seconds=240.0, **spot))
+    assert untold.rehearsals == told.rehearsals == 9 > calm.rehearsals
+    assert untold.steps_unique == told.steps_unique == calm.steps_unique
+    assert calm.fleets[0].makespan.median < told.fleets[0].makespan.median <= untold.fleets[0].makespan.median
+    assert told.worker_seconds.high == pytest.approx(calm.worker_seconds.median)
+    assert untold.worker_seconds.median > told.worker_seconds.high
+
+
+def test_slow_workers_are_taken_into_account() -> None:
+    calm, slow = (said(None, workers=(4,), disruptions=Disruptions(slow=share)) for share in (0.0, 1.0))
+    assert slow.fleets[0].makespan.median == pytest.approx(3.0 * calm.fleets[0].makespan.median, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -67,6 +85,7 @@ def test_prices_are_those_of_what_is_paid() -> None:
         ({"gpu_price": -1.0}, "gpu_price is -1.0"),
         ({"start_seconds": -1.0}, "start_seconds is -1.0"),
         ({"deadline": 1.0, "step_seconds": None}, "deadline means nothing without step_seconds"),
+        ({"disruptions": Disruptions(slow=0.1), "step_seconds": None}, "disruptions mean nothing without step_seconds"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:

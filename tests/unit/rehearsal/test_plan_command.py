@@ -14,6 +14,7 @@ from hpstage.cli.app import app
 from hpstage.cli.naming import algorithm_named, named
 from hpstage.errors import StoreError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_cluster import Disruptions
 from hpstage.testing.toys import Tape
 from tests.unit.rehearsal.drops import random
 
@@ -46,6 +47,7 @@ def test_the_command_says_what_the_function_says(script, tmp_path):
         f"{script}:space", "--steps", 40, "--n-trials", 12, "--algorithm", "SuccessiveHalving(10, 2)", "--gpus", "1,2",
         "--step-seconds", 0.5, "--checkpoint-bytes", "200 kB",
         "--deadline", "2min", "--gpu-price", 2.5, "--json", tmp_path / "figures.json",
+        "--lifetime", "5min", "--notice", "10s", "--slow", 0.1, "--start-seconds", 20,
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     said = hpstage.preflight(
@@ -58,6 +60,8 @@ def test_the_command_says_what_the_function_says(script, tmp_path):
         checkpoint_bytes=200_000,
         deadline=120.0,
         gpu_price=2.5,
+        start_seconds=20.0,
+        disruptions=Disruptions(slow=0.1, lifetime_seconds=300.0, notice_seconds=10.0, replace_seconds=20.0),
     )
     assert found.output.rstrip("\n") == str(said)
     assert json.loads((tmp_path / "figures.json").read_text()) == json.loads(json.dumps(said.as_dict()))

@@ -14,6 +14,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import FullTraining, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.plan.facts import Fact, StateReached, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.log import read_facts
 from hpstage.plan.savings import answered_steps
@@ -27,7 +28,7 @@ from tests.unit.searches import Search, searches, trial
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-SIDE_BY_SIDE: dict[str, Any] = {"lanes": 3, "step_times": StepTimes(((1, 1.0), (3, 1.5)))}
+SIDE_BY_SIDE: dict[str, Any] = {"step_times": StepTimes(((1, 1.0), (3, 1.5)))}
 SEVERAL: dict[str, Any] = {"virtual_nodes": 2, "speedup": lambda workers: workers**0.75}
 SECONDS = st.floats(1e-3, 1e4, allow_nan=False)
 
@@ -96,8 +97,9 @@ def test_causes_sum_to_what_was_used_and_count_the_steps_that_another_trial_aske
     together: dict[str, Any],
 ) -> None:
     step, evaluate, load, save = costs
+    cluster = SimulatedCluster(2, lanes=3 if together is SIDE_BY_SIDE else 1)
     executor = SimulatedExecutor(
-        2, step_seconds=step, evaluate_seconds=evaluate, load_seconds=load, save_seconds=save, **together
+        cluster, step_seconds=step, evaluate_seconds=evaluate, load_seconds=load, save_seconds=save, **together
     )
     for after in deaths:
         executor.kill(executor.join(0.0), after)
@@ -280,7 +282,7 @@ def test_idle_is_what_lies_between_the_stages_of_a_worker() -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
     run = Search(executor)
     run.run([trial(0, {"a": s.constant(1)}, 4)], [4])
-    executor._now += 10.0  # nobody asks for anything
+    executor.cluster.now += 10.0  # nobody asks for anything
     run.run([trial(1, {"a": s.constant(2)}, 4)], [4])
     found = causes_of(open_book(run.journal))
     assert found.idle == pytest.approx(10.0)
@@ -296,7 +298,9 @@ def test_an_empty_plan_has_no_causes() -> None:
 
 def test_what_is_saved_side_by_side_and_what_it_costs_to_train_by_several_are_causes_of_their_own() -> None:
     trials = [trial(number, {"a": s.constant(number)}, 10) for number in range(4)]
-    beside = Search(SimulatedExecutor(1, lanes=4, step_times=StepTimes(((1, 2.0), (4, 4.0)))), MemoryJournal())
+    beside = Search(
+        SimulatedExecutor(SimulatedCluster(1, lanes=4), step_times=StepTimes(((1, 2.0), (4, 4.0)))), MemoryJournal()
+    )
     beside.run(trials, [10] * 4)
     found = causes_of(open_book(beside.journal))
     # 4 x 10 steps of 1 s alone; side by side, a step of all takes 2 s.

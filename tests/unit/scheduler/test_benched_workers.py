@@ -43,7 +43,7 @@ class CutOff(SimulatedExecutor):
         if begin <= self.clock() < end:
             self.turned_away.append((worker, self.clock()))
             ended = ChainEnded(chain.id, worker, "cut_off", self.clock(), message="no such mount")
-            self._at(0.0, lambda: [ended])
+            self.cluster.at(0.0, lambda: self.inbox.append(ended))
         else:
             super().start(worker, chain)
 
@@ -126,7 +126,7 @@ class Blind(SimulatedExecutor):
         if worker == "sim-1" and chain.source is not None and self.clock() < self.until:
             self.missed += 1
             ended = ChainEnded(chain.id, worker, "unreadable", self.clock(), message=f"no checkpoint of {chain.source}")
-            self._at(0.0, lambda: [ended])
+            self.cluster.at(0.0, lambda: self.inbox.append(ended))
         else:
             super().start(worker, chain)
 
@@ -191,7 +191,7 @@ def test_a_state_that_two_workers_miss_at_the_same_time_is_lost_once() -> None:
                 return
             self.held.append(ChainEnded(chain.id, worker, "unreadable", self.clock(), message="missing"))
             if len(self.held) == 2:
-                self._at(0.0, lambda: list(self.held))
+                self.cluster.at(0.0, lambda: self.inbox.extend(self.held))
 
     executor = Missing(2, kept=set())
     search = Search(executor)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.execution.simulated_scaling import Scaling
 from hpstage.plan.facts import DriverId, DriverJoined, TrialAdded
 from tests.unit.searches import Search, histories, searches, trial
@@ -96,12 +97,12 @@ def test_searches_on_workers_that_come_and_go_find_the_same_and_train_nothing_tw
     stops = [added.steps for added in trials]
     fixed = Search(SimulatedExecutor(1), checkpoint_every=every)
     expected = {answer.trial: answer.metrics for answer in fixed.run(trials, stops)}
-    executor = SimulatedExecutor(1, scaling=Scaling(1, maximum, start_seconds))
+    executor = SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, maximum, start_seconds)))
     search = Search(executor, checkpoint_every=every)
     assert {answer.trial: answer.metrics for answer in search.run(trials, stops)} == expected
     assert search.plan.totals.steps_trained == len(histories(trials, stops))
-    assert executor.scaler is not None and executor.scaler.most <= maximum
-    paid = executor.scaler.paid_seconds
+    assert executor.cluster.most <= maximum
+    paid = executor.cluster.paid_seconds
     present = search.scheduler.presence.seconds(executor.clock())
     assert search.plan.totals.worker_seconds - 1e-6 <= present <= paid + 1e-6
     assert start_seconds or present == pytest.approx(paid)  # what a start costs is paid from when it is asked for
@@ -118,11 +119,10 @@ SHAPES = {
 def test_an_elastic_fleet_pays_for_what_trains_and_takes_as_long_as_the_best_fixed_one_of_its_size(shape: str) -> None:
     trials, stops = SHAPES[shape], [added.steps for added in SHAPES[shape]]
     seconds = {"step_seconds": 60.0, "load_seconds": 1.0, "save_seconds": 1.0, "evaluate_seconds": 5.0}
-    elastic = SimulatedExecutor(1, scaling=Scaling(1, 8, 60.0), **seconds)
+    elastic = SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, 8, 60.0)), **seconds)
     search = Search(elastic, checkpoint_every=10)
     search.run(trials, stops, validate=False)
-    assert elastic.scaler is not None
-    assert elastic.scaler.paid_seconds <= 1.10 * search.plan.totals.worker_seconds
-    fixed = SimulatedExecutor(elastic.scaler.most, **seconds)
+    assert elastic.cluster.paid_seconds <= 1.10 * search.plan.totals.worker_seconds
+    fixed = SimulatedExecutor(elastic.cluster.most, **seconds)
     Search(fixed, checkpoint_every=10).run(trials, stops, validate=False)
     assert elastic.clock() <= 1.05 * fixed.clock()

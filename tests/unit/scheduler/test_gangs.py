@@ -115,17 +115,16 @@ class Apart(SimulatedExecutor):
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
         missing = self._busy & {worker, *chain.gang}
-        if chain.gang and missing and self._now < self._until:
+        if chain.gang and missing and self.clock() < self._until:
             why = f"{len(missing)} of {1 + len(chain.gang)} did not meet"
-            ended = ChainEnded(chain.id, worker, "apart", self._now + 1.0, message=why)
-            self._at(1.0, lambda: [ended])
+            ended = ChainEnded(chain.id, worker, "apart", self.clock() + 1.0, message=why)
+            self.cluster.at(1.0, lambda: self.inbox.append(ended))
         else:
             super().start(worker, chain)
 
     def wait(self, timeout: float | None) -> list[Report]:
-        if timeout and self._agenda and self._agenda[0][0] > self._now + timeout:
-            self._now += timeout  # not to the next event: workers are asked again before
-            return []
+        if timeout:
+            self.cluster.at(timeout, self.cluster.wake)  # not to the next event: workers are asked again before
         return super().wait(timeout)
 
 

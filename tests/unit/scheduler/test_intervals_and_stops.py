@@ -71,12 +71,11 @@ class Watched(SimulatedExecutor):
         super().__init__(workers, **options)
 
     def kill(self, worker: WorkerId, after: float) -> None:
-        self._at(after, lambda: self._note(worker))
+        self.cluster.at(after, lambda: self._note(worker))
         super().kill(worker, after)
 
-    def _note(self, worker: WorkerId) -> list[Report]:
-        self.lost += [flight.progress(self._now)[0] - flight.kept for flight in self.under_way(worker)]
-        return []
+    def _note(self, worker: WorkerId) -> None:
+        self.lost += [flight.progress(self.clock())[0] - flight.kept for flight in self.under_way(worker)]
 
     def under_way(self, worker: WorkerId | None = None) -> Iterator[Any]:
         return (flight for flight in self._flights.values() if worker in (None, flight.worker))

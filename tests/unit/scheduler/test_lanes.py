@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.plan.facts import (
     ChainClosed,
     ChainId,
@@ -40,7 +41,7 @@ TIMES = StepTimes(((1, 1.0), (2, 1.25), (4, 2.0), (8, 8.0)))
 
 def fused(workers: int, **options: float) -> Search:
     """A search whose workers have 8 lanes."""
-    executor = SimulatedExecutor(workers, lanes=8, step_times=TIMES, **options)  # type: ignore[arg-type]
+    executor = SimulatedExecutor(SimulatedCluster(workers, lanes=8), step_times=TIMES, **options)  # type: ignore[arg-type]
     found = Search(executor)
     found.driver.log.write([StepsTimed(TIMES.seconds, 0.0)])
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
 import random
 from collections.abc import Callable, Hashable
 
@@ -27,59 +26,43 @@ class LateExecutor(SimulatedExecutor):
     def __init__(self, workers: int, *, out: Delay = lambda: 0.0, back: Delay = lambda: 0.0, **options: float) -> None:
         self._out, self._back = out, back
         self._latest: dict[Hashable, float] = {}
-        self._under_way: list[tuple[float, int, Report]] = []
+        self._arrived: list[Report] = []
         self.amendments = 0
         super().__init__(workers, **options)  # type: ignore[arg-type]
 
     def start(self, worker: WorkerId, chain: Chain) -> None:
-        def act() -> list[Report]:
-            if worker in self._stand:  # else it died meanwhile, which is reported already
+        def act() -> None:
+            if self.cluster.is_present(worker):  # else it died meanwhile, which is reported already
                 super(LateExecutor, self).start(worker, chain)
-            return []
 
-        self._send(chain.id, act)
+        self._send(chain.id, self._out(), act)
 
     def amend(self, amendment: Amendment) -> None:
         self.amendments += 1
-
-        def act() -> list[Report]:
-            super(LateExecutor, self).amend(amendment)
-            return []
-
-        self._send(amendment.chain, act)
+        self._send(amendment.chain, self._out(), lambda: super(LateExecutor, self).amend(amendment))
 
     def stop(self, chain: ChainId, *, keep: bool = False) -> None:
-        def act() -> list[Report]:
-            super(LateExecutor, self).stop(chain, keep=keep)
-            return []
-
-        self._send(chain, act)
+        self._send(chain, self._out(), lambda: super(LateExecutor, self).stop(chain, keep=keep))
 
     def wait(self, timeout: float | None) -> list[Report]:
-        arrived: list[Report] = []
-        while not arrived and (self._agenda or self._under_way):
-            if not self._agenda or (self._under_way and self._under_way[0][0] < self._agenda[0][0]):
-                self._now = max(self._now, self._under_way[0][0])
-                while self._under_way and self._under_way[0][0] <= self._now:
-                    arrived.append(heapq.heappop(self._under_way)[2])
-                continue
-            self._now, _, act = heapq.heappop(self._agenda)
-            for report in act():
+        while not self._arrived and not self.nothing_is_coming():
+            for report in super().wait(None):
                 told = report.reached if isinstance(report, BoundaryReached) else report
-                when = self._arrival(told.worker, self._back())
-                heapq.heappush(self._under_way, (when, next(self._order), report))
+                self._send(told.worker, self._back(), lambda report=report: self._take(report))
+        arrived, self._arrived = self._arrived, []
         return arrived
 
+    def _take(self, report: Report) -> None:
+        self._arrived.append(report)
+        self.cluster.wake()
+
     def nothing_is_coming(self) -> bool:
-        return not self._agenda and not self._under_way
+        return not self.cluster._agenda
 
-    def _send(self, chain: ChainId, act: Callable[[], list[Report]]) -> None:
-        heapq.heappush(self._agenda, (self._arrival(chain, self._out()), next(self._order), act))
-
-    def _arrival(self, whose: Hashable, delay: float) -> float:
-        """When a message arrives that leaves now: never before an earlier one of the same."""
-        self._latest[whose] = max(self._latest.get(whose, 0.0), self._now + delay)
-        return self._latest[whose]
+    def _send(self, whose: Hashable, delay: float, act: Callable[[], None]) -> None:
+        """Send a message that leaves now, and never arrives before an earlier one of the same."""
+        self._latest[whose] = max(self._latest.get(whose, 0.0), self.clock() + delay)
+        self.cluster.at(self._latest[whose] - self.clock(), act)
 
 
 def finish(search: Search, executor: LateExecutor) -> list[Answer]:

@@ -1,0 +1,284 @@
+"""Simulated workers on one virtual clock, for the executors of one or several searches: who is there, what becomes of
+them, and what they cost."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from hpstage.errors import InternalError, UsageError
+from hpstage.execution.simulated_scaling import Scaler, Scaling
+from hpstage.plan.facts import StateKey, WorkerId
+from hpstage.plan.messages import Report, WorkerJoined, WorkerLeft, host_of, names_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disruptions:
+    """What becomes of simulated workers. Each has its fate by its number, whatever else happens.
+
+    Attributes:
+        slow: the share of workers whose steps take ``slowdown`` times as long.
+        lifetime_seconds: how long a worker is there on average before it is taken away, as spot instances are; the
+            times are distributed exponentially. Without it, none is.
+        notice_seconds: how long before that it is told. It then keeps the states of what it trains and leaves.
+        replace_seconds: until another takes its place, which a fixed number of workers has from then on.
+        seed: of all that is drawn.
+    """
+
+    slow: float = 0.0
+    slowdown: float = 3.0
+    lifetime_seconds: float = math.inf
+    notice_seconds: float = 0.0
+    replace_seconds: float = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.slow <= 1.0:
+            raise UsageError(f"slow is {self.slow!r}; it is a share of the workers, from 0 to 1")
+        if not 1.0 <= self.slowdown < math.inf:
+            raise UsageError(f"slowdown is {self.slowdown!r}; it must be at least 1")
+        if not self.lifetime_seconds > 0.0:
+            raise UsageError(f"lifetime_seconds is {self.lifetime_seconds!r}; it must be above zero")
+        for name, seconds in (("notice_seconds", self.notice_seconds), ("replace_seconds", self.replace_seconds)):
+            if not 0.0 <= seconds < math.inf:
+                raise UsageError(f"{name} is {seconds!r}; it must be a number of seconds, at least zero")
+
+    def of(self, number: int) -> Fate:
+        drawn = random.Random(f"{self.seed}/{number}")
+        slow, part = drawn.random() < self.slow, drawn.expovariate(1.0)
+        lifetime = math.inf if self.lifetime_seconds == math.inf else part * self.lifetime_seconds
+        return Fate(self.slowdown if slow else 1.0, lifetime)
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """How many times as long the steps of a worker take, and after how many seconds it is taken away."""
+
+    slowness: float = 1.0
+    lifetime: float = math.inf
+
+
+class Member(Protocol):
+    """An executor that trains on the cluster."""
+
+    inbox: list[Report]
+    """What is reported to it next."""
+
+    def trains_on(self, lanes: Iterable[WorkerId]) -> bool: ...
+
+    def release(self, lanes: Sequence[WorkerId]) -> None:
+        """Let the chains on these lanes stop at their next steps, with their states kept."""
+
+    def lose(self, lanes: Sequence[WorkerId]) -> None:
+        """Drop the chains on these lanes."""
+
+
+class SimulatedCluster:
+    """``workers`` workers on a virtual clock.
+
+    Args:
+        workers: how many are there from the beginning.
+        lanes: the most chains that a worker trains side by side.
+        scaling: lets workers come and go with the demand.
+        disruptions: slows workers down, and takes them away.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        lanes: int = 1,
+        scaling: Scaling | None = None,
+        disruptions: Disruptions | None = None,
+    ) -> None:
+        self.workers = workers
+        self.lanes = lanes
+        self.now = 0.0
+        self.live: dict[WorkerId, StateKey | None] = {}
+        """The state that each lane holds, of those that are present."""
+        self.most = 0
+        """The most workers that were paid for at a time."""
+        self._disruptions = disruptions
+        self._members: list[Member] = []
+        self._order = count()
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
+        self._woken = False
+        self._numbers = count()
+        self._fates: dict[WorkerId, Fate] = {}
+        self._leaving: set[WorkerId] = set()  # those that are told to leave, and still train
+        self._expected: set[WorkerId] = set()  # those that are to join
+        self._paid = 0.0
+        self._paid_since: dict[WorkerId, float] = {}  # by each worker that is present or was asked for
+        self._scaler = None if scaling is None else Scaler(scaling, self)
+        for _ in range(workers):
+            self.join(0.0)
+
+    # --- executors and time -------------------------------------------------------------------------------
+
+    def attach(self, member: Member) -> None:
+        """Let an executor train on the workers, and report those that are present."""
+        if self._members and self.lanes > 1:
+            raise InternalError("simulated workers that train several chains side by side are of one executor only")
+        self._members.append(member)
+        member.inbox += [WorkerJoined(lane, self.now) for lane in self.live]
+
+    def detach(self, member: Member) -> None:
+        if member in self._members:
+            self._members.remove(member)
+        if not self._members:
+            self._agenda.clear()
+
+    def at(self, after: float, act: Callable[[], object]) -> None:
+        """Call ``act`` after so many seconds."""
+        heapq.heappush(self._agenda, (self.now + after, next(self._order), act))
+
+    def later(self, after: float, act: Callable[[], object]) -> bool:
+        """Do so if anything else is to happen; return whether it will be called."""
+        if not self._agenda:
+            return False
+        self.at(after, act)
+        return True
+
+    def wake(self) -> None:
+        """Let time stand still once all that happens now is over, as if something had been reported."""
+        self._woken = True
+
+    def advance(self, timeout: float | None) -> None:
+        """Let time pass until something is reported to any executor: not at all with a ``timeout`` of zero."""
+        if self._scaler is not None:
+            self._scaler.look()
+        while self._agenda and (self._agenda[0][0] <= self.now or (timeout != 0.0 and not self._told())):
+            self.now, _, act = heapq.heappop(self._agenda)
+            act()
+        if timeout and not self._told():
+            self.now += timeout  # nothing is to happen, and the caller only waits for time to pass
+        self._woken = False
+
+    def _told(self) -> bool:
+        return self._woken or any(member.inbox for member in self._members)
+
+    def _report(self, *reports: Report) -> None:
+        for member in self._members:
+            member.inbox += reports
+
+    # --- workers ------------------------------------------------------------------------------------------
+
+    def join(self, after: float) -> WorkerId:
+        """Let a new worker join ``after`` seconds from now."""
+        number = next(self._numbers)
+        worker = WorkerId(f"sim-{number}")
+        self._fates[worker] = Fate() if self._disruptions is None else self._disruptions.of(number)
+        self._expected.add(worker)
+        self._paid_since[worker] = self.now
+        self.most = max(self.most, len(self._paid_since))
+        self.at(after, lambda: self._come(worker))
+        return worker
+
+    def _come(self, worker: WorkerId) -> None:
+        if worker not in self._expected:
+            return  # it is not needed any more
+        self._expected.remove(worker)
+        lanes = names_of(worker, self.lanes)
+        self.live |= dict.fromkeys(lanes)
+        self._report(*[WorkerJoined(lane, self.now) for lane in lanes])
+        lifetime = self._fates[worker].lifetime
+        if self._disruptions is not None and lifetime < math.inf:
+            notice = min(lifetime, self._disruptions.notice_seconds)
+            if notice:
+                self.at(lifetime - notice, lambda: self._notify(worker))
+            self.at(lifetime, lambda: self._die(worker))
+
+    def _notify(self, worker: WorkerId) -> None:
+        """Tell a worker that it will be taken away."""
+        lanes = names_of(worker, self.lanes)
+        if worker not in self.live:
+            return
+        if not self.trains(worker):
+            self._depart(worker)
+            return
+        self._leaving.add(worker)
+        for member in self._members:
+            member.release(lanes)
+
+    def chain_ended(self, worker: WorkerId) -> None:
+        """Let a worker leave that only waits for the end of its chains."""
+        host = host_of(worker)
+        if host in self._leaving and not self.trains(host):
+            self._depart(host)
+
+    def _depart(self, worker: WorkerId) -> None:
+        self._remove(worker)
+        self._report(*[WorkerLeft(lane, self.now, "closed") for lane in names_of(worker, self.lanes)])
+        self._replace()
+
+    def _replace(self) -> None:
+        if self._disruptions is not None and self._scaler is None:
+            self.join(self._disruptions.replace_seconds)
+
+    def leave(self, worker: WorkerId) -> None:
+        """Let an idle worker leave, or one that is to join not come."""
+        if self.trains(worker):
+            raise InternalError(f"{worker} trains, and is not to leave")
+        reports = [WorkerLeft(lane, self.now, "closed") for lane in names_of(worker, self.lanes) if lane in self.live]
+        self._remove(worker)
+        self.at(0.0, lambda: self._report(*reports))
+
+    def kill(self, worker: WorkerId, after: float) -> None:
+        """Let a worker die ``after`` seconds from now, with the chains it runs."""
+        self.at(after, lambda: self._die(worker))
+
+    def _die(self, worker: WorkerId) -> None:
+        if worker not in self.live:
+            return
+        lanes = names_of(worker, self.lanes)
+        self._remove(worker)
+        self._report(*[WorkerLeft(lane, self.now) for lane in lanes])
+        for member in self._members:
+            member.lose(lanes)
+        self._replace()
+
+    def _remove(self, worker: WorkerId) -> None:
+        self._paid += self.now - self._paid_since.pop(worker)
+        self._expected.discard(worker)
+        self._leaving.discard(worker)
+        for lane in names_of(worker, self.lanes):
+            self.live.pop(lane, None)
+
+    def busy(self, lanes: Collection[WorkerId]) -> bool:
+        return any(member.trains_on(lanes) for member in self._members)
+
+    def trains(self, worker: WorkerId) -> bool:
+        return self.busy(names_of(worker, self.lanes))
+
+    def is_present(self, worker: WorkerId) -> bool:
+        return worker in self.live
+
+    def idle_workers(self) -> list[WorkerId]:
+        """Return the present workers that train no chain."""
+        return [worker for worker in self.live if worker == host_of(worker) and not self.trains(worker)]
+
+    def slowness(self, lanes: Iterable[WorkerId]) -> float:
+        """Return how many times as long a step takes that these train together."""
+        return max(self._fates[host_of(lane)].slowness for lane in lanes)
+
+    # --- demand and costs ---------------------------------------------------------------------------------
+
+    def follow(self, demand: Callable[[float, float], int]) -> None:
+        """Let the number of workers follow a demand, besides those that it follows already."""
+        if self._scaler is not None:
+            self._scaler.follow(demand)
+
+    @property
+    def asked_for(self) -> Sequence[WorkerId]:
+        """The workers that are present or asked for, in the order in which they were."""
+        return list(self._paid_since)
+
+    @property
+    def paid_seconds(self) -> float:
+        """The seconds of all workers, from when each was asked for until it left, or now."""
+        return self._paid + sum(self.now - since for since in self._paid_since.values())
