@@ -1,4 +1,4 @@
-"""Journal and Leases ports, and the stores that implement both: where facts and rights are persisted."""
+"""Journal, Leases and Snapshots ports, and the stores that implement all: where facts and rights are persisted."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from hpstage.store.cursor import Cursor
 from hpstage.store.journal import Journal
 from hpstage.store.leases import Lease, Leases
 from hpstage.store.memory import MemoryJournal
+from hpstage.store.snapshots import Snapshots
 from hpstage.store.sqlite import SQLiteJournal
 from hpstage.store.store import Store
 
 if TYPE_CHECKING:
     from hpstage.store.redis import RedisJournal
 
-__all__ = ["Cursor", "Journal", "Lease", "Leases", "MemoryJournal", "RedisJournal", "SQLiteJournal", "Store"]
+__all__ = [
+    "Cursor",
+    "Journal",
+    "Lease",
+    "Leases",
+    "MemoryJournal",
+    "RedisJournal",
+    "SQLiteJournal",
+    "Snapshots",
+    "Store",
+]
 
 
 def __getattr__(name: str) -> Any:

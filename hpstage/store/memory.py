@@ -22,7 +22,7 @@ class _Held:
 
 
 class MemoryJournal(Store):
-    """A journal and leases in the memory of this process, for all of its threads.
+    """A journal, leases and a snapshot in the memory of this process, for all of its threads.
 
     Args:
         clock: returns monotonic seconds; determines when leases expire.
@@ -33,6 +33,7 @@ class MemoryJournal(Store):
         self._hashes: list[bytes] = [b""]  # at each position, the hash of the records before it
         self._leases: dict[str, _Held] = {}
         self._token = 0
+        self._snapshot: bytes | None = None
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
@@ -119,6 +120,16 @@ class MemoryJournal(Store):
             if lease is None or lease.expires <= now:
                 return None
             return Lease(lease.owner, lease.token, lease.expires - now)
+
+    def write_snapshot(self, content: bytes) -> None:
+        with self._lock:
+            self._check_open()
+            self._snapshot = content
+
+    def read_snapshot(self) -> bytes | None:
+        with self._lock:
+            self._check_open()
+            return self._snapshot
 
     def close(self) -> None:
         with self._lock:

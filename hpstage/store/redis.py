@@ -24,6 +24,9 @@ logger = logging.getLogger("hpstage")
 OLDEST = (6, 2)
 # Seconds that opening waits for an unavailable server: long enough for a restart, short for a wrong address.
 OPENING = 5.0
+# Bytes of a snapshot per command, and the seconds after which the server forgets those of a writer that died.
+PART = 1 << 20
+FORGOTTEN = 600
 # Records per reply: 100 MB with records of 100 kB; a round trip costs as much as 100 records.
 CHUNK = 1000
 
@@ -53,7 +56,7 @@ class RedisJournal(Store):
         if not prefix or "{" in prefix or "}" in prefix:
             raise UsageError(f"prefix={prefix!r}: give a text without braces")
         self.prefix = prefix
-        self._keys = [f"{{{prefix}}}:{name}" for name in ("log", "about", "handles", "leases")]
+        self._keys = [f"{{{prefix}}}:{name}" for name in ("log", "about", "handles", "leases", "snapshot")]
         self._server = RedisServer(url, patience)
         self._owner = os.getpid()
         self._handle = uuid.uuid4().hex
@@ -169,6 +172,28 @@ class RedisJournal(Store):
             case _:
                 return None
 
+    def write_snapshot(self, content: bytes) -> None:
+        id = uuid.uuid4().hex
+        keys = [*self._keys, f"{self._keys[4]}:{id}"]
+        parts = range(0, max(1, len(content)), PART)
+        for index, start in enumerate(parts):
+            self._run(scripts.WRITE_PART, FORGOTTEN, index, content[start : start + PART], keys=keys)
+        self._run(scripts.REPLACE_SNAPSHOT, id, len(parts), keys=keys)
+
+    def read_snapshot(self) -> bytes | None:
+        known = None
+        parts: list[bytes] = []
+        while True:
+            match self._run(scripts.READ_PART, len(parts)):
+                case [b"part", id, *_] if parts and id != known:  # it was replaced meanwhile: read the new one
+                    parts = []
+                case [b"part", known, count, bytes(part)]:
+                    parts.append(part)
+                    if len(parts) == int(count):
+                        return b"".join(parts)
+                case _:
+                    return None
+
     def close(self) -> None:
         if self._owner != os.getpid():
             self._server.forget()
@@ -201,9 +226,9 @@ class RedisJournal(Store):
     def _where(self) -> str:
         return f"the store at {self._server.where} under prefix {self.prefix!r}"
 
-    def _run(self, script: Script, *arguments: Argument) -> list[Any]:
+    def _run(self, script: Script, *arguments: Argument, keys: Sequence[str] = ()) -> list[Any]:
         self._check_process()
-        answer = self._server.run(script, self._keys, [self._id, *arguments])
+        answer = self._server.run(script, keys or self._keys, [self._id, *arguments])
         if answer == [b"gone"]:
             raise self._gone()
         return answer

@@ -3,7 +3,7 @@
 Keys, all in one hash slot: ``log``, a stream whose entry at position p has the id ``p+1-0`` and holds the record
 followed by its hash (see :class:`hpstage.store.cursor.Cursor`); ``about``, a hash with the store's format, id, last
 token and clock; ``handles``, a hash from open handles to their last append; ``leases``, a hash from names to ``token
-expiry owner``.
+expiry owner``; ``snapshot``, a hash with the id of a snapshot, the number of its parts, and each part by its index.
 
 For Redis 6.2: no functions, and no write command before one that a server without memory refuses, since only the first
 write of a script is refused when memory is short.
@@ -34,7 +34,7 @@ def _script(source: str) -> Script:
 
 
 _KEYS = """
-local log, about, handles, leases = unpack(KEYS)
+local log, about, handles, leases, snapshot = unpack(KEYS)
 """
 
 # In all scripts below, ARGV[1] is the id that the store had when the handle was opened.
@@ -84,7 +84,7 @@ end
 
 # ARGV: format, a new id. Returns the format and id of the store.
 OPEN = _script("""
-for _, key in ipairs({about, handles, leases}) do
+for _, key in ipairs({about, handles, leases, snapshot}) do
   local kind = redis.call('TYPE', key).ok
   if kind ~= 'none' and kind ~= 'hash' then return {'foreign', key, kind} end
 end
@@ -233,5 +233,39 @@ local now = read_clock()
 local token, expires, owner = lease(ARGV[2])
 if not token or expires <= now then return {'free'} end
 return {'held', owner, token, string.format('%.0f', expires - now)}
+"""
+)
+
+# A snapshot is written under a key of its own, the sixth, which goes by itself if its writer dies.
+# ARGV: id, seconds for which the key stays, index of the part, the part.
+WRITE_PART = _script(
+    _SAME_STORE
+    + """
+redis.call('HSET', KEYS[6], ARGV[3], ARGV[4])
+redis.call('EXPIRE', KEYS[6], ARGV[2])
+return {'written'}
+"""
+)
+
+# ARGV: id, the snapshot's id, number of its parts. Changes nothing when it is repeated.
+REPLACE_SNAPSHOT = _script(
+    _SAME_STORE
+    + """
+if redis.call('HLEN', KEYS[6]) ~= tonumber(ARGV[3]) then return {'late'} end
+redis.call('HSET', KEYS[6], 'id', ARGV[2], 'parts', ARGV[3])
+redis.call('PERSIST', KEYS[6])
+redis.call('RENAME', KEYS[6], snapshot)
+return {'replaced'}
+"""
+)
+
+# ARGV: id, index of a part. Returns the id of the snapshot, the number of its parts, and this part, false if there is
+# none.
+READ_PART = _script(
+    _SAME_STORE
+    + """
+local known = redis.call('HMGET', snapshot, 'id', 'parts', ARGV[2])
+if not known[1] then return {'none'} end
+return {'part', known[1], known[2], known[3]}
 """
 )

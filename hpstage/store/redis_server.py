@@ -41,7 +41,7 @@ _REMEDIES = {
     "NOREPLICAS": "the server has fewer replicas than it is told to have (min-replicas-to-write); fix them",
     "WRONGTYPE": "a key of this prefix holds something else; choose another prefix",
     "NOPERM": "this user may not do that; allow it the commands EVAL, EVALSHA, INFO, XLEN, XRANGE, XREAD and those of "
-    "scripts (TIME, TYPE, EXISTS, hashes, XADD) on the keys of the prefix",
+    "scripts (TIME, TYPE, EXISTS, EXPIRE, PERSIST, RENAME, hashes, XADD) on the keys of the prefix",
     "MOVED": "the server is a node of a Redis Cluster, which is not supported; use a single server",
     "CROSSSLOT": "the server is a node of a Redis Cluster, which is not supported; use a single server",
     "CLUSTERDOWN": "the server is a node of a Redis Cluster, which is not supported; use a single server",

@@ -1,4 +1,4 @@
-"""SQLiteJournal: a store in a single file, shared by the processes of one host."""
+"""SQLiteJournal: a store in a single file, with a snapshot beside it, shared by the processes of one host."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hpstage.store.cursor import Cursor, chain
 from hpstage.store.journal import NO_FENCES, history_changed
 from hpstage.store.leases import Lease, check_seconds
 from hpstage.store.mounts import network_mount
+from hpstage.store.snapshot_file import SnapshotFile
 from hpstage.store.store import Store
 
 # PRAGMA user_version of the file. A change to the tables must raise it.
@@ -54,6 +55,8 @@ _REMEDIES = {
 class SQLiteJournal(Store):
     """A journal and leases in the SQLite file ``path``, for all threads and processes of one host.
 
+    The snapshot is a file beside it, ``path`` with ``-snapshot`` at its end, which can be removed at any time.
+
     The file and its folder are created if missing. Writers take turns; one that waits longer than ``patience`` seconds
     raises :class:`StoreError`. Appended records survive ``kill -9`` at once; a power cut may lose the last ones
     (``synchronous=NORMAL``), but never the order or records in the middle. Network file systems (NFS, SMB, Lustre) do
@@ -81,8 +84,11 @@ class SQLiteJournal(Store):
         _refuse_network(self.path)
         self._clock = clock
         self._owner = os.getpid()
+        self._read_only = read_only
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        # Not in the database: its writers would wait while so much is written, and twice.
+        self._snapshot = SnapshotFile(self.path.with_name(f"{self.path.name}-snapshot"))
         if read_only:
             with self._explained():
                 self._connection = self._looking_on(patience)
@@ -191,6 +197,24 @@ class SQLiteJournal(Store):
     def holder(self, name: str) -> Lease | None:
         with self._lock, self._explained():
             return self._running(self._open(), name, self._clock())
+
+    def write_snapshot(self, content: bytes) -> None:
+        with self._lock:
+            self._open()
+        if self._read_only:
+            raise StoreError(f"journal {self.path} was opened for readers only")
+        try:
+            self._snapshot.write(content)
+        except OSError as error:
+            raise StoreError(f"cannot write {self._snapshot.path}: {error.strerror}") from error
+
+    def read_snapshot(self) -> bytes | None:
+        with self._lock:
+            self._open()
+        try:
+            return self._snapshot.read()
+        except OSError as error:
+            raise StoreError(f"cannot read {self._snapshot.path}: {error.strerror}") from error
 
     def close(self) -> None:
         with self._lock:

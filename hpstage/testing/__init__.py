@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hpstage.testing.executor import ExecutorContract
     from hpstage.testing.journal import JournalContract
     from hpstage.testing.leases import LeasesContract
+    from hpstage.testing.snapshots import SnapshotsContract
     from hpstage.testing.store import StoreContract
     from hpstage.testing.trainable import TrainableContract
 
@@ -24,6 +25,7 @@ __all__ = [
     "ExecutorContract",
     "JournalContract",
     "LeasesContract",
+    "SnapshotsContract",
     "StoreContract",
     "TrainableContract",
 ]
@@ -35,6 +37,7 @@ _HOMES = {
     "ExecutorContract": "hpstage.testing.executor",
     "JournalContract": "hpstage.testing.journal",
     "LeasesContract": "hpstage.testing.leases",
+    "SnapshotsContract": "hpstage.testing.snapshots",
     "StoreContract": "hpstage.testing.store",
     "TrainableContract": "hpstage.testing.trainable",
 }

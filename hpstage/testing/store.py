@@ -1,4 +1,4 @@
-"""StoreContract: what a journal and leases in one place must do, together and each for itself."""
+"""StoreContract: what a journal, leases and a snapshot in one place must do, together and each for itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from hpstage.store.journal import Journal
 from hpstage.store.store import Store
 from hpstage.testing.journal import JournalContract
 from hpstage.testing.leases import LeasesContract
+from hpstage.testing.snapshots import SnapshotsContract
 
 _WRITERS = 3
 
 
-class StoreContract(JournalContract, LeasesContract):
+class StoreContract(JournalContract, LeasesContract, SnapshotsContract):
     """Subclass it, name the subclass ``Test...`` and override the fixtures ``open_store`` and ``advance``.
 
     ``class TestMyStore(StoreContract): ...``
@@ -27,6 +28,13 @@ class StoreContract(JournalContract, LeasesContract):
     @pytest.fixture
     def open_journal(self, open_store: Callable[[], Store]) -> Callable[[], Journal]:
         return open_store
+
+    def test_a_snapshot_is_no_record_and_waits_for_no_lease(self, store: Store) -> None:
+        store.append([b"a"])
+        assert store.acquire("a", "me", 100) is not None
+        store.write_snapshot(b"snapshot")
+        assert store.read() == [b"a"] and store.append([b"b"], expect=Cursor().after([b"a"])) == 1
+        assert store.read_snapshot() == b"snapshot"
 
     def test_an_append_is_applied_while_its_leases_are_held(self, store: Store) -> None:
         tokens = store.acquire_all(["a", "b"], "me", 100)

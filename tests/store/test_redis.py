@@ -239,7 +239,7 @@ def test_a_replica_can_be_read_and_says_that_it_is_read_only(start_redis: StartR
         RedisJournal(replica.url, prefix="new")
 
 
-@pytest.mark.parametrize("key", ["log", "about", "handles", "leases"])
+@pytest.mark.parametrize("key", ["log", "about", "handles", "leases", "snapshot"])
 @pytest.mark.parametrize("kind", ["text", "hash", "stream"])
 def test_what_something_else_keeps_under_the_prefix_is_refused_and_left_alone(
     shared_redis: RedisServer, key: str, kind: str

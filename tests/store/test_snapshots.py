@@ -1,0 +1,91 @@
+"""What stores promise of snapshots beyond the contract: writers that die, disks that refuse, keys that expire."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+
+import pytest
+
+from hpstage.errors import StoreError
+from hpstage.store import RedisJournal, SQLiteJournal, redis_scripts
+from hpstage.store.redis import PART
+from tests.redis_server import RedisServer
+
+# Is killed by itself in the midst of its second snapshot.
+WRITER = """
+import os, signal, sys
+from hpstage.store import SQLiteJournal
+journal = SQLiteJournal(sys.argv[1])
+journal.write_snapshot(b"first")
+os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+journal.write_snapshot(b"second" * 1000)
+"""
+
+
+def test_a_writer_that_dies_leaves_the_snapshot_and_its_place_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    done = subprocess.run([sys.executable, "-c", WRITER, str(path)])
+    assert done.returncode == -signal.SIGKILL
+    with closing(SQLiteJournal(path)) as journal:
+        assert journal.read_snapshot() == b"first"
+        journal.write_snapshot(b"third")
+        assert journal.read_snapshot() == b"third"
+    assert sorted(os.listdir(tmp_path)) == ["journal.db", "journal.db-snapshot"]
+
+
+def test_a_full_disk_leaves_the_snapshot_as_it_was_and_nothing_beside_it(
+    tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    with closing(SQLiteJournal(tmp_path / "journal.db")) as journal:
+        journal.write_snapshot(b"small")
+        with full_disk(100_000), pytest.raises(StoreError, match=r"journal\.db-snapshot: File too large"):
+            journal.write_snapshot(b"x" * 1_000_000)
+        assert journal.read_snapshot() == b"small"
+    assert sorted(os.listdir(tmp_path)) == ["journal.db", "journal.db-snapshot"]
+
+
+def test_a_handle_for_readers_reads_snapshots_and_writes_none(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with closing(SQLiteJournal(path)) as journal, closing(SQLiteJournal(path, read_only=True)) as reader:
+        assert reader.read_snapshot() is None
+        journal.write_snapshot(b"a")
+        with pytest.raises(StoreError, match="opened for readers only"):
+            reader.write_snapshot(b"b")
+        assert reader.read_snapshot() == b"a"
+
+
+@pytest.mark.redis
+def test_a_snapshot_whose_writer_died_goes_by_itself_on_a_server(shared_redis: RedisServer) -> None:
+    with closing(RedisJournal(shared_redis.url, prefix="dying")) as journal, shared_redis.client() as client:
+        journal.write_snapshot(b"x" * (PART + 1))
+        assert client.keys("{dying}:snapshot*") == [b"{dying}:snapshot"] and client.ttl("{dying}:snapshot") == -1
+        keys = [*journal._keys, "{dying}:snapshot:other"]
+        journal._run(redis_scripts.WRITE_PART, 600, 0, b"y", keys=keys)  # it wanted to write two
+        assert 0 < client.ttl(keys[-1]) <= 600
+        assert journal._run(redis_scripts.REPLACE_SNAPSHOT, "other", 2, keys=keys) == [b"late"]
+        assert journal.read_snapshot() == b"x" * (PART + 1)
+
+
+@pytest.mark.redis
+def test_a_snapshot_that_is_put_in_place_twice_by_a_retry_stays(shared_redis: RedisServer) -> None:
+    with closing(RedisJournal(shared_redis.url, prefix="retried")) as journal:
+        keys = [*journal._keys, "{retried}:snapshot:one"]
+        journal._run(redis_scripts.WRITE_PART, 600, 0, b"y", keys=keys)
+        journal._run(redis_scripts.WRITE_PART, 600, 0, b"y", keys=keys)
+        assert journal._run(redis_scripts.REPLACE_SNAPSHOT, "one", 1, keys=keys) == [b"replaced"]
+        assert journal._run(redis_scripts.REPLACE_SNAPSHOT, "one", 1, keys=keys) == [b"late"]
+        assert journal.read_snapshot() == b"y"
+
+
+@pytest.mark.redis
+def test_a_snapshot_on_a_server_that_lacks_a_part_is_none(shared_redis: RedisServer) -> None:
+    with closing(RedisJournal(shared_redis.url, prefix="lacking")) as journal, shared_redis.client() as client:
+        journal.write_snapshot(b"x" * (3 * PART))
+        client.hdel("{lacking}:snapshot", "1")
+        assert journal.read_snapshot() is None
