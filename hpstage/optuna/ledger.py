@@ -79,6 +79,10 @@ class Ledger:
         """Return a string that is unique to the study, whatever its name; assigned when it is first requested."""
         return study_identity(self._storage, private.id_of_study(self.study))
 
+    def name_objectives(self, names: Sequence[str]) -> None:
+        """Name the study's objectives, for Optuna's plots, frames and dashboard, unless the user has."""
+        private.name_objectives(self.study, names)
+
     def trials(self) -> list[FrozenTrial]:
         """Return all trials of the study, in the order of their numbers. They must not be modified."""
         return self.study.get_trials(deepcopy=False)

@@ -7,7 +7,7 @@ storages take, a storage put before a study's own, a trial whose values are draw
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -18,6 +18,8 @@ from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, Trial
 
 __all__ = ["FrozenStudy"]  # a type: what storages tell of a study
+
+_METRIC_NAMES = "study:metric_names"
 
 
 # --- studies and their trials ---------------------------------------------------------------------------------
@@ -52,6 +54,13 @@ def is_feasible(trial: FrozenTrial) -> bool:
 def startup_trials(sampler: BaseSampler) -> int:
     """How many trials the sampler proposes at random before it learns."""
     return getattr(sampler, "_n_startup_trials", 0)
+
+
+def name_objectives(study: optuna.Study, names: Sequence[str]) -> None:
+    """As ``study.set_metric_names``, which warns that it is experimental; not if the user has named them."""
+    storage, id = study._storage, study._study_id
+    if storage.get_study_system_attrs(id).get(_METRIC_NAMES) is None:
+        storage.set_study_system_attr(id, _METRIC_NAMES, list(names))
 
 
 def is_stopped(study: optuna.Study) -> bool:

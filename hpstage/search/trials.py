@@ -165,6 +165,7 @@ class Roster(Trials):
             except Exception:
                 self._ledger.withdraw(self._ledger.trial(id_of(trial)))
                 raise
+            self._ledger.name_objectives(self._started.metric)  # now that the metrics are known to exist
         return self._add(trial, described, None)
 
     def fork(self, fork: Fork) -> SessionTrial:

@@ -91,6 +91,51 @@ class Layout:
         trial = self.book.trials[id]
         return {self.place[node.id] for node, _, _ in trial.path_to(trial.asked)}
 
+    @cached_property
+    def scale(self) -> dict[float, float]:
+        """The value of the metric that has each rank."""
+        measured = self.book.measured
+        found = ((branch.rank, measured[branch.lane.node.id].value) for branch in self.branches)
+        return {rank: value for rank, value in found if rank is not None and value is not None}
+
+    def ticks(self, most: int = 5) -> dict[float, float]:
+        """Return some ranks, at equal distances, and their values: what a scale of the colours shows."""
+        ranks = sorted(self.scale)
+        places = {round(i * (len(ranks) - 1) / (most - 1)) for i in range(most)} if ranks else ()
+        return {ranks[place]: self.scale[ranks[place]] for place in sorted(places)}
+
+    def path(self, shown: Placed) -> list[tuple[int, int]]:
+        """Return the best trial's path, as steps and rows."""
+        if self.book.best is None:
+            return []
+        trial = self.book.trials[self.book.best]
+        pieces = [(shown.rows[self.place[node.id]], start, stop) for node, start, stop in trial.path_to(trial.asked)]
+        return [(step, row) for row, start, stop in pieces for step in (start, stop)]
+
+    def joins(self, shown: Placed) -> list[tuple[int, int, int, float | None]]:
+        """Return step, row above, row below and rank of what connects branches to their parents, the best last."""
+        found: list[tuple[int, int, int, float | None]] = []
+        for i, row in shown.rows.items():
+            branch = self.branches[i]
+            if branch.parent != ROOT and shown.rows[branch.parent] != row:
+                found.append((branch.lane.node.start, shown.rows[branch.parent], row, branch.rank))
+        found.sort(key=lambda join: join[3] or 0.0)
+        stubs = [stub for stub in shown.stubs if stub.branch != ROOT]
+        starts = [self.branches[stub.branch].lane.node.start for stub in stubs]
+        return [
+            *((at, shown.rows[stub.branch], stub.row, None) for at, stub in zip(starts, stubs, strict=True)),
+            *found,
+        ]
+
+    def failed(self, shown: Placed) -> list[tuple[int, int]]:
+        """Return step and row of the first failure on each of the branches."""
+        found: dict[int, int] = {}
+        for failure in self.book.account.failures():
+            i = self.place.get(failure.node)
+            if i is not None and i in shown.rows:
+                found[i] = min(found.get(i, self.branches[i].lane.reach), failure.step)
+        return [(step, shown.rows[i]) for i, step in found.items()]
+
     def unfolded(self, most: int = ROWS) -> set[int]:
         """Return the branches that fit into ``most`` rows: those of most trials, and the best among equals. The best
         trial's path is always among them, and every branch's parent."""

@@ -21,6 +21,8 @@ from hpstage.errors import UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.optuna import save_stage_tree
 from hpstage.optuna.saved_plots import STAGE_TREE
+from hpstage.report.book import open_book
+from hpstage.report.tree.layout import lay_out
 from hpstage.store import MemoryJournal
 
 HOSTILE = "<b>$\\frac{$ &</b>"
@@ -68,21 +70,46 @@ def served(study: optuna.Study) -> dict[str, Any]:
     return {plot["id"]: json.loads(plot["graph_object"]) for plot in answer["plotly_graph_objects"]}
 
 
-def test_the_dashboard_serves_the_tree_with_a_dot_for_each_evaluated_state(tmp_path: Path) -> None:
+def dots(plot: dict[str, Any]) -> dict[str, Any]:
+    [found] = [trace for trace in plot["data"] if trace["mode"] == "markers" and "colorscale" in trace["marker"]]
+    return found
+
+
+def test_the_dashboard_serves_the_tree_with_a_line_for_each_branch_and_a_dot_for_each_evaluated_state(
+    tmp_path: Path,
+) -> None:
     result = searched(tmp_path)
     save_stage_tree(result)
     plot = served(result.study)[STAGE_TREE]
-    dots = plot["data"][1]
     measured = [
-        (step, state.metrics["value"])
+        (step, f"{state.metrics['value']:.6g}")
         for node in result.plan.nodes
         for step, state in node.states.items()
         if state.metrics is not None
     ]
-    assert sorted(zip(dots["x"], dots["marker"]["color"], strict=True)) == sorted(measured)
-    lines = plot["data"][0]
-    asked = {node.id for trial in result.plan.trials.values() for node, _, _ in trial.path_to(trial.asked)}
-    assert lines["x"].count(None) == len(asked)
+    found = dots(plot)
+    told = [text.partition("<br>")[0].rpartition(" ")[2] for text in found["text"]]
+    assert sorted(zip(found["x"], told, strict=True)) == sorted(measured)
+    layout = lay_out(open_book(result))
+    placed = layout.fitted()
+    ends = [(b.lane.node.start, b.lane.reach, placed.rows[i]) for i, b in enumerate(layout.branches)]
+    lines = [(*trace["x"], trace["y"][0]) for trace in plot["data"] if trace["mode"] == "lines"]
+    assert set(ends) <= set(lines)
+
+
+def test_trials_are_named_where_the_pointer_is(tmp_path: Path) -> None:
+    result = searched(tmp_path, n_trials=4)
+    save_stage_tree(result)
+    texts = "<br>".join(dots(served(result.study)[STAGE_TREE])["text"]).split("<br>")
+    named = {name for text in texts if text.startswith("trial") for name in text.split(" ", 1)[1].split(", ")}
+    assert named == {"0", "1", "2", "3"}
+
+
+def test_the_plot_has_no_background_of_its_own(tmp_path: Path) -> None:
+    result = searched(tmp_path, n_trials=1)
+    save_stage_tree(result)
+    layout = served(result.study)[STAGE_TREE]["layout"]
+    assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == layout["modebar"]["bgcolor"] == "rgba(0,0,0,0)"
 
 
 def test_saving_again_replaces_the_plot(tmp_path: Path) -> None:
@@ -99,15 +126,17 @@ def test_names_are_no_markup_of_plotly(tmp_path: Path) -> None:
     result = searched(tmp_path, metric=HOSTILE)
     save_stage_tree(result)
     plot = served(result.study)[STAGE_TREE]
-    texts = [*plot["data"][1]["text"], plot["data"][1]["marker"]["colorbar"]["title"]["text"]]
-    assert not any("<b>" in text or "$" in text for text in texts)
-    assert all("&lt;b&gt;&#36;" in text for text in texts)
+    told = [*dots(plot)["text"], dots(plot)["marker"]["colorbar"]["title"]["text"]]
+    assert all("&lt;b&gt;&#36;" in text for text in told)
+    written = [text for trace in plot["data"] if trace["mode"] == "text" for text in trace["text"]]
+    assert any("&lt;b&gt;&#36;" in text for text in written)
+    assert not any("<b>" in text or "$" in text for text in told + written)
 
 
 def test_values_that_are_no_numbers_have_no_dot(tmp_path: Path) -> None:
     result = searched(tmp_path, value=math.inf)
     save_stage_tree(result)
-    assert served(result.study)[STAGE_TREE]["data"][1]["x"] == []
+    assert dots(served(result.study)[STAGE_TREE])["x"] == []
 
 
 def test_without_optuna_dashboard_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -452,6 +452,19 @@ def test_a_study_and_its_metrics_must_fit_each_other():
         run(two, metric=["score", "nothing"])
 
 
+def test_the_studys_objectives_are_named_like_the_metrics_unless_the_user_has_named_them():
+    two = optuna.create_study(directions=["maximize", "minimize"])
+    with pytest.raises(UsageError):
+        run(two, metric=["score", "nothing"])
+    assert two.metric_names is None
+    run(two, metric=["score", "hash"], n_trials=1)
+    assert two.metric_names == ["score", "hash"]
+    with pytest.warns(optuna.exceptions.ExperimentalWarning):
+        (own := create()).set_metric_names(["mine"])
+    run(own, n_trials=1)
+    assert own.metric_names == ["mine"]
+
+
 @pytest.mark.parametrize(
     "algorithm", [SuccessiveHalving(2, 2), ASHA(2, 2), Hyperband(2, 2), MedianStopping(), OptunaPruner()], ids=repr
 )

@@ -1,0 +1,128 @@
+"""What is written on a stage tree that cannot be asked: labels where branches part, and what ends beside each row.
+
+In points; the renderers draw at the places found here. The interactive tree writes the same, as far as there is room.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpstage.plan.facts import TrialId
+from hpstage.report.names import plain, trial_name
+from hpstage.report.tree.layout import ROOT, Folded, Layout, Placed
+from hpstage.text import count_of
+
+_NAMED = 3  # trials named at the end of a branch
+_SHORTEST = 8  # characters of a text that is cut
+_FARTHEST = 60.0  # points from where branches part to the label that tells of it
+_GAP = 3.0  # points around a text
+_MOST = 0.4  # of the width, of a text
+_EM = 0.55  # width of a character in font sizes, on average
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A text that begins ``right`` points to the right of ``step``; above its row or, at the end of it, on it."""
+
+    step: int
+    row: int
+    right: float
+    text: str
+    above: int | None
+    """The branch of which it tells what changes; ``None`` at the end of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    notes: list[Note]
+    end: float
+    """The step at the right end of the axis: there is room for all that is written."""
+
+
+def write(layout: Layout, shown: Placed, width: float, size: float) -> Written:
+    """Write on the rows that are shown, in a font of ``size``, on an axis that is ``width`` points wide from step 0."""
+    branches = layout.branches
+    labels: dict[int, list[tuple[int, int, str]]] = {row: [] for row in range(shown.count)}
+    for i, row in shown.rows.items():
+        labels[row].append((i, branches[i].lane.node.start, _cut(plain(branches[i].label, 200), _MOST * width, size)))
+    ends = {row: (step, _cut(text, _MOST * width, size)) for step, row, text in _ends(layout, shown)}
+    end = float(max(branch.lane.reach for branch in branches))
+    for row, (step, text) in ends.items():
+        needed = _width(text, size) + _GAP
+        end = max(end, step / (1 - needed / width))
+        for _, start, label in labels[row][-1:]:
+            end = max(end, start / (1 - (needed + _width(label, size) + 2 * _GAP) / width))
+    scale = width / end
+    notes = []
+    for row, told in labels.items():
+        free = 0.0  # points from step 0
+        for i, start, label in told:
+            at = max(start * scale + _GAP, free)
+            text = _cut(label, width - at, size)
+            if text and at - start * scale < _FARTHEST:
+                notes.append(Note(start, row, at - start * scale, text, i))
+                free = at + _width(text, size) + _GAP
+        if row in ends:
+            step, text = ends[row]
+            notes.append(Note(step, row, max(step * scale + _GAP, free) - step * scale, text, None))
+    return Written(notes, end)
+
+
+def _ends(layout: Layout, shown: Placed) -> list[tuple[int, int, str]]:
+    """Return what is written beside the end of each row: the trials that end there, and what is folded away."""
+    book, branches = layout.book, layout.branches
+    ending: dict[int, list[TrialId]] = {}
+    for id, leaf in layout.leaves.items():
+        ending.setdefault(leaf, []).append(id)
+    # Numbers of the trials of several studies would be ambiguous.
+    numbered = len({book.account.plan.study_of(id) for id in book.trials}) <= 1
+    folded = layout.folded(shown.rows)
+    continued = {branches[i].parent for i, row in shown.rows.items() if shown.rows.get(branches[i].parent) == row}
+    stubs = {stub.branch for stub in shown.stubs}
+    found: list[tuple[int, int, str]] = []
+    for i, row in shown.rows.items():
+        parts = []
+        trials = ending.get(i, [])
+        if trials:
+            names = [trial_name(book, id) for id in trials]
+            parts.append(listed(names, _NAMED) if numbered else count_of(len(trials), "trial"))
+            values = {None if value is None else f"{value:.4g}" for value in map(layout.value_of, trials)}
+            parts += [value for value in values if value is not None and len(values) == 1]
+        if i in folded and i not in stubs:
+            parts.append(_folded(folded[i]))
+        if parts and i not in continued:
+            found.append((branches[i].lane.reach, row, "  ".join(parts)))
+    for stub in shown.stubs:
+        start = 0 if stub.branch == ROOT else branches[stub.branch].lane.node.start
+        found.append((start, stub.row, _folded(stub.folded)))
+    return found
+
+
+def _folded(count: Folded) -> str:
+    return f"+ {count_of(count.nodes, 'node')}, {count_of(count.trials, 'trial')}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """``trials 3, 12, 17 + 4``: ``most`` of them by name."""
+    more = f" + {len(names) - most:,}" if len(names) > most else ""
+    return f"trial{'' if len(names) == 1 else 's'} {', '.join(names[:most])}{more}"
+
+
+def _width(text: str, size: float) -> float:
+    """The width of a text in points, about."""
+    return size * sum(1.0 if unicodedata.east_asian_width(c) in "WF" else _EM for c in text)
+
+
+def _cut(text: str, room: float, size: float) -> str:
+    """Cut a text to ``room`` points; ``""`` where there is too little."""
+    if _width(text, size) + _GAP <= room:
+        return text
+    kept, used = "", _GAP + size
+    for c in text:
+        used += _width(c, size)
+        if used > room:
+            break
+        kept += c
+    return f"{kept}\N{HORIZONTAL ELLIPSIS}" if len(kept) >= _SHORTEST else ""
