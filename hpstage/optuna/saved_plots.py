@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
-from hpstage.report.book import Book, open_book
-from hpstage.report.names import plain, trial_name
-from hpstage.report.tree.colours import BEST, FAILED, SHADES, UNMEASURED
-from hpstage.report.tree.labels import Written, listed, write
-from hpstage.report.tree.layout import Branch, Layout, Placed, lay_out
-from hpstage.text import count_of, shortened
+from hpstage.report.book import open_book
+from hpstage.report.tree.for_plotly import plotly_stage_tree
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from hpstage.search.results.result import Result
 
 STAGE_TREE = "hpstage-stage-tree"
 """Id of the plot within the study; saving it again replaces it."""
-
-_HEIGHT = 450  # pixels that optuna-dashboard gives a plot
-_ROWS = 22  # that fit into it
-_WIDTH = 460  # pixels of the axis, about: half of a window
-_FONT = 10
-_INK = "#808080"  # can be read on white and on black
-_CLEAR = "rgba(0,0,0,0)"
-_NAMED = 8  # trials named
 
 
 def save_stage_tree(result: Result) -> None:
@@ -46,158 +31,4 @@ def save_stage_tree(result: Result) -> None:
         raise UsageError(
             f'{error.name} is not installed: pip install "hpstage[optuna-dashboard]", and save the plot again'
         ) from None
-    book = open_book(result)
-    save_plotly_graph_object(result.study, stage_tree(book), graph_object_id=STAGE_TREE)
-
-
-def stage_tree(book: Book) -> go.Figure:
-    """Return the stage tree as a plotly figure: a line per branch, and dots that tell of measured values.
-
-    It has the layout and the colours of the interactive tree, and no background, so that it follows the page's.
-    """
-    import plotly.graph_objects as go
-
-    layout = lay_out(book)
-    title = f"Stage tree: {count_of(len(book.trials), 'trial')} in {count_of(len(layout.branches), 'node')}"
-    figure = go.Figure()
-    figure.update_layout(
-        title={"text": title},
-        xaxis={"title": {"text": "training step"}, "gridcolor": "rgba(128,128,128,0.2)", "zeroline": False},
-        yaxis={"visible": False},
-        font={"color": _INK},
-        showlegend=False,
-        hovermode="closest",
-        height=_HEIGHT,
-        margin={"l": 20, "r": 20, "t": 50, "b": 45},
-        modebar={"bgcolor": _CLEAR, "color": _INK},
-        paper_bgcolor=_CLEAR,
-        plot_bgcolor=_CLEAR,
-    )
-    if layout.branches:
-        shown = layout.fitted(_ROWS)
-        written = write(layout, shown, _WIDTH, _FONT)
-        figure.add_traces(
-            [
-                go.Scatter(trace)
-                for trace in (
-                    *_lines(layout, shown),
-                    _crosses(layout.failed(shown)),
-                    _dots(layout, shown),
-                    _texts(written, ends=False),
-                    _texts(written, ends=True),
-                )
-            ]
-        )
-        figure.update_layout(
-            xaxis={"range": [0, written.end]}, yaxis={"range": [max(_ROWS / 2, shown.count) - 0.3, -1]}
-        )
-    return figure
-
-
-def _lines(layout: Layout, shown: Placed) -> list[dict[str, Any]]:
-    """The band of the best trial, connectors, and branches from the worst to the best."""
-    palette = _palette()
-    found = []
-    if path := layout.path(shown):
-        x, y = zip(*path, strict=True)
-        found.append(_line(x, y, BEST, 11) | {"opacity": 0.45})
-    for step, top, bottom, rank in layout.joins(shown):
-        found.append(_line((step, step), (top, bottom), _colour(palette, rank), 1))
-    branches = layout.branches
-    most = math.log(max(2, *(branches[i].lane.trials for i in shown.rows)))
-    for i, row in shown.rows.items():
-        lane = branches[i].lane
-        width = 1.5 + 4.5 * math.log(lane.trials) / most
-        found.append(_line((lane.node.start, lane.reach), (row, row), _colour(palette, branches[i].rank), width))
-    return found
-
-
-def _line(x: tuple[int, ...], y: tuple[int, ...], colour: str, width: float) -> dict[str, Any]:
-    return {"x": x, "y": y, "mode": "lines", "line": {"color": colour, "width": width}, "hoverinfo": "skip"}
-
-
-def _dots(layout: Layout, shown: Placed) -> dict[str, Any]:
-    """Dots for measured values, with the colour bar."""
-    book, metric = layout.book, _plain(layout.book.metric or "")
-    x, y, colours, texts = [], [], [], []
-    for i, row in shown.rows.items():
-        branch = layout.branches[i]
-        names = _trials(layout, i)
-        for step, value in book.measured[branch.lane.node.id].points:
-            x.append(step)
-            y.append(row)
-            colours.append(branch.rank)
-            texts.append(_told(branch, names, metric, step, value))
-    ticks = layout.ticks()
-    return {
-        "x": x,
-        "y": y,
-        "mode": "markers",
-        "marker": {
-            "size": 6,
-            "color": colours,
-            "colorscale": [[i / 15, colour] for i, colour in enumerate(_palette(16))],
-            "cmin": 0,
-            "cmax": 1,
-            "showscale": bool(ticks),
-            "colorbar": {
-                "title": {"text": metric},
-                "thickness": 10,
-                "tickvals": [*ticks],
-                "ticktext": [f"{value:.4g}" for value in ticks.values()],
-            },
-        },
-        "text": texts,
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-
-
-def _trials(layout: Layout, i: int) -> str:
-    """Return the trials that run along a branch."""
-    inside = range(i, layout.branches[i].stop)
-    return listed([trial_name(layout.book, id) for id, leaf in layout.leaves.items() if leaf in inside], _NAMED)
-
-
-def _told(branch: Branch, trials: str, metric: str, step: int, value: float) -> str:
-    """Return the text of a dot: the value, the trials, and the hyper-parameters of the last step before it."""
-    values = branch.lane.node.hyperparameters(max(branch.lane.node.start, step - 1))
-    lines = [f"{_plain(name)} {_plain(shortened(own))}" for name, own in sorted(values.items())]
-    return "<br>".join([f"step {step:,}: {metric} {value:.6g}", _plain(trials), *lines])
-
-
-def _crosses(failed: list[tuple[int, int]]) -> dict[str, Any]:
-    x, y = zip(*failed, strict=True) if failed else ((), ())
-    return {"x": x, "y": y, "mode": "markers", "marker": {"symbol": "x", "size": 9, "color": FAILED},
-            "hovertemplate": "failed at step %{x}<extra></extra>"}  # fmt: skip
-
-
-def _texts(written: Written, *, ends: bool) -> dict[str, Any]:
-    notes = [note for note in written.notes if (note.above is None) == ends]
-    return {
-        "x": [note.step + note.right * written.end / _WIDTH for note in notes],
-        "y": [note.row for note in notes],
-        "mode": "text",
-        "text": [_plain(note.text) for note in notes],
-        "textposition": "middle right" if ends else "top right",
-        "textfont": {"size": _FONT},
-        "hoverinfo": "skip",
-    }
-
-
-def _palette(count: int = 156) -> list[str]:
-    """Return ``count`` colours from the worst to the best rank."""
-    from plotly.colors import get_colorscale, sample_colorscale
-
-    first, last = SHADES.start / 255, (SHADES.stop - 1) / 255
-    at = [first + (last - first) * i / (count - 1) for i in range(count)]
-    return list(sample_colorscale(get_colorscale("Viridis"), at))
-
-
-def _colour(palette: list[str], rank: float | None) -> str:
-    return UNMEASURED if rank is None else palette[round(rank * (len(palette) - 1))]
-
-
-def _plain(text: str) -> str:
-    """Escape text so that plotly takes it neither for its markup nor (``$``) for LaTeX."""
-    text = plain(text, 200)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
+    save_plotly_graph_object(result.study, plotly_stage_tree(open_book(result)), graph_object_id=STAGE_TREE)

@@ -33,9 +33,9 @@ UPWARDS = {
     ("store.opening", "plan.facts"): "a store is known by its plan",
     ("store.opening", "plan.plan"): "a store is known by its plan",
     ("store.opening", "checkpoints"): "a store is a journal and checkpoints",
-    # A picture of the report's, for optuna-dashboard.
-    ("optuna.saved_plots", "report.book"): "it draws the report's lanes",
-    ("optuna.saved_plots", "report.lanes"): "it draws the report's lanes",
+    # For optuna-dashboard.
+    ("optuna.saved_plots", "report.book"): "a picture of the report's",
+    ("optuna.saved_plots", "report.tree.for_plotly"): "a picture of the report's",
     ("optuna.saved_plots", "search.results.result"): "a type",
 }
 """Imports from above, with the reason. They are all within functions, or types alone, but for those of whole files that

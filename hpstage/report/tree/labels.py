@@ -19,6 +19,7 @@ _SHORTEST = 8  # characters of a text that is cut
 _FARTHEST = 60.0  # points from where branches part to the label that tells of it
 _GAP = 3.0  # points around a text
 _MOST = 0.4  # of the width, of a text
+_TRIES = 8  # to find how long the axis must be
 _EM = 0.55  # width of a character in font sizes, on average
 
 
@@ -49,12 +50,23 @@ def write(layout: Layout, shown: Placed, width: float, size: float) -> Written:
         labels[row].append((i, branches[i].lane.node.start, _cut(plain(branches[i].label, 200), _MOST * width, size)))
     ends = {row: (step, _cut(text, _MOST * width, size)) for step, row, text in _ends(layout, shown)}
     end = float(max(branch.lane.reach for branch in branches))
-    for row, (step, text) in ends.items():
-        needed = _width(text, size) + _GAP
-        end = max(end, step / (1 - needed / width))
-        for _, start, label in labels[row][-1:]:
-            end = max(end, start / (1 - (needed + _width(label, size) + 2 * _GAP) / width))
-    scale = width / end
+    for _ in range(_TRIES):
+        notes, beyond = _place(labels, ends, width, end, size)
+        if beyond <= 0:
+            break
+        end *= width / max(0.1 * width, width - beyond)
+    return Written(notes, end)
+
+
+def _place(
+    labels: dict[int, list[tuple[int, int, str]]],
+    ends: dict[int, tuple[int, str]],
+    width: float,
+    end: float,
+    size: float,
+) -> tuple[list[Note], float]:
+    """Return the notes where step ``end`` is ``width`` points from step 0, and how far they go beyond."""
+    scale, beyond = width / end, 0.0
     notes = []
     for row, told in labels.items():
         free = 0.0  # points from step 0
@@ -66,8 +78,10 @@ def write(layout: Layout, shown: Placed, width: float, size: float) -> Written:
                 free = at + _width(text, size) + _GAP
         if row in ends:
             step, text = ends[row]
-            notes.append(Note(step, row, max(step * scale + _GAP, free) - step * scale, text, None))
-    return Written(notes, end)
+            at = max(step * scale + _GAP, free)
+            notes.append(Note(step, row, at - step * scale, text, None))
+            beyond = max(beyond, at + _width(text, size) - width)
+    return notes, beyond
 
 
 def _ends(layout: Layout, shown: Placed) -> list[tuple[int, int, str]]:

@@ -145,10 +145,11 @@ class Layout:
 
     def fitted(self, most: int = ROWS) -> Placed:
         """Return the rows of what is unfolded where ``most`` rows are all there is, those of stubs included."""
-        rows = most
-        while (found := self.placed(self.unfolded(rows))).count > most and rows > 1:
-            rows = max(1, rows - (found.count - most))
-        return found
+        fits, beyond = 1, most + 1
+        while beyond - fits > 1:
+            rows = (fits + beyond) // 2
+            fits, beyond = (rows, beyond) if self.placed(self.unfolded(rows)).count <= most else (fits, rows)
+        return self.placed(self.unfolded(fits))
 
     def folded(self, shown: Iterable[int]) -> dict[int, Folded]:
         """Return what is folded away beneath each of the branches ``shown``, and beneath ``ROOT``, where anything is.
